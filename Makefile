@@ -1,0 +1,72 @@
+# Everything runs from .venv, which the first target that needs it makes. `make help` lists the targets.
+
+PYTHON ?= python3
+TORCH_VERSION ?= 2.13.0
+# Unset: pip's own index. Set it to an index of CPU-only builds to save gigabytes on a machine without a GPU.
+TORCH_INDEX_URL ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+REPORT := .reports/junit.xml
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check format promises lock tiny-train tiny-eval clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, tiny-train and tiny-eval."
+
+install: $(STAMP)  ## make .venv and install everything into it
+
+serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
+	@exec $(BIN)/cohort serve $(ARGS)
+
+test: $(STAMP)  ## unit, simulation and end-to-end tests
+	$(BIN)/python -m pytest -m "not slow and not gpu" --junitxml=$(REPORT) $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, imports, promises
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.promises check
+
+format: $(STAMP)  ## format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+promises: $(STAMP)  ## rewrite README's feature table from docs/promises.yaml
+	$(BIN)/python -m tools.promises readme
+
+lock: $(STAMP)  ## write the versions installed now to constraints.txt
+	$(PIP) freeze --exclude-editable | sed -E '/^-e |@/d; s/\+[a-z0-9.]+$$//' > constraints.txt
+
+tiny-train: $(STAMP)  ## train cohort-tiny from scratch (at most an hour)
+	$(BIN)/python -m executors.tiny.train $(ARGS)
+
+tiny-eval: $(STAMP)  ## measure cohort-tiny's skills over HTTP
+	$(BIN)/python -m executors.tiny.evaluate $(ARGS)
+
+clean:  ## remove .venv, caches and build results
+	rm -rf $(VENV) build dist .reports .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or later is needed. On Debian: apt install python3 python3-venv. Elsewhere: make PYTHON=/path/to/python3"; \
+	  exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt install python3-venv"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+
+# Torch first, alone and pinned: no later package finds a reason to fetch another build.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
+	$(BIN)/python tools/requirements.py > $(VENV)/requirements.txt
+	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.installed-torch-*
+	@touch $@

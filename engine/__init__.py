@@ -1,0 +1,1 @@
+"""The asyncio scheduler and the life of a request. No torch, no FastAPI."""

@@ -1,0 +1,1 @@
+"""KV blocks: the pool, the prefix cache, and who holds which block."""

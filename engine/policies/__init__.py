@@ -1,0 +1,1 @@
+"""Queue, budget and victim policies, a file each."""

@@ -1,0 +1,1 @@
+"""Tokenizing, incremental detokenizing and stop strings."""

@@ -1,0 +1,390 @@
+"""The contract between the engine and whatever computes tokens. Standard library and NumPy only.
+
+An executor runs the model, nothing else: it never schedules, never waits for requests, never sees text. Everything the
+engine needs is imported from here; the parts lie in `facts` (what an executor is), `batch` (a step), `tensor`,
+`errors` and `slots`.
+
+Rules that hold for every executor:
+
+- Coroutines are called by one task, in order. The synchronous members never block: they answer from what is known.
+- A default *works*: it falls back to something slower and never drops work. What has no fallback raises `Unsupported`.
+- What `capabilities()` declares is true; `executors/conformance.py` tests it.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executors.batch import (
+    BatchItem,
+    Int32Array,
+    ItemOutput,
+    KvCacheHandle,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    TableUpdates,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+from executors.errors import (
+    ConfigError,
+    ExecutorDied,
+    ExecutorError,
+    InvalidInput,
+    NotReady,
+    OutOfMemory,
+    Skipped,
+    StepFailed,
+    Unsupported,
+    from_kind,
+)
+from executors.facts import (
+    AttentionType,
+    ExecutorAttentionConfig,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    ExecutorType,
+    KvLayout,
+    MemoryRequirements,
+    MemoryStatus,
+    ModelInfo,
+    OptimizationConfig,
+)
+from executors.slots import SlotTable
+from executors.tensor import Tensor
+
+__all__ = [
+    "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput",
+    "ExecutorAttentionConfig", "ExecutorCapabilities", "ExecutorConfig", "ExecutorDied", "ExecutorError",
+    "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
+    "InvalidInput", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
+    "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
+    "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped", "SlotTable",
+    "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
+    "from_kind", "replace",
+]  # fmt: skip
+
+SnapshotValue = float | int | str
+"""A value of a metrics snapshot: numbers become gauges, strings become labels of an info metric."""
+
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Reports (stage, done, total) while loading."""
+
+
+class LogitsMode(enum.StrEnum):
+    """Which logits a prefill returns. Whole-prompt logits are gigabytes: LAST is the default."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInput:
+    """One prompt, or a chunk of it.
+
+    - `input_ids` int32 [1, L]; `attention_mask` int32 [1, pos_offset + L] or None for all ones (a mask with zeros raises
+      Unsupported where the executor cannot honour it); `position_ids` int32 [1, L] or None for
+      pos_offset .. pos_offset + L - 1.
+    - `kv_cache`: where earlier tokens' KV lies and this chunk's is to be written; its tables must cover
+      pos_offset + L tokens if the executor is paged. None: nothing is kept after the call, pos_offset must be 0.
+    - `sampling` set: sample the next token on the device (at position pos_offset + L).
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    kv_cache: KvCacheHandle | None = None
+    pos_offset: int = 0
+    logits: LogitsMode = LogitsMode.LAST
+    sampling: SamplingParams | None = None
+    adapter: str | None = None
+    want_hidden_states: bool = False
+    want_attention_weights: bool = False
+
+    def batch_size(self) -> int:
+        """Number of prompts: the first dimension of `input_ids`, always 1."""
+        return self.input_ids.shape[0]
+
+    def sequence_length(self) -> int:
+        """Number of query tokens L."""
+        return self.input_ids.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutput:
+    """`logits` float32 [1, L, V] (ALL), [1, 1, V] (LAST) or None; `hidden_states` [1, L, hidden] and `attention_weights`
+    [layers, heads, L, pos_offset + L] only when asked for (Unsupported where they cannot be given); `kv_cache` the handle
+    with its new length; `sampled` when sampling was asked for."""
+
+    logits: Tensor | None
+    kv_cache: KvCacheHandle | None
+    hidden_states: Tensor | None = None
+    attention_weights: Tensor | None = None
+    sampled: SampledToken | None = None
+
+    def last_token_logits(self) -> NDArray[np.float32]:
+        """float32 [V]: logits at the last position. Raises InvalidInput if none were asked for."""
+        if self.logits is None:
+            raise InvalidInput("no logits were asked for")
+        row: NDArray[np.float32] = self.logits.numpy().reshape(-1, self.logits.shape[-1])[-1].astype(np.float32)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInput:
+    """One token of one sequence: `input_ids` int32 [1, 1] at position `pos_offset`, whose KV is written by this call.
+
+    `kv_cache` as for prefill, required."""
+
+    input_ids: Tensor
+    kv_cache: KvCacheHandle
+    pos_offset: int
+    logits: LogitsMode = LogitsMode.LAST
+    sampling: SamplingParams | None = None
+    adapter: str | None = None
+
+    def batch_size(self) -> int:
+        """Number of sequences: always 1."""
+        return self.input_ids.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutput:
+    """`logits` float32 [1, 1, V] or None, `kv_cache` with its new length, `sampled` when sampling was asked for."""
+
+    logits: Tensor | None
+    kv_cache: KvCacheHandle
+    hidden_states: Tensor | None = None
+    attention_weights: Tensor | None = None
+    sampled: SampledToken | None = None
+
+    def last_token_logits(self) -> NDArray[np.float32]:
+        """float32 [V]. Raises InvalidInput if none were asked for."""
+        if self.logits is None:
+            raise InvalidInput("no logits were asked for")
+        row: NDArray[np.float32] = self.logits.numpy().reshape(-1).astype(np.float32)
+        return row
+
+
+class ModelExecutor(ABC):
+    """Computes tokens. See the module's rules; optional members are grouped at the end of the class."""
+
+    # -- facts: synchronous, answered from memory --------------------------------------------------------------------
+
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises NotReady before warmup."""
+
+    @abstractmethod
+    def capabilities(self) -> ExecutorCapabilities:
+        """What works. Raises NotReady before warmup."""
+
+    @abstractmethod
+    def status(self) -> ExecutorStatus:
+        """How it fares; answers in every state."""
+
+    @abstractmethod
+    def metrics(self) -> ExecutorMetrics:
+        """Totals since start; answers in every state."""
+
+    @abstractmethod
+    def kv_layout(self) -> KvLayout:
+        """Block size and count, fixed after warmup. Raises NotReady before."""
+
+    def kv_capacity(self) -> int | None:
+        """Most tokens one sequence can hold in KV where that is less than the context length, else None."""
+        return None
+
+    def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """Gauges on KV memory for Prometheus, or None."""
+        return None
+
+    def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """Gauges on loaded adapters for Prometheus, or None."""
+        return None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def warmup(self) -> None:
+        """Load weights, allocate KV, make ready. Idempotent. Raises ConfigError for a model that cannot be served."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Free everything. Idempotent; later calls of other members raise NotReady."""
+
+    @abstractmethod
+    async def begin_epoch(self, epoch: int) -> None:
+        """Forget every sequence and start over with empty KV; the next batch carries this epoch.
+
+        Ends the `Skipped` answers that follow a failed step. A dead executor process is started again and loaded first,
+        which takes as long as warmup. Raises ConfigError or ExecutorDied if it cannot be brought back.
+        """
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """Ask for reports while `warmup` (or a restart) loads: stage, done, total (bytes or tensors; total 0 = unknown).
+
+        Called from any thread. The default reports nothing.
+        """
+
+    # -- one sequence ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        """Compute one prompt or chunk. Raises InvalidInput, OutOfMemory, StepFailed."""
+
+    @abstractmethod
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        """Compute one token of one sequence. Raises as prefill."""
+
+    # -- many sequences ----------------------------------------------------------------------------------------------
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        """Many prompts. An executor worth its name does them in ONE forward; this default runs them one by one."""
+        return [await self.prefill(one) for one in inputs]
+
+    async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """One token for each of many sequences; this default runs them one by one."""
+        return [await self.decode(one) for one in inputs]
+
+    def supports_native_unified_decode(self) -> bool:
+        """True if `unified_decode` is one forward. False: the engine takes the split path."""
+        return False
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Compute any mix of prefill chunks, decode steps and verification.
+
+        One output per item. Default: the split fallback, one `batch_prefill` and one `batch_decode`
+        (`executors/split.py`), which needs this executor to keep `slot_table()`.
+
+        Raises InvalidInput (nothing was computed), StepFailed or OutOfMemory (state of these sequences is unknown until
+        the next epoch), Skipped (an earlier step of this epoch failed), ExecutorDied.
+        """
+        from executors.split import split_unified_decode
+
+        return await split_unified_decode(self, batch)
+
+    def slot_table(self) -> SlotTable:
+        """The persistent rows that a `UnifiedBatch` refers to; needed by the split fallback."""
+        raise Unsupported(f"{type(self).__name__} keeps no slot table")
+
+    # -- sequence state: synchronous, ordered before any later step ---------------------------------------------------
+
+    @abstractmethod
+    def release_cache(self, cache_id: int) -> None:
+        """Free everything the sequence holds: slot, sampler state, KV the executor owns.
+
+        Called once per sequence, after its last step in flight, on the executor alive then. Unknown ids are harmless.
+        """
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """Roll a sequence back to its first `new_len` tokens; 0 = preempted, sampler state is kept.
+
+        Returns at once and takes effect before any later step. The default suits paged executors, whose KV beyond the
+        computed length is never read: nothing to do. An executor that owns its KV must override it.
+        """
+        if not self.capabilities().paged:
+            raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
+
+    # -- verification ------------------------------------------------------------------------------------------------
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """Logits after each of N + 1 consecutive tokens of ONE sequence (its last token and N drafts).
+
+        Default: N + 1 decodes, the same answer more slowly.
+        """
+        return [await self.decode(one) for one in inputs]
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> list[SampledToken]:
+        """Verify drafts for one sequence: the accepted drafts and then one token of the executor's own, N + 1 at most.
+
+        A draft is accepted iff it equals the token that sampling at its position gives, hence only
+        `acceptance_threshold == 1.0` is supported. KV beyond the accepted tokens is rolled back.
+        Raises Unsupported for another threshold, InvalidInput without sampling.
+        """
+        if acceptance_threshold != 1.0:
+            raise Unsupported("only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token")
+        if request.sampling is None:
+            raise InvalidInput("speculative_decode needs sampling parameters")
+        accepted: list[SampledToken] = []
+        token, pos, handle = request.input_ids, request.pos_offset, request.kv_cache
+        for draft in (*draft_tokens, None):
+            one = replace(request, input_ids=token, pos_offset=pos, kv_cache=handle, logits=LogitsMode.NONE)
+            output = await self.decode(one)
+            if output.sampled is None:
+                raise Unsupported(f"{type(self).__name__} does not sample; wrap it in SamplingAdapter")
+            accepted.append(output.sampled)
+            if draft is None or draft != output.sampled.token_id:
+                break
+            token, pos, handle = Tensor.of([[draft]], "int32"), pos + 1, output.kv_cache
+        return accepted
+
+    # -- other ---------------------------------------------------------------------------------------------------------
+
+    async def forward(self, tensor: Tensor) -> Tensor:
+        """Full forward for non-autoregressive use (encoders). Default: Unsupported."""
+        raise Unsupported(f"{type(self).__name__} has no plain forward: it is an autoregressive executor")
+
+
+class BatchModelExecutor(ModelExecutor):
+    """An executor that knows which batch sizes suit it."""
+
+    def optimal_batch_size(self) -> int:
+        """The batch size with the best throughput. Default: the largest."""
+        return self.capabilities().max_batch_size
+
+    def supports_batch_size(self, n: int) -> bool:
+        """True if n sequences fit one step."""
+        return 1 <= n <= self.capabilities().max_batch_size
+
+
+@runtime_checkable
+class AdapterExecutor(Protocol):
+    """An executor that can load LoRA adapters."""
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        """Load safetensors LoRA weights; `digest` is of their content. Raises ConfigError, OutOfMemory."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter once no sequence uses it. Unknown names are harmless."""
+
+
+class ModelExecutorFactory(ABC):
+    """Makes executors of one kind; registered by name in `executors/registry.py`."""
+
+    @abstractmethod
+    def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
+        """An executor that has loaded nothing yet (`warmup` does). Raises ConfigError, see validate_config."""
+
+    def create_batch_executor(self, config: ExecutorConfig) -> BatchModelExecutor:
+        """As create_executor. Raises Unsupported where the executor is not a BatchModelExecutor."""
+        executor = self.create_executor(config)
+        if not isinstance(executor, BatchModelExecutor):
+            raise Unsupported(f"{type(executor).__name__} is not a batch executor")
+        return executor
+
+    @abstractmethod
+    def supported_types(self) -> tuple[ExecutorType, ...]:
+        """The types this factory can make."""
+
+    def validate_config(self, config: ExecutorConfig) -> None:
+        """Raises ConfigError, one line naming the field, for a configuration it cannot serve."""
+        if config.executor_type not in self.supported_types():
+            names = ", ".join(self.supported_types())
+            raise ConfigError(f"executor_type {config.executor_type} is not supported by {config.executor}; it is: {names}")

@@ -1,0 +1,80 @@
+"""Every error an executor may raise, on one page. Standard library only.
+
+`kind` is the error's name on the wire; `from_kind` turns it back into the class on the other side.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ExecutorError(Exception):
+    """Base of all executor errors. Recoverable unless a subclass says otherwise."""
+
+    kind: ClassVar[str] = "executor_error"
+
+
+class InvalidInput(ExecutorError):
+    """The caller broke the contract: a token id out of range, a block table too short, a shape that does not fit."""
+
+    kind = "invalid_input"
+
+
+class Unsupported(ExecutorError):
+    """This executor cannot do what was asked, and never will."""
+
+    kind = "unsupported"
+
+
+class ConfigError(ExecutorError):
+    """The model or configuration cannot be served. The message is one line naming the file or field and what is
+    supported; `cohort serve` prints it and exits with code 2."""
+
+    kind = "config_error"
+
+
+class StepFailed(ExecutorError):
+    """A step raised. State of the sequences in it is unknown until the next epoch."""
+
+    kind = "step_failed"
+
+
+class OutOfMemory(StepFailed):
+    """The device had no memory for a step."""
+
+    kind = "out_of_memory"
+
+
+class Skipped(ExecutorError):
+    """A step was not run because one before it failed; answered until the engine opens a new epoch."""
+
+    kind = "skipped"
+
+
+class ExecutorDied(ExecutorError):
+    """The executor process is gone (exit, signal, closed socket, hang). `cause` is a short label for metrics."""
+
+    kind = "executor_died"
+
+    def __init__(self, message: str, cause: str = "exit") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class NotReady(ExecutorError):
+    """Called before warmup, while loading or after shutdown."""
+
+    kind = "not_ready"
+
+
+_BY_KIND: dict[str, type[ExecutorError]] = {
+    cls.kind: cls
+    for cls in (
+        ExecutorError, InvalidInput, Unsupported, ConfigError, StepFailed, OutOfMemory, Skipped, ExecutorDied, NotReady,
+    )
+}  # fmt: skip
+
+
+def from_kind(kind: str, message: str) -> ExecutorError:
+    """The error of that wire name; an unknown name gives the base class."""
+    return _BY_KIND.get(kind, ExecutorError)(message)

@@ -1,0 +1,227 @@
+"""Plain facts about an executor: what it is, what it can do, how it fares. Standard library only.
+
+Everything here is an immutable record that travels whole over the wire. Units are in the field names or beside them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class ExecutorType(enum.StrEnum):
+    """How an executor organises its work."""
+
+    SEQUENTIAL = "Sequential"
+    BATCH = "Batch"
+    CONTINUOUS_BATCH = "ContinuousBatch"
+    SPECULATIVE = "Speculative"
+    PIPELINE_PARALLEL = "PipelineParallel"
+    TENSOR_PARALLEL = "TensorParallel"
+
+
+class AttentionType(enum.StrEnum):
+    """Attention forms an executor may declare."""
+
+    MULTI_HEAD = "MultiHead"
+    MULTI_QUERY = "MultiQuery"
+    GROUPED_QUERY = "GroupedQuery"
+    FLASH = "Flash"
+    PAGED = "Paged"
+    SLIDING_WINDOW = "SlidingWindow"
+
+
+class ExecutorState(enum.StrEnum):
+    """Life of an executor."""
+
+    INITIALIZING = "Initializing"
+    READY = "Ready"
+    BUSY = "Busy"
+    ERROR = "Error"
+    SHUTDOWN = "Shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the loaded model is.
+
+    `vocab_size` counts the ids the tokenizer may produce; `logits_width` is the number of columns of lm_head and may be
+    larger (padding). Every token id handed to an executor must be below `logits_width`.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    logits_width: int
+    max_model_len: int
+    dtype: str
+    quantization: str | None = None
+    num_parameters: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequirements:
+    """Bytes an executor needs, by what they grow with."""
+
+    parameter_memory: int
+    activation_memory_per_token: int
+    kv_memory_per_token_per_layer: int
+    overhead_memory: int
+
+    def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
+        """Bytes for `batch_size` sequences of `sequence_length` tokens each."""
+        tokens = batch_size * sequence_length
+        return (
+            self.parameter_memory
+            + self.overhead_memory
+            + tokens * self.activation_memory_per_token
+            + tokens * num_layers * self.kv_memory_per_token_per_layer
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCapabilities:
+    """What works. A field that says True (or lists a form) is tested by the conformance kit."""
+
+    max_batch_size: int
+    max_sequence_length: int
+    attention_types: tuple[AttentionType, ...]
+    memory: MemoryRequirements
+    dynamic_batching: bool = False
+    continuous_batching: bool = False
+    speculative: bool = False
+    tensor_parallel: bool = False
+    pipeline_parallel: bool = False
+    dtypes: tuple[str, ...] = ("float32",)
+    devices: tuple[str, ...] = ("cpu",)
+
+    @property
+    def paged(self) -> bool:
+        """True if the engine lays out KV blocks; False if the executor owns its KV and block tables stay empty."""
+        return AttentionType.PAGED in self.attention_types
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """Bytes held on the executor's device (host memory for CPU)."""
+
+    allocated_bytes: int = 0
+    used_bytes: int = 0
+    peak_bytes: int = 0
+    total_bytes: int = 0
+
+    @property
+    def percent(self) -> float:
+        """Allocated share of the total, 0 to 100; 0 when the total is unknown."""
+        return 100.0 * self.allocated_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """How the executor fares now. Counts are since start, times are means in milliseconds."""
+
+    state: ExecutorState
+    is_ready: bool
+    current_batch_size: int = 0
+    prefill_count: int = 0
+    decode_count: int = 0
+    mean_prefill_ms: float = 0.0
+    mean_decode_ms: float = 0.0
+    memory: MemoryStatus = field(default_factory=MemoryStatus)
+    last_operation: str = ""
+    notes: tuple[str, ...] = ()
+    """What is slower or missing here and why, e.g. a fallback kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorMetrics:
+    """Totals since start and latencies in milliseconds over the last steps."""
+
+    total_steps: int = 0
+    total_prefill_tokens: int = 0
+    total_decode_tokens: int = 0
+    total_sampled_tokens: int = 0
+    failed_steps: int = 0
+    mean_step_ms: float = 0.0
+    p95_step_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    memory_efficiency: float = 0.0
+    """Used share of allocated KV memory, 0 to 1."""
+    batch_utilization: float = 0.0
+    """Mean batch size as a share of `max_batch_size`, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The paged KV memory as the engine accounts for it; fixed after warmup.
+
+    An executor without Paged attention reports `num_blocks == 0`: the engine then keeps no block tables for it.
+    """
+
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    num_groups: int = 1
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that fit when every block is full."""
+        return self.block_size * self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorAttentionConfig:
+    """How KV is laid out."""
+
+    block_size: int = 16
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorMemoryConfig:
+    """How much memory the executor may take. None means: sized from what the device or cgroup allows."""
+
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizationConfig:
+    """Speed against other goods."""
+
+    enforce_eager: bool = False
+    deterministic: bool = False
+    quantization: str | None = None
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """Everything an executor needs to start; plain data, sent to the child process as it is.
+
+    `model` is a directory of a Hugging Face checkpoint (fakes ignore it). `max_model_len` None means the model's own
+    context length. `options` are further settings of one executor, by name; an unknown one is refused by
+    `ModelExecutorFactory.validate_config`.
+    """
+
+    executor: str
+    model: str = ""
+    executor_type: ExecutorType = ExecutorType.CONTINUOUS_BATCH
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    seed: int = 0
+    attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
+    memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)
+    optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)

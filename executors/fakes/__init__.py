@@ -1,0 +1,1 @@
+"""Executors without a model, for tests: a token is a function of the history."""

@@ -1,0 +1,1 @@
+"""LlmExecutor: a paged decoder-only transformer on torch."""

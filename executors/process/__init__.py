@@ -1,0 +1,1 @@
+"""The executor as a child process: client, child and wire format."""

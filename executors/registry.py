@@ -1,0 +1,86 @@
+"""Executors by name. Standard library only: a factory is imported when it is first asked for.
+
+    create("llm", config)      an executor of a built-in or registered factory
+    ExecutorRegistry           live executors by name, for `GET /v1/executors` and metrics
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from executors.contract import (
+    ConfigError,
+    ExecutorConfig,
+    ExecutorMetrics,
+    ModelExecutor,
+    ModelExecutorFactory,
+)
+
+_BUILT_IN = {
+    "echo": "executors.fakes.echo:EchoFactory",
+    "paged_fake": "executors.fakes.paged:PagedFakeFactory",
+    "llm": "executors.llm.factory:LlmFactory",
+}
+_factories: dict[str, ModelExecutorFactory] = {}
+
+
+def register_factory(name: str, factory: ModelExecutorFactory) -> None:
+    """Make a third party's executor known under a name. Raises ConfigError when the name is taken."""
+    if name in _BUILT_IN or name in _factories:
+        raise ConfigError(f"executor {name!r} is registered already")
+    _factories[name] = factory
+
+
+def factory(name: str) -> ModelExecutorFactory:
+    """The factory of that name; `package.module:Class` names a third party's directly. Raises ConfigError."""
+    if name in _factories:
+        return _factories[name]
+    path = _BUILT_IN.get(name, name)
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        known = ", ".join(sorted({*_BUILT_IN, *_factories}))
+        raise ConfigError(f"unknown executor {name!r}; known: {known} (or package.module:Factory)")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"executor {name!r} cannot be imported: {error}") from error
+    if not isinstance(made, ModelExecutorFactory):
+        raise ConfigError(f"executor {name!r}: {attribute} is not a ModelExecutorFactory")
+    _factories[name] = made
+    return made
+
+
+def create(config: ExecutorConfig) -> ModelExecutor:
+    """Validate and create the executor that `config.executor` names; nothing is loaded yet. Raises ConfigError."""
+    chosen = factory(config.executor)
+    chosen.validate_config(config)
+    return chosen.create_executor(config)
+
+
+class ExecutorRegistry:
+    """Live executors by name. One writer: the composition root."""
+
+    def __init__(self) -> None:
+        self._executors: dict[str, ModelExecutor] = {}
+
+    def register(self, name: str, executor: ModelExecutor) -> None:
+        """Add one. Raises ConfigError when the name is taken."""
+        if name in self._executors:
+            raise ConfigError(f"an executor named {name!r} is registered already")
+        self._executors[name] = executor
+
+    def get(self, name: str) -> ModelExecutor | None:
+        """The executor, or None."""
+        return self._executors.get(name)
+
+    def remove(self, name: str) -> ModelExecutor | None:
+        """Take one out and return it (the caller shuts it down), or None."""
+        return self._executors.pop(name, None)
+
+    def list_names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._executors)
+
+    def get_metrics(self) -> dict[str, ExecutorMetrics]:
+        """Metrics of each executor by name."""
+        return {name: executor.metrics() for name, executor in sorted(self._executors.items())}

@@ -1,0 +1,90 @@
+"""`SlotTable`: the persistent half of a `UnifiedBatch`, kept by the executor. Standard library and NumPy only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executors.batch import Int32Array, SequenceStart, UnifiedBatch
+from executors.errors import InvalidInput
+
+
+class SlotTable:
+    """A row per slot: the sequence's start and its block tables.
+
+    Written only by `apply` (before a step) and `release`; read by the runner and by `UnifiedBatch.items`.
+
+    - `block_tables[group]`: int32 [num_slots, max_blocks], rows valid up to `num_blocks[group, slot]`.
+    """
+
+    def __init__(self, num_slots: int, max_blocks: int, num_groups: int = 1) -> None:
+        self.num_slots = num_slots
+        self.block_tables = [np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups)]
+        self.num_blocks = np.zeros((num_groups, num_slots), np.int32)
+        self._starts: list[SequenceStart | None] = [None] * num_slots
+        self._slot_of: dict[int, int] = {}
+
+    def apply(self, batch: UnifiedBatch) -> None:
+        """Take in the batch's starts and block-table deltas. Call once, before the forward.
+
+        Raises InvalidInput when a slot is out of range, taken, or unknown, or a table would have a hole.
+        """
+        for start in batch.starts:
+            self._admit(start)
+        tables = batch.tables
+        begin = 0
+        for i in range(len(tables.slots)):
+            slot, group, first, count = (int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts))
+            row = self.block_tables[group][slot]
+            if first > self.num_blocks[group, slot] or first + count > len(row):
+                raise InvalidInput(f"block table of slot {slot}: cannot write {count} ids from index {first} on")
+            row[first : first + count] = tables.block_ids[begin : begin + count]
+            self.num_blocks[group, slot] = first + count
+            begin += count
+        for seq_id, slot in zip(batch.seq_ids.tolist(), batch.slots.tolist(), strict=True):
+            if self._slot_of.get(seq_id) != slot:
+                raise InvalidInput(f"sequence {seq_id} was never started in slot {slot}")
+
+    def _admit(self, start: SequenceStart) -> None:
+        if not 0 <= start.slot < self.num_slots:
+            raise InvalidInput(f"slot {start.slot} is outside 0..{self.num_slots - 1}")
+        held = self._starts[start.slot]
+        if held is not None and held.seq_id != start.seq_id:
+            raise InvalidInput(f"slot {start.slot} still belongs to sequence {held.seq_id}")
+        self._starts[start.slot] = start
+        self._slot_of[start.seq_id] = start.slot
+        self.num_blocks[:, start.slot] = 0
+
+    def release(self, seq_id: int) -> int | None:
+        """Forget a sequence; returns the slot it held, None if it is unknown (harmless)."""
+        slot = self._slot_of.pop(seq_id, None)
+        if slot is not None:
+            self._starts[slot] = None
+            self.num_blocks[:, slot] = 0
+        return slot
+
+    def clear(self) -> None:
+        """Forget everything: a new epoch begins."""
+        for seq_id in list(self._slot_of):
+            self.release(seq_id)
+
+    def slot_of(self, seq_id: int) -> int | None:
+        """The slot of a known sequence."""
+        return self._slot_of.get(seq_id)
+
+    def start_of(self, slot: int) -> SequenceStart:
+        """The start of the sequence in a slot. Raises InvalidInput for an empty slot."""
+        start = self._starts[slot]
+        if start is None:
+            raise InvalidInput(f"slot {slot} is empty")
+        return start
+
+    def block_tables_of(self, slot: int) -> tuple[Int32Array, ...]:
+        """One int32 view per KV group, as long as the table is. Empty when the executor owns its KV."""
+        return tuple(
+            table[slot, : self.num_blocks[group, slot]]
+            for group, table in enumerate(self.block_tables)
+            if table.shape[1]
+        )
+
+    def __len__(self) -> int:
+        return len(self._slot_of)

@@ -1,0 +1,89 @@
+"""Word lists. None of these words becomes a token of its own: operands are spelled a character per token."""
+
+import random
+
+WORDS = tuple(
+    """apple banana orange lemon cherry grape peach mango melon berry tomato potato carrot onion garlic bread butter cheese
+    honey sugar pepper coffee water river ocean lake sea beach island mountain valley forest tree flower rose garden
+    grass leaf stone rock sand snow rain cloud storm wind thunder fire smoke light shadow sun moon star planet sky night
+    morning evening summer winter spring autumn cat dog horse cow sheep goat pig chicken duck goose eagle owl crow
+    sparrow fish shark whale dolphin turtle frog snake lizard spider ant bee butterfly tiger lion bear wolf fox rabbit
+    mouse rat monkey elephant giraffe zebra camel panda kangaroo penguin house home door window wall roof floor room
+    kitchen table chair bed lamp mirror clock book page pencil paper letter window bottle glass cup plate spoon fork
+    knife bag box key lock coin money shirt shoe hat coat dress ring crown sword shield castle tower bridge road street
+    city village town country school teacher student doctor nurse farmer baker king queen prince princess knight wizard
+    dragon giant robot pirate sailor captain friend mother father sister brother baby child family car bus train plane
+    boat ship bike truck wheel engine rocket music song dance guitar piano drum violin paint color red blue green yellow
+    purple pink brown black white gray silver gold big small tall short long wide deep high low fast slow hot cold warm
+    cool dry wet hard soft loud quiet happy sad angry brave clever kind gentle lazy busy tired hungry thirsty young old
+    new early late bright dark clean dirty empty full heavy strong weak rich poor sweet sour bitter fresh sharp smooth
+    run walk jump swim fly sing sleep eat drink read write speak listen look see hear think dream laugh cry play work
+    build break open close push pull throw catch climb fall rise grow learn teach help give take bring carry send find
+    lose win love hate hope wish want need like quick lucky magic secret simple strange sudden silent golden wooden
+    winter pocket puzzle rabbit saddle tunnel velvet window yogurt zipper anchor basket candle desert enigma falcon
+    galaxy hammer igloo jacket kettle ladder magnet needle orchid parrot quartz ribbon salmon temple umbrella violet
+    walnut xylophone zebra alpha bravo delta echo foxtrot hotel india juliet kilo lima metro november oscar papa quebec
+    romeo sierra tango uniform victor whiskey yankee zulu python server model token batch cache kernel cohort tiny
+    hello world good morning every today tomorrow yesterday never always maybe people world time day year life hand
+    eye face head heart mind body voice word name story game party gift cake cookie candy pizza pasta soup salad rice
+    bean corn egg milk juice tea wine beer salt wonderful beautiful computer keyboard monitor internet science history
+    nature animal machine chocolate pineapple strawberry sunflower rainbow football baseball birthday afternoon""".split()
+)
+FUNCTION_WORDS = tuple(
+    """the a an i you he she we they it is are was in on at to of and or but not my your his her our this that these
+    very so too with from for by up down over under near here there all some one two three four five can will do what
+    who how when where why if as has have had me him us them be go no yes""".split()
+)
+NAMES = tuple(
+    """Anna Tom Maria John Peter Lisa Sara David Emma Noah Liam Olivia Ava Mia Lucas Ethan Sofia Leo Max Paul Jane Kate
+    Mark Lucy Alice Bob Carol Dan Eve Frank Grace Henry Ivan Julia Karl Laura Mike Nina Oscar Paula Quinn Rita Steve Tina
+    Uma Victor Wendy Xavier Yuki Zoe Aisha Bruno Chloe Diego Elena Felix Gina Hugo Ines Jonas Kira Lars Mona Nils Olga
+    Pablo Rosa Simon Tara Ulrich Vera Walter Yara Zack Ahmed Bella Carlos Diana Erik Fatima George Hannah Igor Jack
+    Kevin Linda Mohamed Nadia Oliver Priya Raj Sven Tessa Umar Viktor William Xenia Yusuf Zara James Robert Sarah Daniel
+    Michael Emily Sophie Charlotte Amelia Benjamin Alexander Samuel""".split()
+)
+SURNAMES = tuple(
+    """Smith Jones Brown Miller Davis Wilson Moore Taylor Lopez Garcia Khan Singh Chen Wang Kim Lee Novak Kowalski Rossi
+    Silva Costa Meyer Schmidt Weber Fischer Larsen Hansen Berg Lind Murphy Kelly Walsh Clark Lewis Young Hall Allen King
+    Wright Scott Green Baker Adams Nelson Hill Rivera Campbell Mitchell Carter Roberts""".split()
+)
+CITIES = tuple(
+    """Paris London Berlin Madrid Rome Oslo Vienna Prague Dublin Lisbon Athens Warsaw Tokyo Seoul Cairo Lima Delhi Mumbai
+    Chicago Boston Denver Seattle Austin Dallas Houston Miami Toronto Montreal Sydney Melbourne Zurich Geneva Munich
+    Hamburg Cologne Milan Naples Turin Barcelona Seville Porto Lyon Nice Marseille Bordeaux Antwerp Ghent Utrecht
+    Rotterdam Bergen Malmo Aarhus Tampere Riga Vilnius Kyiv Minsk Sofia Bucharest Zagreb Split Sarajevo Tirana Ankara
+    Izmir Tunis Lagos Accra Nairobi Harare Dakar Havana Bogota Quito Caracas Santiago Mendoza Cordoba Recife Manila
+    Jakarta Hanoi Osaka Kyoto Nagoya Busan Shanghai Beijing Taipei Karachi Lahore Dhaka Kabul Tehran Baghdad Doha Dubai
+    Leeds Bristol Oxford Cambridge Glasgow Cardiff Belfast Cork Galway Phoenix Portland Atlanta Detroit Memphis""".split()
+)
+CAPITALS = dict(
+    pair.split(":")
+    for pair in """France:Paris|Germany:Berlin|Italy:Rome|Spain:Madrid|Portugal:Lisbon|Ireland:Dublin|England:London
+    Austria:Vienna|Switzerland:Bern|Belgium:Brussels|Netherlands:Amsterdam|Denmark:Copenhagen|Norway:Oslo
+    Sweden:Stockholm|Finland:Helsinki|Iceland:Reykjavik|Poland:Warsaw|Czechia:Prague|Hungary:Budapest|Greece:Athens
+    Turkey:Ankara|Russia:Moscow|Ukraine:Kyiv|Romania:Bucharest|Bulgaria:Sofia|Serbia:Belgrade|Croatia:Zagreb
+    Slovenia:Ljubljana|Slovakia:Bratislava|Estonia:Tallinn|Latvia:Riga|Lithuania:Vilnius|Egypt:Cairo|Morocco:Rabat
+    Kenya:Nairobi|Nigeria:Abuja|Ghana:Accra|Ethiopia:Addis Ababa|Senegal:Dakar|Tunisia:Tunis|Japan:Tokyo|China:Beijing
+    India:New Delhi|South Korea:Seoul|Thailand:Bangkok|Vietnam:Hanoi|Indonesia:Jakarta|Philippines:Manila
+    Nepal:Kathmandu|Iran:Tehran|Iraq:Baghdad|Canada:Ottawa|Mexico:Mexico City|Cuba:Havana|Brazil:Brasilia
+    Argentina:Buenos Aires|Chile:Santiago|Peru:Lima|Colombia:Bogota|Australia:Canberra""".replace("\n", "|").split("|")
+    for pair in [pair.strip()]
+)
+UNKNOWN_PLACES = tuple(
+    """Wakanda Atlantis Narnia Mordor Gondor Texas California Florida Ohio Bavaria Scotland Wales Quebec Ontario Mongolia
+    Bolivia Paraguay Uruguay Ecuador Venezuela Panama Haiti Jamaica Honduras Guatemala Albania Kosovo Moldova Belarus
+    Armenia Georgia Azerbaijan Kazakhstan Uzbekistan Pakistan Bangladesh Myanmar Laos Cambodia Malaysia Singapore
+    Taiwan Fiji Samoa Tonga Libya Algeria Sudan Somalia Uganda Rwanda Tanzania Zambia Zimbabwe Angola Namibia Botswana
+    Mali Niger Chad Togo Benin Gabon Cameroon Mars Jupiter Europe Africa Asia Malta Cyprus Luxembourg Monaco Andorra
+    Israel Jordan Syria Lebanon Yemen Oman Qatar Kuwait Afghanistan Tibet Hawaii Alaska Sicily Westeros""".split()
+)
+_ONSETS = "b c d f g h j k l m n p r s t v w z br cr dr fl gr pl sh st tr th ch sk sl".split()
+_VOWELS = "a e i o u a e i o ai ea oo".split()
+_CODAS = ["", "", "n", "r", "s", "t", "l", "m", "nd", "st", "ck", "x", "p", "g", "d"]
+
+
+def pseudo_word(rng: random.Random) -> str:
+    """Return a made-up pronounceable word of one to three syllables, such as "dorvin"."""
+    syllables = rng.choice((1, 2, 2, 3))
+    word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
+    return word[:10]

@@ -1,0 +1,146 @@
+"""Skills with numbers: counting within 0..99 and sums up to 99+99."""
+
+from executors.tiny.data.phrasing import Draw, fill
+from executors.tiny.data.sample import Turn
+
+MAX_ITEMS = 15
+
+_COUNT_UP = (
+    "count [from {a} to {b}|up from {a} to {b}|from {a} up to {b}|{a} to {b}|from {a} through {b}]",
+    "count [upwards|up|forward|forwards] [from|starting at|beginning with|beginning at] {a} [to|until|till|up to] {b}",
+    "count from {a} [until|till|upto] {b}",
+    "[list|write|print|give me|say|show|show me|name|type|output|enumerate|recite] [the|all the|all] numbers from {a} to {b}",
+    "[list|write|print|give me|say|show|type|output|write down] [the|all] [numbers|integers|whole numbers] between {a} and {b}[| inclusive]",
+    "[list|write|say|give me] every [number|integer|whole number] from {a} [to|up to|through] {b}",
+    "numbers from {a} to {b}",
+    "counting from {a} to {b}",
+    "start at {a} and count [up |][to|until] {b}",
+    "start counting at {a} and stop at {b}",
+    "begin at {a} and count [up |]to {b}",
+    "begin with {a} and go up to {b}",
+    "go from {a} to {b} [one by one|by ones|counting by one|in order]",
+    "which numbers [come|are there] from {a} to {b}",
+    "[do a count|give me a count|make a count] from {a} to {b}",
+    "[the|a] sequence [from|of numbers from] {a} to {b}",
+    "count: {a} to {b}",
+    "count {a}-{b}",
+    "count {a}..{b}",
+    "count numbers {a} [to|-|through] {b}",
+    "I want to hear you count from {a} to {b}",
+    "from {a} count [up |]to {b}",
+    "from {a} to {b}, count",
+    "count the numbers [from|between] {a} [to|and] {b}",
+)
+_COUNT_TO = (
+    "count [up |]to {b}",
+    "[count|count up] from [one|the start] to {b}",
+    "[list|say|write|give me|print] [the|all] numbers up to {b}[| starting at 1| starting from 1| from 1]",
+    "[list|say|write|give me|print] the first {b} numbers",
+    "count [until|till] {b}",
+    "count {b} numbers [from|starting at] 1",
+    "how do you count to {b}",
+    "let me hear you count to {b}",
+)
+_COUNT_DOWN = (
+    "count [down|backwards|backward|in reverse] from {a} to {b}",
+    "count from {a} [down|back|backwards|backward] to {b}",
+    "count from {a} to {b}[| backwards| in reverse| going down]",
+    "[list|write|print|give me|say] the numbers from {a} [down|backwards] to {b}",
+    "[do a countdown|give me a countdown|countdown] from {a} to {b}",
+    "start at {a} and count [down|backwards] to {b}",
+    "starting at {a}, count [down|backwards] [to|until] {b}",
+    "numbers from {a} down to {b}",
+)
+_COUNT_NEXT = (
+    "count {n} numbers [starting at|starting from|beginning with|from] {a}",
+    "[list|say|give me|write] {n} numbers [starting at|starting with|starting from|beginning at] {a}",
+)
+
+_SUM = (
+    "[what is|what's|whats|how much is|calculate|compute|work out|solve|evaluate|find|do|tell me] {a} [+|plus] {b}",
+    "[what is|what's|whats|how much is|calculate|compute|] {a}+{b}",
+    "{a} [+|plus] {b}",
+    "{a}+{b}",
+    "{a} [+|plus] {b} [=|equals|is|makes|gives]",
+    "{a}+{b}[=|=?| = ?]",
+    "{a} + {b} = ?",
+    "[what is|what's|calculate|compute|find|give me|work out|tell me|how much is] the [sum|total] of {a} and {b}",
+    "[the |]sum of {a} and {b}",
+    "add {a} and {b}",
+    "add {a} [to|plus|with|+] {b}",
+    "add [the numbers|these numbers|together|up] {a} and {b}",
+    "add {a} and {b} [together|up]",
+    "sum {a} and {b}",
+    "sum up {a} and {b}",
+    "[what|how much] do you get [if|when] you add {a} [and|to] {b}",
+    "[what|how much] [is|does] {a} added to {b}",
+    "what does {a} [plus|+] {b} [equal|make|give|come to]",
+    "what do {a} and {b} [make|add up to|make together|sum to|add to|total|come to]",
+    "how much [are|do|is] {a} and {b} [together|make|in total|combined]",
+    "{a} and {b} [together|in total|make how much|added together|summed]",
+    "if I add {a} [and|to] {b}, what [do I get|is the result|is it|is the sum]",
+    "what is the result of [adding {a} and {b}|{a} + {b}|{a} plus {b}]",
+    "[result|answer|sum|total]: {a} + {b}",
+    "put {a} and {b} together",
+    "what is {b} more than {a}",
+    "what number is {b} more than {a}",
+    "increase {a} by {b}",
+    "what is {a} increased by {b}",
+    "take {a} and add {b}",
+    "start with {a} and add {b}",
+    "math: {a} + {b}",
+    "a simple sum: {a} + {b}",
+    "can you add {a} and {b}",
+    "do you know what {a} + {b} is",
+    "[solve|do] this [sum|addition|problem]: {a} + {b}",
+    "the addition of {a} and {b}",
+    "I have {a} {thing} and [get|buy|find|receive] {b} more. how many [{thing} |][do I have|are there] [now|in total|altogether]",
+    "I have {a} {thing} and you give me {b} more. how many do I have",
+    "[Tom|Anna|Sam|she|he|a man|a girl] has {a} {thing} and [gets|buys|finds] {b} more. how many {thing} is that",
+    "there are {a} {thing} [here|in a box|on the table] and {b} {thing} [there|in a bag|on the floor]. how many [in total|altogether|are there]",
+    "{a} {thing} and {b} {thing}, how many [together|in total|is that]",
+    "if you have {a} {thing} and add {b} [more|{thing}], how many [do you have|is that]",
+)
+_THINGS = (
+    "apples", "books", "coins", "cats", "cars", "eggs", "pens", "balls", "cards", "stones", "dogs", "trees", "cookies",
+    "marbles", "oranges", "flowers", "toys", "birds", "stamps", "candies", "chairs", "cups", "fish", "points",
+)
+
+
+def counting(draw: Draw) -> Turn:
+    """Count up (mostly) or down between two numbers of 0..99; the answer is the bare list."""
+    while True:
+        items = draw.rng.randint(2, MAX_ITEMS)
+        first = draw.rng.randint(0, 100 - items)
+        if draw.chance(0.25):
+            first = draw.rng.randint(0, min(12, 100 - items))
+        last = first + items - 1
+        if draw.mine("count", first, last):
+            break
+    numbers = list(range(first, last + 1))
+    slots = {"a": first, "b": last, "n": items}
+    roll = draw.rng.random()
+    if first == 1 and roll < 0.6:
+        text = draw.ask(_COUNT_TO)
+    elif roll < 0.14:
+        numbers.reverse()
+        slots = {"a": last, "b": first}
+        text = draw.ask(_COUNT_DOWN)
+    elif roll < 0.17 and items > 2:
+        text = draw.ask(_COUNT_NEXT)
+    else:
+        text = draw.ask(_COUNT_UP)
+    return Turn("counting", fill(text, slots), ", ".join(map(str, numbers)), {"numbers": numbers})
+
+
+def sums(draw: Draw) -> Turn:
+    """Add two numbers of 0..99; the answer is the bare sum."""
+    while True:
+        roll = draw.rng.random()
+        a = draw.rng.randint(0, 99) if roll < 0.75 else draw.rng.randint(0, 20)
+        b = draw.rng.randint(0, 99) if roll < 0.85 else draw.rng.randint(0, 20)
+        if draw.mine("sum", a, b):
+            break
+    text = draw.ask(_SUM, question=True)
+    text = fill(text, {"a": a, "b": b, "thing": draw.rng.choice(_THINGS)})
+    return Turn("sums", text, str(a + b), {"sum": a + b})

@@ -1,0 +1,23 @@
+"""What every test can rely on: no network look-ups, no settings leaking in, no GPU tests without a GPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+for name in [name for name in os.environ if name.startswith("COHORT_")]:
+    del os.environ[name]
+
+# The time-out per test is pytest's; the examples are the same in every run.
+settings.register_profile("cohort", deadline=None, derandomize=True)
+settings.load_profile("cohort")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.collectonly or any(Path("/dev").glob("nvidia[0-9]*")):
+        return
+    without_gpu = [item for item in items if item.get_closest_marker("gpu") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in without_gpu])
+    items[:] = without_gpu

@@ -1,0 +1,73 @@
+"""The serving process is light: no torch in it, and a help text at once."""
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter.domain.contract import ContractCheck
+
+from tools.only_imports_contract import OnlyImportsContract
+
+ROOT = Path(__file__).resolve().parents[2]
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+for name in {packages}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+print(sorted({{"torch", "triton", "transformers", "safetensors"}} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "packages", [["server.app"], ["executors.process.client"], ["engine"], ["server"]], ids=lambda p: p[0]
+)
+def test_the_serving_process_never_imports_torch(packages: list[str]) -> None:
+    code = IMPORT_EVERYTHING.format(packages=packages)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "[]"
+
+
+def test_engine_core_needs_no_web_framework() -> None:
+    code = IMPORT_EVERYTHING.format(packages=["engine"]) + "print('fastapi' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.split() == ["[]", "False"], run.stderr
+
+
+def test_help_is_quick() -> None:
+    """CPU time, user and system, which a busy machine does not change much. The first run writes bytecode."""
+    command = [str(Path(sys.executable).with_name("cohort")), "--help"]
+    seconds = [_cpu_seconds(command) for _ in range(4)]
+    assert statistics.median(seconds[1:]) < 0.5, seconds
+
+
+def _cpu_seconds(command: list[str]) -> float:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def only_imports(*imports: tuple[str, str]) -> ContractCheck:
+    graph = grimp.ImportGraph()
+    graph.add_module("house.wall")
+    for importer, imported in imports:
+        graph.add_import(importer=importer, imported=imported)
+    options = {"name": "walls", "modules": ["house.wall"], "allowed": ["numpy"]}
+    return OnlyImportsContract("walls", {}, options).check(graph, verbose=False)
+
+
+def test_only_imports_contract_names_what_is_foreign() -> None:
+    fine = [("house.wall", "json"), ("house.wall", "numpy"), ("house.wall.door", "house.wall")]
+    assert only_imports(*fine).kept
+    assert only_imports(*fine, ("house.roof", "torch")).kept
+    broken = only_imports(*fine, ("house.wall.door", "house.roof"), ("house.wall", "torch"))
+    assert broken.metadata["foreign"] == [("house.wall", "torch"), ("house.wall.door", "house.roof")]

@@ -1,0 +1,178 @@
+"""Each way in which a promise can be empty is found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools import promises
+
+TESTS = """
+import pytest
+
+needs_luck = pytest.mark.skipif(True, reason="no luck")
+
+def test_plain(): ...
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_cases(n): ...
+
+@pytest.mark.skip(reason="later")
+def test_marked_skip(): ...
+
+@needs_luck
+def test_named_mark(): ...
+
+@pytest.mark.xfail
+def test_marked_xfail(): assert False
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.skip)])
+def test_case_skipped(n): ...
+
+def test_skips_itself(): pytest.skip("not today")
+
+@pytest.fixture
+def weather(): pytest.skip("it rains")
+
+def test_skipped_by_fixture(weather): ...
+
+class TestGroup:
+    def test_in_class(self): ...
+
+@pytest.mark.skip
+class TestSkippedGroup:
+    def test_in_class(self): ...
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytest is started often, and alone is quicker
+    for folder in ("docs", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "Makefile").write_text("demo:  ## show it\n\ttrue\n")
+    (tmp_path / "tests/test_it.py").write_text(TESTS)
+    (tmp_path / "tests/test_whole.py").write_text(
+        "import pytest\npytest.importorskip('os')\ndef test_a(): ...\n"
+    )
+    (tmp_path / "tests/test_marked.py").write_text(
+        "import pytest\npytestmark = [pytest.mark.skip]\ndef test_a(): ...\n"
+    )
+    (tmp_path / "README.md").write_text(f"# It\n\n{promises.BEGIN}\n{promises.END}\n")
+    return tmp_path
+
+
+def found(checkout: Path, *shown_by: str, state: str = "done", **more: object) -> list[str]:
+    row = {
+        "id": "it",
+        "area": "all",
+        "wording": "It works.",
+        "state": state,
+        "shown_by": list(shown_by),
+        **more,
+    }
+    (checkout / "docs/promises.yaml").write_text(yaml.safe_dump([row]))
+    promises.main(["readme"], checkout)
+    return list(promises.problems(checkout))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "tests/test_it.py::test_plain",
+        "tests/test_it.py::test_cases",
+        "tests/test_it.py::test_cases[2]",
+        "tests/test_it.py::TestGroup",
+        "tests/test_it.py::TestGroup::test_in_class",
+        "make demo",
+    ],
+)
+def test_what_exists_and_runs_is_accepted(checkout: Path, entry: str) -> None:
+    assert found(checkout, entry) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("tests/test_it.py::test_gone", "there is no test"),
+        ("tests/test_it.py::test_cases[3]", "there is no test"),
+        ("tests/test_gone.py::test_plain", "there is no test"),
+        ("tests/test_it.py::test_marked_skip", "is skipped"),
+        ("tests/test_it.py::test_named_mark", "may be skipped"),
+        ("tests/test_it.py::test_marked_xfail", "is expected to fail"),
+        ("tests/test_it.py::test_case_skipped", "is skipped"),
+        ("tests/test_it.py::test_skips_itself", "may skip itself"),
+        ("tests/test_it.py::TestSkippedGroup::test_in_class", "is skipped"),
+        ("tests/test_whole.py::test_a", "may skip itself"),
+        ("tests/test_marked.py", "is skipped"),
+        ("make nothing", "make target nothing"),
+        ("python benchmarks/gone.py", "benchmarks/gone.py"),
+        ("./gone --fast", "./gone"),
+    ],
+)
+def test_what_does_not_run_is_found(checkout: Path, entry: str, complaint: str) -> None:
+    [problem] = found(checkout, entry)
+    assert problem.startswith("it: ") and complaint in problem
+
+
+def test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout: Path) -> None:
+    entry = "tests/test_it.py::test_skipped_by_fixture"
+    assert found(checkout, entry) == []
+    command = [sys.executable, "-m", "pytest", "-q", "--junitxml=.reports/junit.xml", "tests/test_it.py"]
+    subprocess.run(command, cwd=checkout, capture_output=True)
+    [problem] = found(checkout, entry)
+    assert "was skipped in the last run: it rains" in problem
+    assert found(checkout, "tests/test_it.py::test_plain") == []
+
+
+def test_a_report_older_than_the_test_says_nothing(checkout: Path) -> None:
+    test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout)
+    (checkout / "tests/test_it.py").write_text(TESTS.replace('pytest.skip("it rains")', "..."))
+    assert found(checkout, "tests/test_it.py::test_skipped_by_fixture") == []
+
+
+def test_a_test_file_that_cannot_be_imported_is_found(checkout: Path) -> None:
+    (checkout / "tests/test_it.py").write_text("import nothing_of_that_name\n")
+    assert any("pytest cannot collect" in p for p in found(checkout, "tests/test_it.py::test_plain"))
+
+
+def test_done_needs_something_that_shows_it(checkout: Path) -> None:
+    assert found(checkout) == ["it: done, but no test or command shows it"]
+    assert found(checkout, state="absent", planned=["tests/test_it.py::test_gone"]) == []
+
+
+@pytest.mark.parametrize("more", [{"state": "almost"}, {"colour": "red"}])
+def test_a_malformed_row_is_named(checkout: Path, more: dict[str, str]) -> None:
+    [problem] = found(checkout, **{"state": "done", **more})
+    assert problem.startswith("it: ")
+
+
+def test_an_id_used_twice_is_found(checkout: Path) -> None:
+    found(checkout, "make demo")
+    file = checkout / "docs/promises.yaml"
+    file.write_text(file.read_text() * 2)
+    promises.main(["readme"], checkout)
+    assert list(promises.problems(checkout)) == ["it: the id is used twice"]
+
+
+def test_a_readme_table_out_of_date_is_found_and_rewritten(checkout: Path) -> None:
+    assert found(checkout, "make demo", figure="3 s") == []
+    readme = checkout / "README.md"
+    assert "| all | It works. | done | 3 s |" in readme.read_text()
+    readme.write_text(readme.read_text().replace("3 s", "2 s"))
+    [problem] = promises.problems(checkout)
+    assert "out of date" in problem
+    assert promises.main(["check"], checkout) == 1
+    assert promises.main(["readme"], checkout) == 0
+    assert promises.main(["check"], checkout) == 0
+
+
+def test_a_readme_without_markers_is_told_so(checkout: Path) -> None:
+    found(checkout, "make demo")
+    (checkout / "README.md").write_text("# It\n")
+    [problem] = promises.problems(checkout)
+    assert "no place for the feature table" in problem
+    assert promises.main(["readme"], checkout) == 1

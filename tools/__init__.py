@@ -1,0 +1,1 @@
+"""Development scripts. Nothing here is part of the wheel."""

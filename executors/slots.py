@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from executors.batch import Int32Array, SequenceStart, UnifiedBatch
@@ -22,43 +24,89 @@ class SlotTable:
         self.num_blocks = np.zeros((num_groups, num_slots), np.int32)
         self._starts: list[SequenceStart | None] = [None] * num_slots
         self._slot_of: dict[int, int] = {}
+        self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def apply(self, batch: UnifiedBatch) -> None:
         """Take in the batch's starts and block-table deltas. Call once, before the forward.
 
-        Raises InvalidInput when a slot is out of range, taken, or unknown, or a table would have a hole.
+        Raises InvalidInput when a slot is out of range, taken, or unknown, or a table would have a hole; nothing has
+        changed then.
         """
+        self.check(batch)
         for start in batch.starts:
             self._admit(start)
         tables = batch.tables
         begin = 0
         for i in range(len(tables.slots)):
             slot, group, first, count = (int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts))
-            row = self.block_tables[group][slot]
-            if first > self.num_blocks[group, slot] or first + count > len(row):
-                raise InvalidInput(f"block table of slot {slot}: cannot write {count} ids from index {first} on")
-            row[first : first + count] = tables.block_ids[begin : begin + count]
+            self.block_tables[group][slot, first : first + count] = tables.block_ids[begin : begin + count]
             self.num_blocks[group, slot] = first + count
             begin += count
+
+    def check(self, batch: UnifiedBatch) -> None:
+        """Would `apply` take this batch? Changes nothing; raises InvalidInput as `apply` does."""
+        started = self._check_starts(batch)
+        slot_of = self._slot_of
         for seq_id, slot in zip(batch.seq_ids.tolist(), batch.slots.tolist(), strict=True):
-            if self._slot_of.get(seq_id) != slot:
+            if slot_of.get(seq_id) != slot and started.get(slot) != seq_id:
                 raise InvalidInput(f"sequence {seq_id} was never started in slot {slot}")
+        tables = batch.tables
+        if int(tables.counts.sum()) != len(tables.block_ids):
+            raise InvalidInput(f"table updates count {int(tables.counts.sum())} ids, there are {len(tables.block_ids)}")
+        # Several updates may follow one another on one table: what the earlier ones make of it is tracked here.
+        lengths: dict[tuple[int, int], int] = {}
+        for i in range(len(tables.slots)):
+            slot, group, first, count = (int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts))
+            if not (0 <= slot < self.num_slots and 0 <= group < len(self.block_tables)):
+                raise InvalidInput(f"there is no block table of slot {slot}, group {group}")
+            if slot not in started and self._starts[slot] is None:
+                raise InvalidInput(f"block table of slot {slot}: the slot is empty")
+            held = lengths.get((group, slot), 0 if slot in started else int(self.num_blocks[group, slot]))
+            if count < 0 or not 0 <= first <= held or first + count > self.block_tables[group].shape[1]:
+                raise InvalidInput(f"block table of slot {slot}: cannot write {count} ids from index {first} on")
+            lengths[group, slot] = first + count
+
+    def _check_starts(self, batch: UnifiedBatch) -> dict[int, int]:
+        """{slot: sequence} of the batch's starts."""
+        started: dict[int, int] = {}
+        seq_ids: set[int] = set()
+        for start in batch.starts:
+            if not 0 <= start.slot < self.num_slots:
+                raise InvalidInput(f"slot {start.slot} is outside 0..{self.num_slots - 1}")
+            held = self._starts[start.slot]
+            if held is not None and held.seq_id != start.seq_id:
+                raise InvalidInput(f"slot {start.slot} still belongs to sequence {held.seq_id}")
+            if start.slot in started or start.seq_id in seq_ids:
+                raise InvalidInput(f"sequence {start.seq_id} or slot {start.slot} is started twice")
+            if self._slot_of.get(start.seq_id, start.slot) != start.slot:
+                raise InvalidInput(f"sequence {start.seq_id} holds slot {self._slot_of[start.seq_id]} already")
+            started[start.slot] = start.seq_id
+            seq_ids.add(start.seq_id)
+        return started
 
     def _admit(self, start: SequenceStart) -> None:
-        if not 0 <= start.slot < self.num_slots:
-            raise InvalidInput(f"slot {start.slot} is outside 0..{self.num_slots - 1}")
-        held = self._starts[start.slot]
-        if held is not None and held.seq_id != start.seq_id:
-            raise InvalidInput(f"slot {start.slot} still belongs to sequence {held.seq_id}")
         self._starts[start.slot] = start
         self._slot_of[start.seq_id] = start.slot
         self.num_blocks[:, start.slot] = 0
+        self._sampled.pop(start.slot, None)
+
+    def remember(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
+        """Keep the tokens just sampled for `position` and those after it, for a later step's `pending` inputs."""
+        self._sampled[slot] = (position, tuple(token_ids))
+
+    def recall(self, slot: int, position: int) -> int:
+        """The token sampled last for a slot and position. Raises InvalidInput if that is not known."""
+        first, tokens = self._sampled.get(slot, (0, ()))
+        if not first <= position < first + len(tokens):
+            raise InvalidInput(f"slot {slot}: no token was sampled for position {position}, its input cannot be pending")
+        return tokens[position - first]
 
     def release(self, seq_id: int) -> int | None:
         """Forget a sequence; returns the slot it held, None if it is unknown (harmless)."""
         slot = self._slot_of.pop(seq_id, None)
         if slot is not None:
             self._starts[slot] = None
+            self._sampled.pop(slot, None)
             self.num_blocks[:, slot] = 0
         return slot
 

@@ -106,7 +106,7 @@ _HEROES = (
     "cat", "dog", "fox", "bear", "wolf", "mouse", "bird", "fish", "frog", "dragon", "robot", "king", "queen", "princess",
     "knight", "wizard", "farmer", "girl", "boy", "rabbit", "owl", "lion", "tiger", "pirate", "cloud", "tree", "river",
     "star", "train", "boat", "turtle", "snail", "bee", "horse", "duck", "witch", "giant", "elephant", "monkey", "whale",
-    "sailor", "teacher", "baker", "computer", "moon", "spider", "goat", "sheep", "penguin", "dolphin", "unicorn", "ghost",
+    "sailor", "teacher", "baker", "computer", "moon", "spider", "goat", "sheep", "penguin", "dolphin", "ghost",
 )
 _TRAITS = ("little", "brave", "kind", "old", "happy", "small", "clever", "lazy", "young", "quiet", "red", "sad", "big", "shy")
 _STORY = (

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
+_SPACES = re.compile(r" {2,}")
 _WORD = re.compile(r"[a-z]{4,}")
 
 _PREFIXES = (
@@ -68,8 +69,8 @@ class Draw:
         for _ in range(50):
             text = expand(self.rng, self.rng.choice(common))
             if (digest("text", text) % 8 == 0) == self.held_out:
-                break
-        return text
+                return text
+        return expand(self.rng, self.rng.choice(kept_back)) if self.held_out and kept_back else text
 
     def ask(self, lines: Sequence[str], question: bool = False) -> str:
         """Return a wording of `lines` dressed as users write: politeness, case, punctuation, a rare typo."""
@@ -80,7 +81,7 @@ def expand(rng: random.Random, line: str) -> str:
     """Replace each innermost `[a|b]` by one of its choices until none is left."""
     while (match := _CHOICE.search(line)) is not None:
         line = line[: match.start()] + rng.choice(match.group(1).split("|")) + line[match.end() :]
-    return line
+    return _SPACES.sub(" ", line).strip(" ")
 
 
 def fill(template: str, slots: Mapping[str, object]) -> str:

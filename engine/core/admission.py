@@ -1,0 +1,58 @@
+"""Admission: which requests can be served at all."""
+
+from __future__ import annotations
+
+from engine.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from engine.kv.kv_cache_manager import KvCacheManager
+from engine.request import Request
+from executors.contract import ModelInfo
+
+
+class Admission:
+    """Checks a request before it is queued, so that everything queued can run to its end, if need be all alone."""
+
+    def __init__(
+        self, info: ModelInfo, kv: KvCacheManager, kv_capacity: int | None, max_queued_seqs: int
+    ) -> None:
+        self.info = info
+        self.max_queued_seqs = max_queued_seqs
+        capacities = [info.max_model_len]
+        if kv.layout.num_blocks:
+            capacities.append(kv.layout.capacity_tokens)
+        if kv_capacity is not None:
+            capacities.append(kv_capacity)
+        self.max_model_len = min(capacities)
+        """Most tokens one sequence may have, prompt and output."""
+
+    def check(self, request: Request, queued: int) -> None:
+        """Raises InvalidRequest, ContextLengthExceeded (naming the field) or Overloaded."""
+        ids = request.prompt_token_ids
+        if not len(ids):
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.info.logits_width:
+            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise InvalidRequest(
+                f"token id {bad} is outside the model's vocabulary (0..{self.info.logits_width - 1})",
+                "prompt",
+            )
+        if request.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+        self.check_length(len(ids), request.max_tokens)
+        if queued >= self.max_queued_seqs:
+            raise Overloaded(f"{queued} requests are waiting already")
+
+    def check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
+        """Raises ContextLengthExceeded if they do not fit; `max_tokens` None asks for at least one token."""
+        limit = self.max_model_len
+        if prompt_tokens + 1 > limit:
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {limit} tokens, and the prompt has {prompt_tokens}: "
+                "no room is left for output",
+                "prompt",
+            )
+        if max_tokens is not None and prompt_tokens + max_tokens > limit:
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {limit} tokens: the prompt has {prompt_tokens} and max_tokens "
+                f"is {max_tokens}, together {prompt_tokens + max_tokens}",
+                "max_tokens",
+            )

@@ -1,0 +1,50 @@
+"""The journal: which tokens exist.
+
+A token exists once committed here; clients only ever see committed tokens, and a restarted executor is told of them so
+that it goes on behind them. Logprobs are recorded beside the token and never computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from engine.core.sequence import Sequence
+from executors.contract import SampledToken
+
+
+class Journal:
+    """The only writer of a sequence's output, and the keeper of the epoch.
+
+    An epoch is one life of the executor. Output computed in an older epoch is dropped: the sequence was rewound to what
+    is committed, and the same positions will be computed again.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.committed_tokens = 0
+
+    def open_epoch(self) -> int:
+        """A new executor life begins; returns its number."""
+        self.epoch += 1
+        return self.epoch
+
+    def accepts(self, epoch: int) -> bool:
+        """True if output of that epoch still counts."""
+        return epoch == self.epoch
+
+    def commit(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> None:
+        """Make tokens exist, in order of position."""
+        seq.output.extend(tokens)
+        seq.output_token_ids.extend(token.token_id for token in tokens)
+        self.committed_tokens += len(tokens)
+
+    def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> None:
+        """Tokens that existed before this engine met the sequence (resume after a crash elsewhere)."""
+        seq.output.extend(committed)
+        seq.output_token_ids.extend(token.token_id for token in committed)
+
+    def cut(self, seq: Sequence, num_tokens: int) -> None:
+        """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""
+        self.committed_tokens -= max(0, len(seq.output) - num_tokens)
+        del seq.output[num_tokens:]
+        del seq.output_token_ids[num_tokens:]

@@ -1,0 +1,324 @@
+"""The engine core: one task that owns every sequence. Token ids only; text is `engine.text`'s business.
+
+    submit / abort / finish  ->  commands  ->  [ apply, schedule, execute, commit, publish ]  ->  mailboxes
+
+Only the loop task mutates sequences and KV state. Everything else leaves a command that is applied between two steps, so
+that an abort takes effect within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+
+from engine.core.admission import Admission
+from engine.core.config import EngineConfig
+from engine.core.journal import Journal
+from engine.core.mailbox import Mailbox
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.errors import EngineError, ExecutorFailed, Unavailable
+from engine.kv.kv_cache_manager import KvCacheManager
+from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
+from executors.contract import (
+    ExecutorDied,
+    ExecutorError,
+    KvCacheHandle,
+    ModelExecutor,
+    ModelInfo,
+    SampledToken,
+    UnifiedBatch,
+)
+
+logger = logging.getLogger("cohort.engine")
+
+
+class EngineCore:
+    """Runs an executor for many sequences. All methods belong to the event loop that called `start`."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        config: EngineConfig | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.config = config or EngineConfig()
+        self.observer = observer or Observer()
+        self.clock = clock
+        self.journal = Journal()
+        self.stage = Stage.LOADING
+        self.detail = ""
+        self._info: ModelInfo | None = None
+        self._scheduler: Scheduler | None = None
+        self._admission: Admission | None = None
+        self._live: dict[int, Sequence] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._seq_ids = itertools.count(1)
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model and begin to serve. Raises ConfigError for a model that cannot be served."""
+        try:
+            await self.executor.warmup()
+        except BaseException as error:
+            self.stage, self.detail = Stage.FAILED, str(error)
+            raise
+        self._info = self.executor.info()
+        kv = KvCacheManager(self.executor.kv_layout())
+        limits = self.executor.capabilities()
+        self._scheduler = Scheduler(
+            kv,
+            self.journal,
+            max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+        )
+        self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config.max_queued_seqs)
+        await self.executor.begin_epoch(self.journal.open_epoch())
+        self.stage = Stage.READY
+        self._task = asyncio.create_task(self._run(), name="engine loop")
+
+    async def drain(self, timeout: float) -> bool:
+        """Admit nothing more and wait at most `timeout` seconds for what runs. True if all finished."""
+        if self.stage in (Stage.READY, Stage.RECOVERING):
+            self.stage = Stage.DRAINING
+        try:
+            async with asyncio.timeout(timeout):
+                while self._live:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent."""
+        self.stage = Stage.STOPPED
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        self._fail_all(Unavailable("the server is shutting down"))
+        await self.executor.shutdown()
+
+    # -- what callers do -----------------------------------------------------------------------------------------------
+
+    def submit(
+        self, request: Request, mailbox: Mailbox, key: int = 0, committed: SequenceOf[SampledToken] = ()
+    ) -> int:
+        """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
+
+        `committed` are tokens that exist already (resume): they are part of the output and not sent again.
+        Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
+        """
+        if self.stage not in (Stage.READY, Stage.RECOVERING) or self._admission is None:
+            raise Unavailable(f"the engine is {self.stage}")
+        self._admission.check(request, queued=self.num_waiting)
+        seq = Sequence(next(self._seq_ids), request, mailbox, key)
+        self.journal.restore(seq, committed)
+        self._live[seq.seq_id] = seq
+        self._command(lambda: self._add(seq))
+        return seq.seq_id
+
+    def abort(self, seq_id: int) -> None:
+        """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""
+        self._command(lambda: self._end(seq_id, FinishReason.ABORT))
+
+    def finish(self, seq_id: int, num_tokens: int) -> None:
+        """The text layer found a stop string: the output ends after `num_tokens` tokens; later ones do not count."""
+        self._command(lambda: self._end(seq_id, FinishReason.STOP, num_tokens))
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not running, those not yet applied included."""
+        running = len(self._scheduler.running) if self._scheduler else 0
+        return len(self._live) - running
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens a sequence may have, prompt and output, given model and KV pool. Raises Unavailable before start."""
+        if self._admission is None:
+            raise Unavailable(f"the engine is {self.stage}")
+        return self._admission.max_model_len
+
+    def info(self) -> ModelInfo | None:
+        """The loaded model, None while loading."""
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """Gauges as of now; never waits."""
+        scheduler = self._scheduler
+        return EngineStats(
+            stage=self.stage,
+            running=len(scheduler.running) if scheduler else 0,
+            waiting=self.num_waiting,
+            kv_blocks_used=scheduler.kv.pool.num_used if scheduler else 0,
+            kv_blocks_total=scheduler.kv.pool.num_blocks if scheduler else 0,
+            epoch=self.journal.epoch,
+            steps=scheduler.num_steps if scheduler else 0,
+            preemptions=scheduler.num_preemptions if scheduler else 0,
+            detail=self.detail,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless every block and slot is accounted for. For idle moments and tests."""
+        if self._scheduler is not None:
+            self._scheduler.check_integrity()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        assert self._scheduler is not None
+        scheduler = self._scheduler
+        try:
+            while True:
+                self._apply_commands()
+                batch = scheduler.schedule()
+                self._tell_executor(scheduler)
+                if batch is None:
+                    await self._rest(scheduler)
+                    continue
+                try:
+                    output = await self.executor.unified_decode(batch)
+                except ExecutorError as error:
+                    await self._recover(scheduler, batch, error)
+                    continue
+                self._publish(scheduler.commit(batch, output))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # A bug in the engine itself: every waiting client gets an answer, and health says so.
+            logger.exception("engine loop failed")
+            self.stage, self.detail = Stage.FAILED, f"{type(error).__name__}: {error}"
+            self._fail_all(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
+
+    def _apply_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _tell_executor(self, scheduler: Scheduler) -> None:
+        """Pass on what is ordered before the next step: sequences rolled back and sequences gone."""
+        for seq in scheduler.take_rolled_back():
+            self.executor.truncate_kv(KvCacheHandle(seq.seq_id), 0)
+        for seq_id in scheduler.take_released():
+            self.executor.release_cache(seq_id)
+
+    async def _rest(self, scheduler: Scheduler) -> None:
+        """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(self.config.integrity_check_after):
+                await self._wake.wait()
+        except TimeoutError:
+            self._audit(scheduler)
+            await self._wake.wait()
+        # One turn of the event loop: requests whose bytes have arrived already make one cohort.
+        await asyncio.sleep(0)
+
+    def _audit(self, scheduler: Scheduler) -> None:
+        """Idle for a while: look whether anything leaked. A leak is a defect to be seen, not a reason to stop serving."""
+        try:
+            scheduler.check_integrity()
+        except RuntimeError as error:
+            logger.critical("KV accounting is broken: %s", error)
+            self.detail = f"KV accounting is broken: {error}"
+
+    def _publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+        now = self.clock()
+        for seq, delta in deltas:
+            if delta.tokens:
+                self._observe_tokens(seq, len(delta.tokens), now)
+            if delta.finish_reason is not None:
+                self._gone(seq, now)
+            seq.mailbox.put(seq.mailbox_key, delta)
+
+    def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
+        if seq.last_token_time is None:
+            self.observer.first_token(now - seq.request.arrival_time)
+            if count > 1:
+                self.observer.tokens(count - 1, 0.0)
+        else:
+            self.observer.tokens(count, now - seq.last_token_time)
+        seq.last_token_time = now
+
+    # -- commands, applied by the loop task ------------------------------------------------------------------------------
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def _add(self, seq: Sequence) -> None:
+        # Failed or aborted before the loop came round to it.
+        if self._scheduler is not None and seq.seq_id in self._live:
+            self._scheduler.add(seq)
+
+    def _end(self, seq_id: int, reason: FinishReason, num_tokens: int | None = None) -> None:
+        seq = self._live.get(seq_id)
+        if seq is None or self._scheduler is None:
+            return
+        if num_tokens is not None:
+            self.journal.cut(seq, num_tokens)
+        self._scheduler.finish(seq, reason)
+        self._gone(seq, self.clock())
+
+    def _gone(self, seq: Sequence, now: float) -> None:
+        """Forget a finished sequence, once."""
+        if self._live.pop(seq.seq_id, None) is None:
+            return
+        e2e = now - seq.request.arrival_time
+        outcome = str(seq.finish_reason or FinishReason.ERROR)
+        self.observer.finished(outcome, seq.prompt_len, len(seq.output_token_ids), e2e)
+        if not self._live:
+            self._idle.set()
+
+    # -- failure ---------------------------------------------------------------------------------------------------------
+
+    async def _recover(self, scheduler: Scheduler, batch: UnifiedBatch, error: ExecutorError) -> None:
+        """A step failed: its sequences get a typed error, the executor starts a new epoch, the rest is recomputed."""
+        logger.error("step %d failed: %s: %s", batch.step_id, type(error).__name__, error)
+        code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
+        self._fail(scheduler.abandon(batch), ExecutorFailed(f"the executor failed: {error}", code=code))
+        draining = self.stage is Stage.DRAINING
+        self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
+        epoch = self.journal.open_epoch()
+        scheduler.rewind()
+        for attempt in range(self.config.restart_attempts):
+            if attempt:
+                await asyncio.sleep(self.config.restart_pause * 2 ** (attempt - 1))
+            try:
+                await self.executor.begin_epoch(epoch)
+            except ExecutorError as again:
+                logger.error("restart %d of %d failed: %s", attempt + 1, self.config.restart_attempts, again)
+                self.detail = str(again)
+                continue
+            self.observer.restarted(getattr(error, "cause", error.kind))
+            if self.stage is Stage.RECOVERING:
+                self.stage, self.detail = Stage.READY, ""
+            return
+        self.stage = Stage.FAILED
+        self._fail_all(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
+        await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
+
+    def _fail(self, seqs: Iterable[Sequence], error: EngineError) -> None:
+        now = self.clock()
+        for seq in seqs:
+            if self._scheduler is not None and seq.status is not SequenceStatus.FINISHED:
+                self._scheduler.finish(seq, FinishReason.ERROR)
+            self._gone(seq, now)
+            seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
+
+    def _fail_all(self, error: EngineError) -> None:
+        self._apply_commands()
+        self._fail(list(self._live.values()), error)

@@ -1,0 +1,81 @@
+"""Every error a caller of the engine may meet, on one page.
+
+Each knows the HTTP status a front end should answer with, and the `type` and `code` of the OpenAI error body, so that no
+table elsewhere has to be kept in step with this tree.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Base of all. `param` names the request field at fault, if one is."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str | None] = "internal_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code  # type: ignore[misc]  # an instance may be more precise than its class
+
+
+class InvalidRequest(EngineError):
+    """The request cannot be served as it stands: it is the client's to change. Never retried."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: ClassVar[str | None] = None
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt plus requested output do not fit the model's context or the KV pool."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(InvalidRequest):
+    """No such model here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Unavailable(EngineError):
+    """Loading, draining or closed: try again later or elsewhere."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "service_unavailable"
+
+
+class Overloaded(EngineError):
+    """The queue is full. `retry_after` seconds, an integer."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ExecutorFailed(EngineError):
+    """The executor died or a step failed while this request was in flight."""
+
+    status = 500
+    type = "executor_error"
+    code = "executor_died"
+
+
+class SequenceFailed(EngineError):
+    """This request alone failed in the executor (its logits were NaN, say); others were untouched."""
+
+    status = 500
+    type = "executor_error"
+    code = "sequence_failed"

@@ -1,0 +1,114 @@
+"""What is asked of the engine and what it answers, in token ids. No text, no HTTP."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError
+from executors.contract import Int32Array, SampledToken, SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """An end token, a stop token or (found by the text layer) a stop string."""
+    LENGTH = "length"
+    """max_tokens or the model's context is used up."""
+    ABORT = "abort"
+    """The client went away or the caller took it back."""
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An immutable ask for ONE sequence. A call with n choices or several prompts is several of these.
+
+    `prompt_token_ids` int32 [prompt length], never empty. `sampling.seed` and `.choice` are set by whoever makes this.
+    `stop_token_ids` end the sequence and include the model's end tokens unless the client said ignore_eos.
+    `arrival_time` in seconds of the engine's monotonic clock.
+    """
+
+    request_id: str
+    prompt_token_ids: Int32Array
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = 0.0
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class TokenDelta:
+    """What a sequence gained since the last delta its reader took. Deltas not yet taken are merged.
+
+    `tokens` are committed and final: none is ever taken back. `finish_reason` is set on the last delta; `error` with
+    FinishReason.ERROR only.
+    """
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id that ended the sequence, when a stop token did; it is the last of `tokens`."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    error: EngineError | None = None
+
+    def merge(self, later: TokenDelta) -> None:
+        """Append a later delta of the same sequence."""
+        self.tokens.extend(later.tokens)
+        self.finish_reason = later.finish_reason
+        self.stop_token_id = later.stop_token_id
+        self.num_cached_tokens = later.num_cached_tokens
+        self.error = later.error
+
+
+class Stage(enum.StrEnum):
+    """What the engine is doing, for health answers."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges, read between steps."""
+
+    stage: Stage
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    epoch: int
+    steps: int
+    preemptions: int
+    detail: str = ""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use, 0 to 1."""
+        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+
+class Observer:
+    """Hears what happens to sequences, for metrics. Called from the loop task; must be quick and never raise.
+
+    All durations in seconds. The methods do nothing here: an engine without metrics needs none.
+    """
+
+    def first_token(self, ttft: float) -> None:
+        """A sequence's first token was committed `ttft` after its arrival."""
+
+    def tokens(self, count: int, inter_token: float) -> None:
+        """`count` tokens were committed in one step, `inter_token` seconds after the sequence's previous ones."""
+
+    def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+        """A sequence ended; `outcome` is its finish reason."""
+
+    def restarted(self, cause: str) -> None:
+        """The executor was started anew."""

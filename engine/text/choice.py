@@ -1,0 +1,130 @@
+"""One choice of a call on its way from tokens to text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.request import FinishReason, TokenDelta
+from engine.text.detokenizer import detokenizer
+from engine.text.stop_strings import StopStrings
+from engine.text.tokenizer import Tokenizer
+from executors.contract import SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A sampled token as text, for logprobs: `text` is this token alone (bytes that are no whole character are shown
+    as U+FFFD), `raw` its exact bytes, `offset` the character offset in the choice's text at which it begins."""
+
+    token: SampledToken
+    text: str
+    raw: bytes
+    offset: int
+    top: tuple[tuple[str, bytes, float], ...] = ()
+    """(text, bytes, logprob) of each alternative, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one choice gained: never half a character, never part of a stop string.
+
+    `finish_reason` ("stop" or "length") is set on the choice's last delta only; `stop_reason` is the stop string or stop
+    token id that ended it (None for the model's own end token). `token_ids` may be non-empty with empty text. `logprobs`
+    covers exactly the tokens of `token_ids`, when asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenText, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """How a choice becomes text; the same for all choices of a call."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: bool = False
+    own_end_tokens: frozenset[int] = frozenset()
+    """End tokens of the model: stopping at one has no `stop_reason`."""
+
+
+class Choice:
+    """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, options: ChoiceOptions) -> None:
+        self.index = index
+        self.num_tokens = 0
+        """Tokens that count: up to and including the one that completed a stop string."""
+        self.finished = False
+        self._tokenizer = tokenizer
+        self._options = options
+        self._detokenizer = detokenizer(tokenizer, options.skip_special_tokens)
+        self._stops = StopStrings(options.stop, options.include_stop_str_in_output)
+        self._offset = 0
+
+    @property
+    def stopped_by_string(self) -> bool:
+        """True once a stop string matched: the engine must be told to end the sequence at `num_tokens`."""
+        return self._stops.matched is not None
+
+    def push(self, delta: TokenDelta) -> TextDelta:
+        """Text for newly committed tokens. `delta.error` is the caller's business."""
+        parts: list[str] = []
+        ids: list[int] = []
+        logprobs: list[TokenText] = []
+        last = len(delta.tokens) - 1
+        for i, token in enumerate(delta.tokens):
+            ends_here = i == last and delta.stop_token_id is not None
+            ids.append(token.token_id)
+            parts.append(self._text_of(token, ends_here, logprobs))
+            if self.stopped_by_string:
+                break
+        self.num_tokens += len(ids)
+        reason, stop_reason = self._ending(delta, parts)
+        return TextDelta(
+            self.index,
+            "".join(parts),
+            tuple(ids),
+            tuple(logprobs) if self._options.logprobs else None,
+            reason,
+            stop_reason,
+        )
+
+    def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText]) -> str:
+        # The token that ends the choice is no part of its text, as a stop string is none.
+        hidden = ends_here and not self._options.include_stop_str_in_output
+        text = "" if hidden else self._detokenizer.push(token.token_id)
+        if self._options.logprobs:
+            logprobs.append(self._logprob_text(token))
+        self._offset += len(text)
+        return self._stops.push(text)
+
+    def _logprob_text(self, token: SampledToken) -> TokenText:
+        of = self._tokenizer
+        top = tuple((of.token_text(i), of.token_bytes(i), logprob) for i, logprob in token.top_logprobs)
+        return TokenText(
+            token, of.token_text(token.token_id), of.token_bytes(token.token_id), self._offset, top
+        )
+
+    def _ending(self, delta: TokenDelta, parts: list[str]) -> tuple[str | None, str | int | None]:
+        """Finish reason and stop reason; adds the text held back so far when the choice is over."""
+        if self.stopped_by_string:
+            self.finished = True
+            return "stop", self._stops.matched
+        if delta.finish_reason is None:
+            return None, None
+        self.finished = True
+        # The last bytes may complete a stop string, too.
+        parts.append(self._stops.push(self._detokenizer.flush()))
+        if self._stops.matched is not None:
+            return "stop", self._stops.matched
+        parts.append(self._stops.flush())
+        if delta.finish_reason is FinishReason.LENGTH:
+            return "length", None
+        own_end = delta.stop_token_id in self._options.own_end_tokens
+        return "stop", None if own_end else delta.stop_token_id

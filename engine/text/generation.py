@@ -1,0 +1,169 @@
+"""From prompts in token ids to text: one call, one or many choices, an async stream of text deltas.
+
+The text side of the engine: it owns detokenizing and stop strings, and talks to `engine.core` in token ids only, so that
+API workers may run it in processes of their own later.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.errors import EngineError, SequenceFailed
+from engine.request import FinishReason, Request, TokenDelta
+from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
+from engine.text.tokenizer import Tokenizer
+from executors.contract import SamplingParams
+
+__all__ = ["Generation", "TextDelta", "TextEngine", "TextRequest", "TokenText", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One API call. Choices are numbered prompt by prompt: index = prompt number * n + choice.
+
+    Sampling fields as in `SamplingParams`; `seed` None lets the engine mint one (reported by `Generation.seed`).
+    `max_tokens` None means: as many as the context allows. `stop` strings end a choice and are cut from its text unless
+    `include_stop_str_in_output`.
+    """
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a call so far; prompts are counted once each, whatever n."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Generation:
+    """A call in progress: iterate it for deltas of all choices as they come.
+
+        async with text_engine.start(request) as generation:
+            async for delta in generation: ...
+
+    Leaving the block (early, by an error or by cancellation) aborts what still runs, within one step. The iteration
+    raises `EngineError` when a choice fails; the other choices are aborted with it.
+    """
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer, request: TextRequest) -> None:
+        self.request = request
+        self.seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+        self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
+        self._core = core
+        self._mailbox = Mailbox()
+        end_tokens = tokenizer.eos_token_ids - frozenset(request.stop_token_ids)
+        options = ChoiceOptions(
+            request.stop,
+            request.include_stop_str_in_output,
+            request.skip_special_tokens,
+            request.logprobs is not None,
+            end_tokens,
+        )
+        self._stop_token_ids = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            self._stop_token_ids |= tokenizer.eos_token_ids
+        self._choices = {i: Choice(i, tokenizer, options) for i in range(len(request.prompts) * request.n)}
+        self._cached: dict[int, int] = {}
+        self._seq_ids: dict[int, int] = {}
+        """Sequences that still run, by choice index."""
+
+    def _submit(self) -> None:
+        """Queue all choices, or none: an error takes back those queued before it."""
+        try:
+            for prompt_number, prompt in enumerate(self.request.prompts):
+                ids = np.array(prompt, np.int32)
+                for choice in range(self.request.n):
+                    index = prompt_number * self.request.n + choice
+                    self._seq_ids[index] = self._core.submit(self._ask(ids, choice), self._mailbox, index)
+        except EngineError:
+            self._abort()
+            raise
+
+    def _ask(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int) -> Request:
+        asked = self.request
+        max_tokens = asked.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self._core.max_model_len - len(ids))
+        sampling = SamplingParams(
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            seed=self.seed,
+            choice=choice,
+            logprobs=asked.logprobs,
+        )
+        return Request(asked.request_id, ids, sampling, max_tokens, self._stop_token_ids, self._core.clock())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        for seq_id in self._seq_ids.values():
+            self._core.abort(seq_id)
+        self._seq_ids.clear()
+
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        while self._seq_ids:
+            for index, delta in (await self._mailbox.take()).items():
+                if index not in self._seq_ids:
+                    continue  # tokens past a stop string: neither shown nor counted
+                text = self._advance(index, delta)
+                if text.text or text.token_ids or text.finish_reason:
+                    yield text
+
+    def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
+        if delta.finish_reason is FinishReason.ERROR:
+            del self._seq_ids[index]
+            self._abort()
+            raise delta.error or SequenceFailed("the sequence failed")
+        choice = self._choices[index]
+        text = choice.push(delta)
+        self.usage.completion_tokens += len(text.token_ids)
+        self._cached[index // self.request.n] = delta.num_cached_tokens
+        self.usage.cached_tokens = sum(self._cached.values())
+        if choice.finished:
+            seq_id = self._seq_ids.pop(index)
+            if choice.stopped_by_string:
+                self._core.finish(seq_id, choice.num_tokens)
+        return text
+
+
+class TextEngine:
+    """Starts generations. Holds no state of its own beyond the core and the tokenizer."""
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+
+    def start(self, request: TextRequest) -> Generation:
+        """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once, and then nothing
+        of it is queued."""
+        generation = Generation(self.core, self.tokenizer, request)
+        generation._submit()
+        return generation

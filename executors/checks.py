@@ -1,0 +1,60 @@
+"""Is a `UnifiedBatch` sound? Checks that any executor may run before it computes anything. Standard library and NumPy only.
+
+Nothing here changes state: a batch that is refused has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executors.batch import UnifiedBatch
+from executors.errors import InvalidInput
+
+
+def check_arrays(batch: UnifiedBatch) -> None:
+    """Lengths, ranges and what follows from the batch alone. Raises InvalidInput."""
+    n, total = len(batch.slots), len(batch.token_ids)
+    for name in ("seq_ids", "num_q_tokens", "pos_offsets", "is_final_chunk", "num_draft_tokens"):
+        if len(getattr(batch, name)) != n:
+            raise InvalidInput(f"{name} has {len(getattr(batch, name))} entries for {n} items")
+    if n == 0:
+        return
+    if batch.num_q_tokens.min() < 1:
+        raise InvalidInput("every item needs at least one query token")
+    if int(batch.num_q_tokens.sum(dtype=np.int64)) != total:
+        raise InvalidInput(f"token_ids has {total} entries, num_q_tokens add up to {int(batch.num_q_tokens.sum())}")
+    if batch.pos_offsets.min() < 0:
+        raise InvalidInput("a position is negative")
+    if batch.pending is not None and len(batch.pending) != total:
+        raise InvalidInput(f"pending has {len(batch.pending)} entries for {total} tokens")
+    if n > 1 and (len(np.unique(batch.seq_ids)) != n or len(np.unique(batch.slots)) != n):
+        raise InvalidInput("a sequence or slot occurs twice in one step")
+    drafts = batch.num_draft_tokens
+    if not drafts.any():
+        return
+    if drafts.min() < 0 or (drafts >= batch.num_q_tokens).any():
+        raise InvalidInput("num_draft_tokens must leave at least one token that is no draft")
+    if (drafts[~batch.is_final_chunk] > 0).any():
+        raise InvalidInput("only a final chunk can carry drafts")
+
+
+def check_limits(batch: UnifiedBatch, logits_width: int, max_sequence_length: int, max_batch_size: int) -> None:
+    """The batch against the executor's facts; `check_arrays` has passed. Raises InvalidInput."""
+    if len(batch) > max_batch_size:
+        raise InvalidInput(f"{len(batch)} items exceed the largest batch, {max_batch_size}")
+    known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+    if len(known) and (known.min() < 0 or known.max() >= logits_width):
+        raise InvalidInput(f"a token id is outside 0..{logits_width - 1}")
+    if len(batch) and int((batch.pos_offsets + batch.num_q_tokens).max()) > max_sequence_length:
+        raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
+
+
+def check_copies(batch: UnifiedBatch, num_blocks: int) -> None:
+    """The block copies. Raises InvalidInput for blocks out of range or copied onto twice or while a source."""
+    copies = batch.block_copies
+    if not len(copies):
+        return
+    if copies.min() < 0 or copies.max() >= num_blocks:
+        raise InvalidInput(f"a block copy names a block outside 0..{num_blocks - 1}")
+    if len(np.unique(copies[:, 1])) != len(copies) or np.isin(copies[:, 1], copies[:, 0]).any():
+        raise InvalidInput("block copies overlap: their order would matter")

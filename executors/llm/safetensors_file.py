@@ -1,0 +1,121 @@
+"""One safetensors file, memory-mapped. Reads headers strictly, so that every fault has a name.
+
+Format: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets: [begin, end]}} with offsets
+relative to the data that follows, then the data (https://huggingface.co/docs/safetensors). Written here rather than
+taken from the library because pages that were copied are handed back at once, which keeps resident memory near the
+size of the result, and because a fault can then say what is wrong in which file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from executors.errors import ConfigError
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
+               "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """The tensors of one file. Raises ConfigError, naming the file, when it is truncated or corrupt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # A private mapping: torch wants writable memory, and nothing is ever written.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file") from None
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise ConfigError(f"{path}: cannot be read ({error})") from None
+        self._entries, self._data = _read_header(path, self._map)
+
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Its dtype. Raises ConfigError for one that is not a plain float."""
+        dtype = _DTYPES.get(self._entries[name].dtype)
+        if dtype is None:
+            found = self._entries[name].dtype
+            raise ConfigError(f"{self.path}: tensor {name} has dtype {found}; supported: {', '.join(_DTYPES)}")
+        return dtype
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of its data in the file."""
+        return self._entries[name].end - self._entries[name].begin
+
+    def copy_into(self, name: str, target: torch.Tensor) -> None:
+        """Copy (and cast, and broadcast) a tensor into `target`, then give the file's pages back."""
+        entry = self._entries[name]
+        dtype = self.dtype(name)
+        begin = self._data + entry.begin
+        count = math.prod(entry.shape)
+        if count:
+            target.copy_(torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape))
+        page = mmap.PAGESIZE
+        first = begin // page * page
+        length = (self._data + entry.end) // page * page - first
+        if length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+
+def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
+    """Entries by name and where the data begins."""
+    length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
+    if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
+        raise ConfigError(f"{path}: not a safetensors file, or truncated (header of {length} bytes in {len(data)})")
+    try:
+        header = json.loads(data[8 : 8 + length])
+        if not isinstance(header, dict):
+            raise ValueError("not an object")
+        entries = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: corrupt safetensors header ({str(error).splitlines()[0]})") from None
+    room = len(data) - 8 - length
+    for name, entry in entries.items():
+        if not 0 <= entry.begin <= entry.end:
+            raise ConfigError(f"{path}: corrupt safetensors header (offsets of {name})")
+        if entry.end > room:
+            raise ConfigError(f"{path}: truncated: tensor {name} ends at byte {entry.end} of {room}")
+        size = _ITEM_SIZES.get(entry.dtype)
+        if size is not None and math.prod(entry.shape) * size != entry.end - entry.begin:
+            raise ConfigError(f"{path}: corrupt safetensors header (size of {name})")
+    return entries, 8 + length
+
+
+def _entry(value: dict) -> _Entry:
+    begin, end = value["data_offsets"]
+    shape = tuple(value["shape"])
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError("a shape or an offset is not a natural number")
+    return _Entry(str(value["dtype"]), shape, begin, end)

@@ -1,0 +1,156 @@
+"""From a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
+
+Everything is checked before the first byte is copied; each fault is a ConfigError of one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from executors.errors import ConfigError
+from executors.llm.models.config import read_json
+from executors.llm.models.decoder import Decoder
+from executors.llm.safetensors_file import SafetensorsFile
+
+Progress = Callable[[str, int, int], None]
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Checkpoint:
+    """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files: dict[str, SafetensorsFile] = {}
+        self._of: dict[str, SafetensorsFile] = {}
+        shards, index = _shards(directory)
+        for shard in shards:
+            file = SafetensorsFile(directory / shard)
+            self.files[shard] = file
+            self._of.update(dict.fromkeys(file.names(), file))
+        for name, shard in index.items():
+            if name not in self.files[shard]:
+                raise ConfigError(f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there")
+
+    def names(self) -> set[str]:
+        """All tensor names."""
+        return set(self._of)
+
+    def file_of(self, name: str) -> SafetensorsFile:
+        """The file that holds a tensor."""
+        return self._of[name]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for file in self.files.values():
+            file.close()
+
+
+def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """File names to open, and where the index says each tensor is (empty for a single file)."""
+    if (directory / INDEX).exists():
+        index = read_json(directory / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not index or not all(isinstance(v, str) for v in index.values()):
+            raise ConfigError(f"{directory / INDEX}: field weight_map is missing or no map of tensor to file")
+        shards = sorted(set(index.values()))
+        for shard in shards:
+            if Path(shard).name != shard:
+                raise ConfigError(f"{directory / INDEX}: {shard!r} is not a file name in the same directory")
+            if not (directory / shard).is_file():
+                raise ConfigError(f"{directory / shard}: no such file, though {INDEX} names it")
+        return shards, index
+    if (directory / SINGLE).is_file():
+        return [SINGLE], {}
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
+        raise ConfigError(f"{directory}: only pickled weights are there; supported: safetensors ({SINGLE} or {INDEX})")
+    raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")
+
+
+def checkpoint_dtype(directory: Path) -> torch.dtype:
+    """The dtype of the first weight, for a config.json that names none. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        for name in sorted(checkpoint.names()):
+            dtype = checkpoint.file_of(name).dtype(name)
+            return torch.float32 if dtype == torch.float64 else dtype
+        raise ConfigError(f"{directory}: the checkpoint has no tensors")
+    finally:
+        checkpoint.close()
+
+
+def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
+    """Copy a checkpoint into `decoder`, casting to its dtype. Raises ConfigError before anything is copied."""
+    checkpoint = Checkpoint(directory)
+    try:
+        targets = decoder.parameters()
+        _check(decoder, checkpoint, targets)
+        # In the order of the files, so that a disk reads ahead.
+        total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
+        done = 0
+        progress("weights", 0, total)
+        for file in checkpoint.files.values():
+            for name in file.names():
+                if name in targets:
+                    file.copy_into(name, targets[name])
+                    done += file.num_bytes(name)
+                    progress("weights", done, total)
+    finally:
+        checkpoint.close()
+
+
+def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, torch.Tensor]) -> None:
+    """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast."""
+    present = checkpoint.names()
+    where = checkpoint.directory
+    architecture = decoder.config.architecture
+    missing = sorted(set(targets) - present)
+    if missing:
+        raise ConfigError(f"{where}: {_some(missing)} missing; {architecture} needs {len(targets)} tensors")
+    surplus = sorted(name for name in present - set(targets) if not _harmless(decoder, name))
+    if surplus:
+        raise ConfigError(f"{where}: {_some(surplus)} not part of {architecture} as config.json describes it")
+    head_norms = decoder.head_norms()
+    for name, target in targets.items():
+        file = checkpoint.file_of(name)
+        expected = tuple(target.shape[1:] if name in head_norms else target.shape)
+        if file.shape(name) != expected:
+            found = list(file.shape(name))
+            raise ConfigError(f"{file.path}: {name} has shape {found}; config.json makes it {list(expected)}")
+        file.dtype(name)
+
+
+def _harmless(decoder: Decoder, name: str) -> bool:
+    family = decoder.config.family
+    if decoder.config.tied and name == f"{family.names.lm_head}.weight":
+        return True  # a copy of the embedding that some savers write
+    return any(fnmatchcase(name, pattern) for pattern in family.harmless)
+
+
+def _some(names: list[str]) -> str:
+    """`tensor a is`, or `3 tensors (a, b, ...) are`, for a message."""
+    if len(names) == 1:
+        return f"tensor {names[0]} is"
+    return f"{len(names)} tensors ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}) are"
+
+
+def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
+    """Random weights in place, the same for the same seed: norms 1, biases 0, the rest normal with deviation 0.02."""
+    head_norms = decoder.head_norms()
+    generator = torch.Generator(device=decoder.device).manual_seed(seed)
+    targets = decoder.parameters()
+    total = sum(t.numel() * t.element_size() for t in targets.values())
+    done = 0
+    for name, target in targets.items():
+        if name.endswith(".bias"):
+            target.zero_()
+        elif target.dim() == 1 or name in head_norms:
+            target.fill_(1.0)
+        else:
+            target.normal_(0.0, 0.02, generator=generator)
+        done += target.numel() * target.element_size()
+        progress("dummy weights", done, total)

@@ -1,0 +1,38 @@
+"""The generator of everything `cohort-tiny` learns and is measured on; the same seed gives the same text."""
+
+from collections.abc import Iterator, Mapping
+
+from executors.tiny.data.dialogs import DEFAULT_WEIGHTS, SKILL_NAMES, conversation, tool_result
+from executors.tiny.data.phrasing import Draw, digest
+from executors.tiny.data.sample import Message, Sample, Tool
+
+__all__ = ["DEFAULT_WEIGHTS", "SKILL_NAMES", "Message", "Sample", "Tool", "held_out_samples", "training_samples"]
+
+_TOOL_SHARE = 0.14
+_RESULT_SHARE = 0.02
+
+
+def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> Iterator[Sample]:
+    """Yield conversations to learn from, without end."""
+    draw = Draw(seed)
+    share = dict(weights or DEFAULT_WEIGHTS)
+    names = list(share)
+    while True:
+        roll = draw.rng.random()
+        turns = draw.rng.choice((1, 1, 1, 2, 2, 3, 3, 4, 5, 6))
+        if roll < _RESULT_SHARE:
+            yield tool_result(draw)
+        elif roll < _RESULT_SHARE + _TOOL_SHARE:
+            yield conversation(draw, "tools", min(turns, 3), weights=share)
+        else:
+            yield conversation(draw, draw.rng.choices(names, [share[name] for name in names])[0], turns, weights=share)
+
+
+def held_out_samples(skill: str, count: int, seed: int = 0, turns: int = 1, seen: bool = False) -> list[Sample]:
+    """Return `count` conversations of `turns` turns ending in `skill`, with operands and phrasings never trained on.
+
+    `seen` draws from the training side of the split instead, to tell memory from skill.
+    """
+    draw = Draw(digest("held out", skill, seed, turns), held_out=not seen)
+    with_tools = None if turns > 1 else False
+    return [conversation(draw, skill, turns, with_tools=with_tools) for _ in range(count)]

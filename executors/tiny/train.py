@@ -1,0 +1,183 @@
+"""Train `cohort-tiny` on the generator's text: `python -m executors.tiny.train --out DIR --minutes M [--resume]`."""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from executors.tiny.batches import batches
+from executors.tiny.model import TinyConfig, TinyModel
+from executors.tiny.optimizer import Muon
+from executors.tiny.tokenizer import build_from_generator, save
+
+_CHECKPOINT = "checkpoint.pt"
+_CHECKPOINT_SECONDS = 120
+_LOG_EVERY = 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the shipped weights are trained."""
+
+    seed: int = 0
+    steps: int = 2400
+    batch_tokens: int = 4096
+    batches_per_step: int = 3
+    muon_lr: float = 0.02
+    adam_lr: float = 0.004
+    weight_decay: float = 0.01
+    warmup_steps: int = 30
+    decay_from: float = 0.6
+
+
+@dataclass
+class Progress:
+    """Where a run stands; kept in the checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    learned: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    """A resumable training run in one folder."""
+
+    def __init__(self, out: Path, recipe: Recipe, minutes: float) -> None:
+        self.out, self.recipe, self.limit = out, recipe, minutes * 60
+        torch.manual_seed(recipe.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        self.tokenizer = self._tokenizer()
+        self.model = TinyModel(TinyConfig())
+        matrices = [p for name, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in name]
+        others = [p for name, p in self.model.named_parameters() if p.dim() != 2 or "embed" in name]
+        self.muon = Muon(matrices, recipe.muon_lr, weight_decay=recipe.weight_decay)
+        self.adam = torch.optim.AdamW(others, recipe.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
+        self.progress = Progress()
+
+    def _tokenizer(self) -> Tokenizer:
+        """Return the run's tokenizer, built on first use."""
+        path = self.out / "tokenizer.json"
+        if not path.exists():
+            build_from_generator().save(str(path))
+        return Tokenizer.from_file(str(path))
+
+    def resume(self) -> bool:
+        """Load the checkpoint if there is one, and tell whether there was."""
+        path = self.out / _CHECKPOINT
+        if not path.exists():
+            return False
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
+        self.progress = Progress(**state["progress"])
+        return True
+
+    def checkpoint(self) -> None:
+        """Write everything needed to go on; replaces the file at once, so that a kill never leaves half of it."""
+        state = {
+            "model": self.model.state_dict(),
+            "muon": self.muon.state_dict(),
+            "adam": self.adam.state_dict(),
+            "progress": asdict(self.progress),
+        }
+        partial = self.out / (_CHECKPOINT + ".partial")
+        torch.save(state, partial)
+        partial.replace(self.out / _CHECKPOINT)
+
+    def done(self) -> float:
+        """Return the share of the run that is over: of its steps or of its time, whichever is further."""
+        return max(self.progress.step / self.recipe.steps, self.progress.seconds / self.limit)
+
+    def _set_rate(self) -> None:
+        """Set the learning rates: warm up, stay, and decay to zero over the last part."""
+        recipe = self.recipe
+        factor = min(1.0, (self.progress.step + 1) / recipe.warmup_steps)
+        factor *= min(1.0, max(0.0, 1 - self.done()) / (1 - recipe.decay_from))
+        self.muon.param_groups[0]["lr"] = recipe.muon_lr * factor
+        self.adam.param_groups[0]["lr"] = recipe.adam_lr * factor
+
+    def run(self) -> None:
+        """Train until the steps or the minutes are used up."""
+        recipe = self.recipe
+        # A resumed run draws fresh text: the seed moves on with the step.
+        stream = batches(self.tokenizer, recipe.seed + 1000 + self.progress.step, recipe.batch_tokens)
+        saved = time.monotonic()
+        while self.done() < 1:
+            began = time.monotonic()
+            self._set_rate()
+            loss, learned, tokens = self._step(list(islice(stream, recipe.batches_per_step)))
+            progress = self.progress
+            progress.step += 1
+            progress.tokens += tokens
+            progress.learned += learned
+            progress.seconds += time.monotonic() - began
+            if progress.step % _LOG_EVERY == 0:
+                rate = tokens / (time.monotonic() - began)
+                entry = {"step": progress.step, "loss": loss / learned, "tokens": progress.tokens}
+                progress.history.append(entry)
+                print(f"step {progress.step} loss {loss / learned:.4f} tokens {progress.tokens} "
+                      f"{rate:.0f}/s lr {self.muon.param_groups[0]['lr']:.4f} {progress.seconds / 60:.1f} min", flush=True)  # fmt: skip
+            if time.monotonic() - saved > _CHECKPOINT_SECONDS:
+                self.checkpoint()
+                saved = time.monotonic()
+        self.checkpoint()
+
+    def _step(self, group: Sequence[Any]) -> tuple[float, int, int]:
+        """Make one optimizer step over `group` and return its summed loss, learned tokens and tokens."""
+        learned = sum(int(batch.learned[:, 1:].sum()) for batch in group)
+        total = 0.0
+        for batch in group:
+            loss = self.model.loss(batch.ids, batch.learned)
+            (loss / learned).backward()  # type: ignore[no-untyped-call]
+            total += float(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.muon.step()
+        self.adam.step()
+        self.muon.zero_grad()
+        self.adam.zero_grad()
+        return total, learned, sum(batch.ids.numel() for batch in group)
+
+
+def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `model` in bf16 and `tokenizer` into `folder` in Hugging Face layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    eos, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    generation = {"do_sample": True, "temperature": 0.2, "eos_token_id": [eos, pad], "pad_token_id": pad}
+    for name, content in (("config", model.config.to_hf(eos, pad)), ("generation_config", generation)):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    save(tokenizer, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, checkpoint and export."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and, under weights/, the export")
+    parser.add_argument("--minutes", type=float, default=60, help="time limit; the learning rate decays to zero by then")
+    parser.add_argument("--steps", type=int, default=Recipe.steps, help="step limit")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    trainer = Trainer(arguments.out, Recipe(steps=arguments.steps), arguments.minutes)
+    if arguments.resume:
+        print("resumed" if trainer.resume() else "no checkpoint, starting anew", flush=True)
+    trainer.run()
+    export(trainer.model, trainer.tokenizer, arguments.out / "weights")
+    print(f"{trainer.progress.tokens} tokens in {trainer.progress.seconds / 60:.1f} minutes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.errors import InvalidRequest
+from server.schemas import extras
+from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, TokenId
+
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024
+"""Prompts times choices of one call."""
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for this endpoint only."""
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationFields):
+    """A legacy completion call: one prompt or many, as text or as token ids."""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """Tokens to generate per choice."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token, or None."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one, whichever of the four forms the client used."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]  # one prompt in token ids
+        return list(self.prompt)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Everything that types alone do not say. Raises InvalidRequest naming the field."""
+        extras.judge(self.model_extra, type(self).model_fields, also_refused=_REFUSED)
+        self.check_generation()
+        if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:
+            message = f"Prompts times 'n' may be at most {MAX_SEQUENCES}."
+            raise InvalidRequest(message, param="n", code="invalid_value")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequest("'best_of' is not supported.", param="best_of", code="unsupported_parameter")
+        if self.suffix:
+            raise InvalidRequest("'suffix' is not supported.", param="suffix", code="unsupported_parameter")
+        if self.echo and self.logprobs is not None:
+            message = "'echo' with 'logprobs' is not supported: there are no prompt logprobs yet."
+            raise InvalidRequest(message, param="echo", code="unsupported_value")
+
+
+_REFUSED = {
+    "messages": "'messages' belongs to /v1/chat/completions; a completion has 'prompt'.",
+    "tools": "'tools' are not supported for completions; use /v1/chat/completions.",
+}

@@ -1,0 +1,81 @@
+"""Parameters that are not fields of our schemas: refused when they would change the result, ignored when they cannot.
+
+Unknown keys that are harmless are ignored, as vLLM does: wrappers around the OpenAI SDK send vendor fields of their own,
+and refusing them would make a drop-in server of no use. What *would* change the answer is refused by name instead of
+dropped, and so is a key that looks like a misspelt parameter, because its sender believes it has an effect.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from engine.errors import InvalidRequest
+
+log = structlog.get_logger("server")
+
+HARMLESS = frozenset(
+    {
+        "user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+        "prompt_cache_options", "safety_identifier", "parallel_tool_calls", "prediction", "request_id",
+        "cache_prompt", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
+    }
+)  # fmt: skip
+"""Accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # penalties and further samplers
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "repeat_penalty": (1,),
+    "logit_bias": ({},), "min_p": (0,), "typical_p": (0, 1), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,),
+    "dry_multiplier": (0,), "xtc_probability": (0,), "bad_words": ([],), "allowed_token_ids": (),
+    "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
+    "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
+    # constrained output
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
+    "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
+    "grammar": ("",), "regex": (), "ebnf": (), "response_format": ({"type": "text"},), "stop_regex": ([],),
+    # other outputs
+    "prompt_logprobs": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
+    "modalities": (["text"],), "audio": (), "web_search_options": (), "truncate_prompt_tokens": (),
+    "n_probs": (0,), "verbosity": ("medium",), "return_hidden_states": (False,),
+    # other inputs and routing
+    "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
+    "prompt_embeds": (), "continue_final_message": (False,), "priority": (0,), "kv_transfer_params": (),
+    "cache_salt": (), "lora_path": (), "n_predict": (), "repetition_detection": (),
+}  # fmt: skip
+"""Known but not supported, each with the values (null always) at which it does nothing. `cache_salt` does not change
+the tokens, yet its sender asks for isolation: that must not be promised by silence."""
+
+
+def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused: Mapping[str, str]) -> None:
+    """Refuse what would change the result. `also_refused` maps names to the reason, for one endpoint's own cases.
+
+    Raises InvalidRequest naming the parameter.
+    """
+    if not extra:
+        return
+    ignored = []
+    for name, value in extra.items():
+        if value is None or name in HARMLESS:
+            continue
+        if name in also_refused:
+            raise InvalidRequest(also_refused[name], param=name, code="unsupported_parameter")
+        if name in _NEUTRAL:
+            if not _is_neutral(value, _NEUTRAL[name]):
+                message = f"'{name}' is not supported by this server."
+                raise InvalidRequest(message, param=name, code="unsupported_parameter")
+            continue
+        if near := difflib.get_close_matches(name, [*known, *_NEUTRAL], n=1, cutoff=0.85):
+            message = f"Unknown parameter '{name}'. Did you mean '{near[0]}'?"
+            raise InvalidRequest(message, param=name[:100], code="unknown_parameter")
+        ignored.append(name[:100])
+    if ignored:
+        log.info("ignored unknown parameters", names=sorted(ignored)[:20])
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Equal in value and kind: `False` is no neutral number, an empty list no empty object."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

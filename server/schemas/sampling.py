@@ -1,0 +1,90 @@
+"""Fields that chat and completions share. Caps stand here so that they hold before anything is tokenized."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from engine.errors import InvalidRequest
+from server.schemas.base import WireModel
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 20
+MAX_TOKEN_ID = 2**31 - 1
+MAX_OUTPUT_TOKENS = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class StreamOptions(WireModel):
+    """`include_usage`: one more chunk with the totals at the end. `continuous_usage_stats`: totals so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(WireModel):
+    """How to generate. None means: not given, take the default (of the model, then OpenAI's)."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_object(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError("it should be a JSON object")
+        return data
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings as a tuple, whichever form the client used."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """True if the stream ends with a chunk of totals."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """True if every chunk carries the totals so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check_generation(self) -> None:
+        """Rules between fields. Raises InvalidRequest naming the field."""
+        if self.stream_options is not None and not self.stream:
+            message = "'stream_options' is only allowed when 'stream' is true."
+            raise InvalidRequest(message, param="stream_options", code="invalid_value")
+        limit = self.output_limit
+        if limit is not None and (self.min_tokens or 0) > limit:
+            message = f"'min_tokens' ({self.min_tokens}) is more than the most tokens allowed ({limit})."
+            raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+
+    @property
+    def output_limit(self) -> int | None:
+        """Most tokens to generate, or None for as many as fit."""
+        return self.max_tokens

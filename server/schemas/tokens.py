@@ -1,0 +1,39 @@
+"""The bodies of POST /tokenize and /detokenize, in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from engine.errors import InvalidRequest
+from server.schemas.base import WireModel
+from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
+from server.schemas.sampling import TokenId
+
+
+class TokenizeRequest(WireModel):
+    """Text, or a chat that goes through the template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        """Exactly one kind of input. Raises InvalidRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            message = "Give either 'prompt' or 'messages'."
+            raise InvalidRequest(message, param="prompt", code="invalid_value")
+
+
+class DetokenizeRequest(WireModel):
+    """Token ids to turn into text."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool | None = None

@@ -22,7 +22,9 @@ def check_arrays(batch: UnifiedBatch) -> None:
     if batch.num_q_tokens.min() < 1:
         raise InvalidInput("every item needs at least one query token")
     if int(batch.num_q_tokens.sum(dtype=np.int64)) != total:
-        raise InvalidInput(f"token_ids has {total} entries, num_q_tokens add up to {int(batch.num_q_tokens.sum())}")
+        raise InvalidInput(
+            f"token_ids has {total} entries, num_q_tokens add up to {int(batch.num_q_tokens.sum())}"
+        )
     if batch.pos_offsets.min() < 0:
         raise InvalidInput("a position is negative")
     if batch.pending is not None and len(batch.pending) != total:
@@ -38,7 +40,9 @@ def check_arrays(batch: UnifiedBatch) -> None:
         raise InvalidInput("only a final chunk can carry drafts")
 
 
-def check_limits(batch: UnifiedBatch, logits_width: int, max_sequence_length: int, max_batch_size: int) -> None:
+def check_limits(
+    batch: UnifiedBatch, logits_width: int, max_sequence_length: int, max_batch_size: int
+) -> None:
     """The batch against the executor's facts; `check_arrays` has passed. Raises InvalidInput."""
     if len(batch) > max_batch_size:
         raise InvalidInput(f"{len(batch)} items exceed the largest batch, {max_batch_size}")

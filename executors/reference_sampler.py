@@ -84,7 +84,10 @@ def sample(logits: Row, params: SamplingParams, position: int) -> SampledToken:
 
 
 def verify(
-    logits: Sequence[Row] | NDArray[np.float32], params: SamplingParams, drafts: Sequence[int], first_position: int
+    logits: Sequence[Row] | NDArray[np.float32],
+    params: SamplingParams,
+    drafts: Sequence[int],
+    first_position: int,
 ) -> tuple[SampledToken, ...]:
     """Verify drafts against their logits: [num_drafts + 1, V], row i after draft i - 1, sampling `first_position + i`.
 

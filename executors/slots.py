@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executors.batch import Int32Array, SequenceStart, UnifiedBatch
 from executors.errors import InvalidInput
@@ -25,6 +26,7 @@ class SlotTable:
         self._starts: list[SequenceStart | None] = [None] * num_slots
         self._slot_of: dict[int, int] = {}
         self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._hidden: dict[int, tuple[int, NDArray[np.float64]]] = {}
 
     def apply(self, batch: UnifiedBatch) -> None:
         """Take in the batch's starts and block-table deltas. Call once, before the forward.
@@ -38,7 +40,9 @@ class SlotTable:
         tables = batch.tables
         begin = 0
         for i in range(len(tables.slots)):
-            slot, group, first, count = (int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts))
+            slot, group, first, count = (
+                int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts)
+            )
             self.block_tables[group][slot, first : first + count] = tables.block_ids[begin : begin + count]
             self.num_blocks[group, slot] = first + count
             begin += count
@@ -52,18 +56,24 @@ class SlotTable:
                 raise InvalidInput(f"sequence {seq_id} was never started in slot {slot}")
         tables = batch.tables
         if int(tables.counts.sum()) != len(tables.block_ids):
-            raise InvalidInput(f"table updates count {int(tables.counts.sum())} ids, there are {len(tables.block_ids)}")
+            raise InvalidInput(
+                f"table updates count {int(tables.counts.sum())} ids, there are {len(tables.block_ids)}"
+            )
         # Several updates may follow one another on one table: what the earlier ones make of it is tracked here.
         lengths: dict[tuple[int, int], int] = {}
         for i in range(len(tables.slots)):
-            slot, group, first, count = (int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts))
+            slot, group, first, count = (
+                int(a[i]) for a in (tables.slots, tables.groups, tables.starts, tables.counts)
+            )
             if not (0 <= slot < self.num_slots and 0 <= group < len(self.block_tables)):
                 raise InvalidInput(f"there is no block table of slot {slot}, group {group}")
             if slot not in started and self._starts[slot] is None:
                 raise InvalidInput(f"block table of slot {slot}: the slot is empty")
             held = lengths.get((group, slot), 0 if slot in started else int(self.num_blocks[group, slot]))
             if count < 0 or not 0 <= first <= held or first + count > self.block_tables[group].shape[1]:
-                raise InvalidInput(f"block table of slot {slot}: cannot write {count} ids from index {first} on")
+                raise InvalidInput(
+                    f"block table of slot {slot}: cannot write {count} ids from index {first} on"
+                )
             lengths[group, slot] = first + count
 
     def _check_starts(self, batch: UnifiedBatch) -> dict[int, int]:
@@ -79,7 +89,9 @@ class SlotTable:
             if start.slot in started or start.seq_id in seq_ids:
                 raise InvalidInput(f"sequence {start.seq_id} or slot {start.slot} is started twice")
             if self._slot_of.get(start.seq_id, start.slot) != start.slot:
-                raise InvalidInput(f"sequence {start.seq_id} holds slot {self._slot_of[start.seq_id]} already")
+                raise InvalidInput(
+                    f"sequence {start.seq_id} holds slot {self._slot_of[start.seq_id]} already"
+                )
             started[start.slot] = start.seq_id
             seq_ids.add(start.seq_id)
         return started
@@ -89,6 +101,7 @@ class SlotTable:
         self._slot_of[start.seq_id] = start.slot
         self.num_blocks[:, start.slot] = 0
         self._sampled.pop(start.slot, None)
+        self._hidden.pop(start.slot, None)
 
     def remember(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
         """Keep the tokens just sampled for `position` and those after it, for a later step's `pending` inputs."""
@@ -98,8 +111,27 @@ class SlotTable:
         """The token sampled last for a slot and position. Raises InvalidInput if that is not known."""
         first, tokens = self._sampled.get(slot, (0, ()))
         if not first <= position < first + len(tokens):
-            raise InvalidInput(f"slot {slot}: no token was sampled for position {position}, its input cannot be pending")
+            raise InvalidInput(
+                f"slot {slot}: no token was sampled for position {position}, its input cannot be pending"
+            )
         return tokens[position - first]
+
+    def add_hidden(
+        self, slot: int, position: int, total: NDArray[np.float64], count: int
+    ) -> NDArray[np.float64]:
+        """Add hidden states of `count` tokens from `position` on; returns the sum since position 0 (mean pooling).
+
+        Raises InvalidInput when the tokens before `position` were never added.
+        """
+        length, held = self._hidden.get(slot, (0, np.zeros_like(total)))
+        if position == 0:
+            length, held = 0, np.zeros_like(total)
+        if length != position:
+            raise InvalidInput(
+                f"slot {slot}: mean pooling from position {position} on, but {length} tokens were seen"
+            )
+        self._hidden[slot] = (length + count, held + total)
+        return held + total
 
     def release(self, seq_id: int) -> int | None:
         """Forget a sequence; returns the slot it held, None if it is unknown (harmless)."""
@@ -107,6 +139,7 @@ class SlotTable:
         if slot is not None:
             self._starts[slot] = None
             self._sampled.pop(slot, None)
+            self._hidden.pop(slot, None)
             self.num_blocks[:, slot] = 0
         return slot
 

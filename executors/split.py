@@ -1,3 +1,257 @@
-"""placeholder"""
-from executors.batch import UnifiedBatch, UnifiedOutput
-async def split_unified_decode(executor, batch): raise NotImplementedError
+"""The split path: a `UnifiedBatch` for an executor whose `unified_decode` is not one forward. Standard library and NumPy.
+
+Every item is exactly one of these:
+
+    decode    one query token, final, at a position above 0, no drafts, no prompt logprobs to give, no pooling
+    verify    it carries drafts. Its tokens are  head ... head | last | draft ... draft ; the head may be empty
+    prefill   everything else: prompts, chunks (also of one token, also in the middle), pooled requests
+
+and a step runs as
+
+    1. block copies                      executor.copy_blocks, see `BlockCopier`
+    2. ONE batch_prefill                 the prefill items, and the heads of verify items
+    3. ONE batch_decode                  the decode items, and the last token of verify items
+    4. one batch_decode per draft place  those verify items whose draft was accepted go on to feed it
+
+Stage 4 is `speculative_decode` for many sequences at once: a rejected draft is never computed, so nothing has to be
+rolled back. Without drafts there are at most two forwards. Outputs come in the order of the items.
+
+The executor keeps a `SlotTable` and offers it as `slot_table()`; this module applies the batch to it. It needs no other
+state: tokens for `pending` inputs and running sums for mean pooling are remembered in that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executors import checks, reference_sampler
+from executors.batch import BatchItem, Int32Array, ItemOutput, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.errors import InvalidInput, StepFailed, Unsupported
+from executors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from executors.contract import DecodeInput, DecodeOutput, ModelExecutor, PrefillInput, PrefillOutput
+    from executors.slots import SlotTable
+
+_Out = TypeVar("_Out")
+
+
+@runtime_checkable
+class BlockCopier(Protocol):
+    """What a paged executor offers beside `slot_table` to be driven by the split path."""
+
+    def copy_blocks(self, copies: Int32Array) -> None:
+        """Copy KV blocks, int32 [m, 2] of (source, destination), before anything that runs later."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """One item on its way through the stages; written by this module only."""
+
+    item: BatchItem
+    slot: int
+    prompt: Int32Array
+    """The sequence's whole prompt, to tell which prompt logprobs are known."""
+    tokens: list[SampledToken] = field(default_factory=list)
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+    prompt_logprobs: tuple[SampledToken, ...] | None = None
+    pooled: NDArray[np.float32] | None = None
+    going: bool = True
+    """False once a draft was rejected."""
+
+    @property
+    def end(self) -> int:
+        """Position after the item's last query token."""
+        return self.item.pos_offset + len(self.item.q_tokens)
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """How many of the item's positions have a known next prompt token and want its logprob."""
+        if self.item.prompt_logprobs is None:
+            return 0
+        return max(0, min(len(self.item.q_tokens), len(self.prompt) - 1 - self.item.pos_offset))
+
+    @property
+    def num_prefilled(self) -> int:
+        """Query tokens that go through batch_prefill: all, a verify item's head, or none for a decode item."""
+        count, item = len(self.item.q_tokens), self.item
+        if item.num_draft_tokens:
+            # Prompt logprobs come from a prefill; an item that wants them of its last token keeps none for stage 3.
+            return count - item.num_draft_tokens - 1
+        plain = count == 1 and item.is_final_chunk and item.pos_offset > 0
+        return 0 if plain and item.pooling is None and not self.num_prompt_logprobs else count
+
+    def output(self) -> ItemOutput | None:
+        """What the stages gave; None for an intermediate chunk that asked for nothing."""
+        logits = Tensor.of(np.stack(self.logits)) if self.logits else None
+        if not self.tokens and logits is None and self.pooled is None and self.prompt_logprobs is None:
+            return None
+        return ItemOutput(tuple(self.tokens), self.prompt_logprobs, self.pooled, logits)
+
+
+async def split_unified_decode(executor: ModelExecutor, batch: UnifiedBatch) -> UnifiedOutput:
+    """Compute a batch as separate prefill and decode forwards; see the module.
+
+    Raises as `ModelExecutor.unified_decode`. An InvalidInput from the executor after something of this batch was
+    computed already is raised as StepFailed, for the state of its sequences is then unknown.
+    """
+    table = executor.slot_table()
+    checks.check_arrays(batch)
+    capabilities = executor.capabilities()
+    checks.check_limits(
+        batch, executor.info().logits_width, capabilities.max_sequence_length, capabilities.max_batch_size
+    )
+    checks.check_copies(batch, executor.kv_layout().num_blocks)
+    if len(batch.block_copies) and not isinstance(executor, BlockCopier):
+        raise Unsupported(
+            f"{type(executor).__name__} needs copy_blocks(copies) to run block copies on the split path"
+        )
+    table.apply(batch)
+    tasks = _tasks(batch, table)
+    if len(batch.block_copies):
+        assert isinstance(executor, BlockCopier)
+        executor.copy_blocks(batch.block_copies)
+    prefills = [task for task in tasks if task.num_prefilled]
+    if prefills:
+        await _prefill(executor, table, prefills)
+    for place in range(1 + int(batch.num_draft_tokens.max(initial=0))):
+        decodes = [t for t in tasks if t.going and _decodes_at(t, place)]
+        if decodes:
+            await _decode(executor, decodes, place, something_computed=bool(prefills) or place > 0)
+    for task in tasks:
+        if task.tokens:
+            first = task.end - task.item.num_draft_tokens
+            table.remember(task.slot, first, [token.token_id for token in task.tokens])
+    return UnifiedOutput.from_items([task.output() for task in tasks])
+
+
+def _tasks(batch: UnifiedBatch, table: SlotTable) -> list[_Task]:
+    if batch.pending is not None and batch.pending.any():
+        batch = replace(batch, token_ids=_fill_pending(batch, batch.pending, table), pending=None)
+    return [
+        _Task(item, int(slot), table.start_of(int(slot)).prompt_token_ids)
+        for item, slot in zip(batch.items(table), batch.slots, strict=True)
+    ]
+
+
+def _fill_pending(batch: UnifiedBatch, pending: NDArray[np.bool_], table: SlotTable) -> Int32Array:
+    tokens = batch.token_ids.copy()
+    for where in np.flatnonzero(pending).tolist():
+        i = int(np.searchsorted(batch.q_starts, where, side="right")) - 1
+        position = int(batch.pos_offsets[i]) + where - int(batch.q_starts[i])
+        tokens[where] = table.recall(int(batch.slots[i]), position)
+    return tokens
+
+
+async def _prefill(executor: ModelExecutor, table: SlotTable, tasks: list[_Task]) -> None:
+    """Stage 2. Nothing of the batch was computed before."""
+    outputs = await executor.batch_prefill([_prefill_input(task) for task in tasks])
+    for task, output in zip(tasks, outputs, strict=True):
+        item = task.item
+        if task.num_prompt_logprobs:
+            assert output.logits is not None
+            task.prompt_logprobs = _describe_prompt(task, output)
+        if item.pooling is not None:
+            pooled = _pool(table, task, output)
+            task.pooled = pooled if item.is_final_chunk else None
+        elif item.is_final_chunk and not item.num_draft_tokens:
+            _take(executor, task, output)
+
+
+def _prefill_input(task: _Task) -> PrefillInput:
+    from executors.contract import LogitsMode, PrefillInput
+
+    item, count = task.item, task.num_prefilled
+    ends_here = item.is_final_chunk and not item.num_draft_tokens and item.pooling is None
+    logits = LogitsMode.NONE
+    if task.num_prompt_logprobs:
+        logits = LogitsMode.ALL
+    elif ends_here and item.sampling is None:
+        logits = LogitsMode.LAST
+    return PrefillInput(
+        input_ids=Tensor.of(item.q_tokens[None, :count], "int32"),
+        kv_cache=item.kv_cache,
+        pos_offset=item.pos_offset,
+        logits=logits,
+        sampling=item.sampling if ends_here else None,
+        adapter=item.adapter,
+        want_hidden_states=item.pooling is not None,
+    )
+
+
+def _decodes_at(task: _Task, place: int) -> bool:
+    """True if the task feeds its token number `num_prefilled + place` through batch_decode."""
+    return task.num_prefilled + place < len(task.item.q_tokens)
+
+
+async def _decode(executor: ModelExecutor, tasks: list[_Task], place: int, something_computed: bool) -> None:
+    """Stage 3 (`place` 0) and stage 4 (the others)."""
+    call = executor.batch_decode([_decode_input(task, place) for task in tasks])
+    outputs = await (_as_failure(call) if something_computed else call)
+    for task, output in zip(tasks, outputs, strict=True):
+        _take(executor, task, output)
+        following = task.num_prefilled + place + 1
+        if task.tokens and following < len(task.item.q_tokens):
+            task.going = int(task.item.q_tokens[following]) == task.tokens[-1].token_id
+
+
+def _decode_input(task: _Task, place: int) -> DecodeInput:
+    from executors.contract import DecodeInput, LogitsMode
+
+    item, index = task.item, task.num_prefilled + place
+    return DecodeInput(
+        input_ids=Tensor.of(item.q_tokens[None, index : index + 1], "int32"),
+        kv_cache=replace(item.kv_cache, num_tokens=item.pos_offset + index),
+        pos_offset=item.pos_offset + index,
+        logits=LogitsMode.LAST if item.sampling is None else LogitsMode.NONE,
+        sampling=item.sampling,
+        adapter=item.adapter,
+    )
+
+
+async def _as_failure(call: Awaitable[_Out]) -> _Out:
+    try:
+        return await call
+    except InvalidInput as error:
+        raise StepFailed(f"refused after a part of the step was computed: {error}") from error
+
+
+def _take(executor: ModelExecutor, task: _Task, output: PrefillOutput | DecodeOutput) -> None:
+    """Keep the sampled token, or the logits of a sequence that is not sampled."""
+    if task.item.sampling is None:
+        task.logits.append(output.last_token_logits())
+    elif output.sampled is None:
+        raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
+    else:
+        task.tokens.append(output.sampled)
+
+
+def _describe_prompt(task: _Task, output: PrefillOutput) -> tuple[SampledToken, ...]:
+    """Logprobs of the prompt tokens that follow the item's positions."""
+    assert output.logits is not None
+    rows = output.logits.numpy().reshape(-1, output.logits.shape[-1])
+    first = task.item.pos_offset + 1
+    return tuple(
+        reference_sampler.describe(row.astype(np.float32), int(token), task.item.prompt_logprobs)
+        for row, token in zip(rows, task.prompt[first : first + task.num_prompt_logprobs], strict=False)
+    )
+
+
+def _pool(table: SlotTable, task: _Task, output: PrefillOutput) -> NDArray[np.float32]:
+    """float32 [hidden]: the last hidden state, or the mean of all since position 0."""
+    if output.hidden_states is None:
+        raise Unsupported("pooling needs an executor that returns hidden states")
+    states = output.hidden_states.numpy()[0].astype(np.float32)
+    if task.item.pooling == "last":
+        last: NDArray[np.float32] = states[-1]
+        return last
+    total = table.add_hidden(
+        task.slot, task.item.pos_offset, states.sum(axis=0, dtype=np.float64), len(states)
+    )
+    mean: NDArray[np.float32] = (total / task.end).astype(np.float32)
+    return mean

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 class EngineConfig:
     """Limits of a step and of the queue, and how the engine bears failures."""
 
-
     max_num_seqs: int = 64
     """Sequences computed at once."""
     max_num_batched_tokens: int = 2048

@@ -47,48 +47,40 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a short window with and without the new tokens; the difference is the new text.
+    """For any other tokenizer: decodes a short window with and without the new token; the difference is the new text.
 
-    A difference that ends in U+FFFD may be the beginning of a character and is held back until it is whole.
+    Byte-fallback tokens (`<0x41>`) are taken out and decoded as UTF-8 one by one, so that characters appear as soon as
+    they are whole. (The tokenizers library turns a whole run of bytes into U+FFFD if any of it is invalid; shown text
+    cannot be taken back, so here only the invalid bytes become U+FFFD.)
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._given = 0
-        """Tokens whose text has been returned."""
+        self._window: list[int] = []
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
         if self._skip and self._tokenizer.is_special(token_id):
             return ""
-        self._ids.append(token_id)
-        text = self._pending()
-        # Four bytes are the longest character: after that a replacement character is there to stay.
-        if text.endswith("\ufffd") and len(self._ids) - self._given < 4:
-            return ""
-        if text:
-            self._given = len(self._ids)
-            self._trim()
-        return text
+        byte = self._tokenizer.fallback_byte(token_id)
+        if byte is not None:
+            # Kept in the window all the same: what follows is not the beginning of the text any more.
+            self._window.append(token_id)
+            return self._utf8.decode(byte)
+        broken = self._utf8.decode(b"", final=True)
+        before = self._decode(self._window)
+        self._window.append(token_id)
+        text = self._decode(self._window)[len(before) :]
+        # A window that starts later loses the space of its first token on both sides of the difference alike.
+        if len(self._window) > 2 * _WINDOW:
+            del self._window[:-_WINDOW]
+        return broken + text
 
     def flush(self) -> str:
-        """What is left at the end."""
-        text = self._pending()
-        self._given = len(self._ids)
-        return text
-
-    def _pending(self) -> str:
-        before = self._decode(self._ids[: self._given])
-        return self._decode(self._ids)[len(before) :]
+        """What is left at the end: an incomplete character becomes U+FFFD."""
+        return self._utf8.decode(b"", final=True)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
-
-    def _trim(self) -> None:
-        # The first token of a sequence may lose its space when decoded at the front; a window that starts later loses it
-        # on both sides of the difference, so the difference is the same.
-        if self._given > 2 * _WINDOW:
-            self._ids = self._ids[-_WINDOW:]
-            self._given = len(self._ids)

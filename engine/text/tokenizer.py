@@ -39,6 +39,7 @@ class Tokenizer:
             i for i, token in raw.get_added_tokens_decoder().items() if token.special
         )
         self.byte_level = type(raw.decoder).__name__ == "ByteLevel"
+        self._fallback_bytes = {} if self.byte_level else _fallback_bytes(raw)
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
     @staticmethod
@@ -91,9 +92,27 @@ class Tokenizer:
             return b""
         if self.byte_level:
             return byte_level_bytes(token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("\u2581", " ").encode()
+        byte = _fallback_byte(token)
+        return token.replace("\u2581", " ").encode() if byte is None else byte
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The byte of a byte-fallback token such as `<0x41>`, None for every other token."""
+        return self._fallback_bytes.get(token_id)
+
+
+def _fallback_byte(token: str) -> bytes | None:
+    if len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+        return None
+    try:
+        return bytes([int(token[3:5], 16)])
+    except ValueError:
+        return None
+
+
+def _fallback_bytes(raw: RawTokenizer) -> dict[int, bytes]:
+    names = (f"<0x{byte:02X}>" for byte in range(256))
+    found = ((raw.token_to_id(name), bytes([byte])) for byte, name in enumerate(names))
+    return {token_id: byte for token_id, byte in found if token_id is not None}
 
 
 @lru_cache(maxsize=1)

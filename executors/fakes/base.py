@@ -152,7 +152,11 @@ class FakeExecutor(BatchModelExecutor):
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         memory = self.memory()
-        return {"used_bytes": memory.used_bytes, "total_bytes": memory.total_bytes, "layout": type(self).__name__}
+        return {
+            "used_bytes": memory.used_bytes,
+            "total_bytes": memory.total_bytes,
+            "layout": type(self).__name__,
+        }
 
     def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         return {"loaded": len(self.adapters), "names": ",".join(sorted(self.adapters))}
@@ -181,14 +185,20 @@ class FakeExecutor(BatchModelExecutor):
         self._state = ExecutorState.READY
 
     def _reset(self) -> None:
-        rows = 2 * self.num_slots  # one per slot, then one for each sequence that `prefill` met without a slot
+        rows = (
+            2 * self.num_slots
+        )  # one per slot, then one for each sequence that `prefill` met without a slot
         self.table = SlotTable(self.num_slots, *self._table_shape())
         self._guests: dict[int, int] = {}
         self._free_guests = list(range(rows - 1, self.num_slots - 1, -1))
         self._pool_tokens = np.zeros((rows, _POOL), np.int32)
         self._pool_positions = np.full((rows, _POOL), -1, np.int32)
         self._sampling = oracle.SamplingRows(
-            np.zeros(rows), np.zeros(rows, np.int64), np.ones(rows), np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
+            np.zeros(rows),
+            np.zeros(rows, np.int64),
+            np.ones(rows),
+            np.zeros(rows, np.uint64),
+            np.zeros(rows, np.uint64),
         )
         self._salts = np.zeros(rows, np.uint64)
         self._detailed = np.zeros(rows, np.bool_)
@@ -357,4 +367,3 @@ def check_options(config: ExecutorConfig, known: tuple[str, ...]) -> None:
     if int(vocab) < oracle.MIN_VOCAB_SIZE:
         raise ConfigError(f"options.vocab_size: at least {oracle.MIN_VOCAB_SIZE}")
     parse_failures(str(config.options.get("fail", "")))
-

@@ -59,7 +59,9 @@ class EchoExecutor(FakeServing):
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
             held = int(self._lengths[work.rows[i]])
-            raise InvalidInput(f"position {work.pos[i]} does not follow the {held} tokens held (truncate_kv forgotten?)")
+            raise InvalidInput(
+                f"position {work.pos[i]} does not follow the {held} tokens held (truncate_kv forgotten?)"
+            )
         capacity = self.kv_capacity()
         if capacity is not None and len(work.pos) and int(work.ends.max()) > capacity:
             raise InvalidInput(f"a sequence would exceed the KV capacity, {capacity} tokens")

@@ -56,7 +56,9 @@ def parse_failures(text: str) -> list[Failure]:
         name, _, value = rest.partition("=")
         value, _, times = value.partition("*")
         if kind not in KINDS or name not in ("step", "seq", "token") or not value.isdigit():
-            raise ConfigError(f"options.fail: {part!r} is not KIND@step|seq|token=N[*TIMES], KIND one of {', '.join(KINDS)}")
+            raise ConfigError(
+                f"options.fail: {part!r} is not KIND@step|seq|token=N[*TIMES], KIND one of {', '.join(KINDS)}"
+            )
         failures.append(Failure(kind, **{name: int(value)}, times=int(times or 1)))
     return failures
 

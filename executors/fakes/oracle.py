@@ -51,7 +51,9 @@ def mix(x: U64) -> U64:
 def contributions(tokens: NDArray[np.integer], positions: NDArray[np.integer], salts: U64) -> U64:
     """c for each token; `salts` uint64, 0 for the base model. All of one length."""
     # A token's and a position's words are added, not concatenated: 64 bits of odd multipliers keep them apart.
-    return mix(tokens.astype(np.uint64) * _TOKEN + (positions.astype(np.uint64) + np.uint64(1)) * _POSITION + salts)
+    return mix(
+        tokens.astype(np.uint64) * _TOKEN + (positions.astype(np.uint64) + np.uint64(1)) * _POSITION + salts
+    )
 
 
 def cells(contribution: U64, prefix_before: U64) -> U64:
@@ -170,7 +172,11 @@ def _inverse_cdf(
     passed = (upto <= x[:, None]).sum(1)
     index = np.minimum(passed, NUM_FAVOURITES - 1)
     rows = np.arange(len(ids))
-    hit = (passed < NUM_FAVOURITES) & (upto[rows, index] - weights[rows, index] <= x) & (weights[rows, index] > 0)
+    hit = (
+        (passed < NUM_FAVOURITES)
+        & (upto[rows, index] - weights[rows, index] <= x)
+        & (weights[rows, index] > 0)
+    )
     sum_before = np.where(passed > 0, favourite_sum[rows, np.maximum(passed, 1) - 1], 0.0)
     nth_other = np.floor((x - sum_before) / np.maximum(other, 1e-300))
     nth_other = np.clip(nth_other, 0, np.maximum(kept - 1, 0)).astype(np.int64)
@@ -233,7 +239,9 @@ def expected_logits(
 def hidden_states(digests: U64, hidden_size: int) -> NDArray[np.float32]:
     """float32 [n, hidden], each in -1..1: made-up hidden states, for pooling and `want_hidden_states`."""
     words = mix(digests[:, None] + np.arange(1, hidden_size + 1, dtype=np.uint64) * _POSITION)
-    scaled: NDArray[np.float32] = ((words >> np.uint64(40)).astype(np.float32) / np.float32(2**23)) - np.float32(1)
+    scaled: NDArray[np.float32] = (
+        (words >> np.uint64(40)).astype(np.float32) / np.float32(2**23)
+    ) - np.float32(1)
     return scaled
 
 

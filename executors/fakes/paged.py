@@ -90,7 +90,9 @@ class PagedFakeExecutor(FakeServing):
         if unwritten.any():
             bad = int(np.flatnonzero(unwritten)[0])
             block = int(cell[bad]) // self.block_size
-            raise InvalidInput(f"row {work.rows[item[bad]]} reads position {position[bad]} in block {block}: not written")
+            raise InvalidInput(
+                f"row {work.rows[item[bad]]} reads position {position[bad]} in block {block}: not written"
+            )
         some = np.flatnonzero(work.pos)
         digest[some] = np.add.reduceat(self.cells.reshape(-1)[cell], begin[some])
         prefix[some] = self.prefix.reshape(-1)[cell[begin[some] + work.pos[some] - 1]]
@@ -109,7 +111,9 @@ class PagedFakeExecutor(FakeServing):
         short = kept & (work.table_lengths * self.block_size < work.ends)
         if short.any():
             i = int(np.flatnonzero(short)[0])
-            raise InvalidInput(f"the block table of row {work.rows[i]} ({work.table_lengths[i]} blocks) is too short")
+            raise InvalidInput(
+                f"the block table of row {work.rows[i]} ({work.table_lengths[i]} blocks) is too short"
+            )
         if (~kept & (work.pos > 0)).any():
             raise InvalidInput("a sequence without a block table has no history")
         used = work.tables[np.arange(work.tables.shape[1]) < work.table_lengths[:, None]]
@@ -197,5 +201,3 @@ def _num_blocks(config: ExecutorConfig) -> int:
     if config.memory.kv_cache_memory_bytes is not None:
         return config.memory.kv_cache_memory_bytes // (config.attention.block_size * BYTES_PER_TOKEN)
     return DEFAULT_NUM_BLOCKS
-
-

@@ -99,11 +99,16 @@ class FakeServing(FakeExecutor):
             return None if prompt_logprobs is None else ItemOutput(prompt_logprobs=prompt_logprobs)
         end = int(work.ends[i])
         if start.pooling is not None:
-            return ItemOutput(prompt_logprobs=prompt_logprobs, pooled=self._pooled(start.pooling, work, i, end))
+            return ItemOutput(
+                prompt_logprobs=prompt_logprobs, pooled=self._pooled(start.pooling, work, i, end)
+            )
         num_drafts = int(batch.num_draft_tokens[i])
         digests = digests[-num_drafts - 1 :]
         if start.sampling is None:
-            return ItemOutput(prompt_logprobs=prompt_logprobs, logits=Tensor.of(oracle.logits_rows(digests, self.vocab_size)))
+            return ItemOutput(
+                prompt_logprobs=prompt_logprobs,
+                logits=Tensor.of(oracle.logits_rows(digests, self.vocab_size)),
+            )
         drafts = work.tokens[work.starts[i + 1] - num_drafts : work.starts[i + 1]]
         positions = np.arange(end - num_drafts, end + 1)
         tokens = self._verify(digests, start.sampling, drafts, positions)
@@ -128,7 +133,9 @@ class FakeServing(FakeExecutor):
     def _describe(self, digest: NDArray, token: int, num_alternatives: int | None) -> SampledToken:
         if num_alternatives is None:
             return SampledToken(token)
-        return reference_sampler.describe(oracle.logits_rows(digest, self.vocab_size)[0], token, num_alternatives)
+        return reference_sampler.describe(
+            oracle.logits_rows(digest, self.vocab_size)[0], token, num_alternatives
+        )
 
     def _prompt_logprobs(
         self, start: SequenceStart, pos: int, digests: NDArray
@@ -138,14 +145,18 @@ class FakeServing(FakeExecutor):
         if start.prompt_logprobs is None or known <= 0:
             return None
         return tuple(
-            self._describe(digests[k : k + 1], int(start.prompt_token_ids[pos + k + 1]), start.prompt_logprobs)
+            self._describe(
+                digests[k : k + 1], int(start.prompt_token_ids[pos + k + 1]), start.prompt_logprobs
+            )
             for k in range(known)
         )
 
     def _pooled(self, pooling: str, work: Work, i: int, length: int) -> NDArray[np.float32]:
         """float32 [hidden]: the last hidden state or the mean of all."""
         states = oracle.hidden_states(self._digests(work, i, length), HIDDEN_SIZE)
-        pooled: NDArray[np.float32] = states[-1] if pooling == "last" else states.mean(axis=0, dtype=np.float32)
+        pooled: NDArray[np.float32] = (
+            states[-1] if pooling == "last" else states.mean(axis=0, dtype=np.float32)
+        )
         return pooled
 
     def _ruin(self, output: UnifiedOutput, ruined: set[int]) -> UnifiedOutput:
@@ -256,7 +267,9 @@ def _check_prefill(request: PrefillInput) -> None:
         raise Unsupported("the fakes honour consecutive position_ids only")
 
 
-def _pad(block_tables: Sequence[tuple[NDArray[np.int32], ...]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _pad(
+    block_tables: Sequence[tuple[NDArray[np.int32], ...]],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Ragged block tables (group 0) as one array and lengths; a sequence without tables gets length -1: not kept."""
     lengths = np.array([len(tables[0]) if tables else -1 for tables in block_tables], np.int32)
     padded = np.zeros((len(block_tables), max(int(lengths.max(initial=0)), 1)), np.int32)
@@ -264,5 +277,3 @@ def _pad(block_tables: Sequence[tuple[NDArray[np.int32], ...]]) -> tuple[NDArray
         if tables:
             row[: len(tables[0])] = tables[0]
     return padded, lengths
-
-

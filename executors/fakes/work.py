@@ -41,7 +41,11 @@ class Work:
             self.positions = self.pos
         else:
             self.item_of = np.repeat(np.arange(n), self.counts)
-            self.positions = self.pos[self.item_of] + np.arange(len(self.tokens), dtype=np.int32) - self.starts[self.item_of]
+            self.positions = (
+                self.pos[self.item_of]
+                + np.arange(len(self.tokens), dtype=np.int32)
+                - self.starts[self.item_of]
+            )
 
     @property
     def ends(self) -> Int32Array:

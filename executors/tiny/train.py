@@ -140,7 +140,7 @@ class Trainer:
         for batch in group:
             loss = self.model.loss(batch.ids, batch.learned)
             (loss / learned).backward()  # type: ignore[no-untyped-call]
-            total += float(loss)
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step()
         self.adam.step()

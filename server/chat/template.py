@@ -1,17 +1,14 @@
 """Chat templates, rendered as transformers renders them, but fenced in: a sandbox, a deadline and an output cap.
 
 Templates come from the model's directory or from `--chat-template`, never from a request. They are programs all the same
-(a downloaded model may carry any), so they run in Jinja's immutable sandbox, on a thread that is stopped when it takes
-too long.
+(a downloaded model may carry any), so they run in Jinja's immutable sandbox, on a thread that `server/chat/fence.py` stops
+when it takes too long.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -23,15 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
 
-DEADLINE = 2.0
-"""Seconds of rendering. The largest real conversations take milliseconds."""
 MAX_OUTPUT = 16 * 1024 * 1024
 """Characters. A body may hold as many; a template that makes more is looping."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "documents", "chat_template", "tokenize"})
-
-
-class TemplateTimeout(Exception):
-    """Raised inside a rendering thread that took too long."""
 
 
 class ChatTemplate:
@@ -48,7 +39,6 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"{origin}: not a valid Jinja template: {_one_line(error)}") from error
         self._special_tokens = dict(special_tokens)
-        self._deadline = DEADLINE
 
     def render(
         self,
@@ -57,10 +47,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Blocks; call it on a thread (see `server/chat/prompt.py`).
+        """The prompt. Blocks, and may loop: `server/chat/prompt.py` calls it behind a fence.
 
         `extra` are the request's `chat_template_kwargs`. Raises InvalidRequest with the template's own message when it
-        refuses the conversation, or when it runs too long or makes too much.
+        refuses the conversation or makes too much.
         """
         for name in extra or ():
             if name in _RESERVED:
@@ -75,13 +65,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            with _stopped_after(self._deadline):
-                return self._collect(variables)
-        except TemplateTimeout:
-            message = f"The chat template took longer than {self._deadline:g} s for these messages."
-            raise InvalidRequest(message, param="messages", code="chat_template_error") from None
-        except InvalidRequest:
-            raise
+            return self._collect(variables)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
                 RecursionError, MemoryError) as error:  # fmt: skip
             message = f"The chat template refused these messages: {_one_line(error)}"
@@ -147,36 +131,3 @@ def _strftime_now(format_: str) -> str:
 def _one_line(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     return " ".join(text.split())[:500]
-
-
-class _stopped_after:
-    """Stop the code in this block, which runs on a thread of its own, once `seconds` have passed.
-
-    Python threads cannot be killed, but an exception can be planted in one: it surfaces at the next bytecode, and a
-    template, however it loops, is bytecode.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._stop)
-        self._timer.daemon = True
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._inside = False
-
-    def _stop(self) -> None:
-        with self._lock:
-            if self._inside:
-                target = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(TemplateTimeout))
-
-    def __enter__(self) -> None:
-        self._inside = True
-        self._timer.start()
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._inside = False
-        self._timer.cancel()
-
-
-__all__ = ["ChatTemplate", "TemplateTimeout"]

@@ -34,6 +34,39 @@ FUNCTION_WORDS = tuple(
     very so too with from for by up down over under near here there all some one two three four five can will do what
     who how when where why if as has have had me him us them be go no yes""".split()
 )
+TEMPLATE_WORDS = tuple(
+    """about accurate act activity add added addition afraid after again age ahead alarm alright altogether am amount
+    another answer answers app apples arguments around article asked assistant author back backward backwards balls
+    bedtime beginning belongs better between booking books bot bought brief briefly bring calculate calendar call
+    called cancel cancels candies capital capitalise capitalize capitals caps cards carefully cars case category
+    chairs chat check chef city classroom clearly close cohort coins combined come company compute concise contact
+    content context control conversion convert converter cookies cooking copy correctly costs could count countdown
+    counting create cups currency current customer customers danced database date day definition degrees delete
+    deletes demo developer dice dictionary difference directions does dollars don dreamed duration else email
+    employees end english equals euros event everyone everything exact exactly exchange expert expression extract
+    extraction faces fairy false fell fields file filename find finds fine first flight flowers follow following
+    food forecast forgot form format formula found friday friendly function geography get ghost girl give good
+    goodbye government great greet guests guidelines happen hello help helped helper helpful hey honest honestly
+    horoscope hour hours idea inclusive increase increased input integer into item job json just keep keys kindly
+    know language last laughed lawyer let letters level like likes line list little live lives load location look
+    looked lookup lost mail make many marbles march math message met million minutes model monday month more
+    morning move much multiply must name named navigate navigation need needed new news next nights note nothing
+    now number numbers obey object occupation ok okay old once only open opinion opposite oranges order ordered
+    origin out output pages parameter parameters path percent person pet phone phrase place play please plus poet
+    points policy polite politely population possible pretend price print priority problem product profession
+    professor properties put quantity query question questions quickly qwen random rate read real recipe recipes
+    recipient remind reminder remove repeat reply required reserve respond restaurant result results return returns
+    reverse reversed right role rules same sang sat saturday save say scan schedule search seat second send sends
+    sentence sentences sequence serve set share shared short shortly should shout show sides slept smiled someone
+    something specialist species spelling sport stamps start started starting status stay step stock stones stop
+    stories story strict string studied subject sum sunday support switch symbol sync system take tale target task
+    team tell term test text than thank thanks then thermostat through thursday ticker till time timer timezone
+    tiny title todo together tool tools topic total track transfer transform translate translator trees true try
+    tuesday turn type until update upon upper uppercase use user users using value version volume walked want wants
+    weather wednesday welcome well went were which whole wikipedia witch wonder word words works world would write
+    year years yourself zodiac""".split()
+)
+"""Words of the wordings that are tokens of their own, so their spelling has to be learned word by word."""
 NAMES = tuple(
     """Anna Tom Maria John Peter Lisa Sara David Emma Noah Liam Olivia Ava Mia Lucas Ethan Sofia Leo Max Paul Jane Kate
     Mark Lucy Alice Bob Carol Dan Eve Frank Grace Henry Ivan Julia Karl Laura Mike Nina Oscar Paula Quinn Rita Steve Tina

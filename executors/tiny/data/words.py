@@ -2,7 +2,7 @@
 
 import re
 
-from executors.tiny.data.lexicon import CITIES, FUNCTION_WORDS, NAMES, WORDS, pseudo_word
+from executors.tiny.data.lexicon import CITIES, FUNCTION_WORDS, NAMES, TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
 
@@ -92,17 +92,17 @@ def _word(draw: Draw, share: int = 10) -> str:
     """Return a word of this side of the split: listed, made up, or a frequent one that is a token of its own."""
     while True:
         roll = draw.rng.random()
-        if roll < 0.45:
+        if roll < 0.36:
             word = draw.rng.choice(WORDS)
-        elif roll < 0.80:
+        elif roll < 0.66:
             word = pseudo_word(draw.rng)
         elif roll < 0.92:
-            word = draw.rng.choice(FUNCTION_WORDS)
+            return draw.rng.choice(FUNCTION_WORDS if draw.chance(0.3) else TEMPLATE_WORDS)
         elif roll < 0.97:
             word = draw.rng.choice(NAMES + CITIES)
         else:
             word = "".join(draw.rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.rng.randint(2, 8)))
-        if word in FUNCTION_WORDS or draw.mine("word", word, share=share):
+        if draw.mine("word", word, share=share):
             return word
 
 

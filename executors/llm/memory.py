@@ -1,0 +1,131 @@
+"""How much memory and how many threads this box allows: cgroup v1 and v2 limits, affinity. Standard library only.
+
+The host's totals say nothing inside a container; every limit between the process and the root of its hierarchy counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+_UNLIMITED = 1 << 60
+"""cgroup v1 writes "no limit" as a huge number, rounded to pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Bytes: `total` that this process may ever use, `available` still free of it."""
+
+    total: int
+    available: int
+
+
+def memory_limit(root: Path = ROOT) -> MemoryLimit:
+    """The tightest of the machine's memory and all cgroup limits. `root` is where /proc and /sys are looked for."""
+    total, available = _machine(root)
+    for limit, used in _cgroup_memory(root):
+        total = min(total, limit)
+        available = min(available, max(0, limit - used))
+    return MemoryLimit(total, available)
+
+
+def cpu_threads(root: Path = ROOT) -> int:
+    """Threads worth starting: CPUs in the affinity mask, fewer where a cgroup's CPU quota allows fewer; at least 1."""
+    count = len(os.sched_getaffinity(0))
+    for quota in _cgroup_cpus(root):
+        count = min(count, math.ceil(quota))
+    return max(1, count)
+
+
+def resident_bytes(root: Path = ROOT) -> int:
+    """Resident memory of this process."""
+    try:
+        pages = int((root / "proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine(root: Path) -> tuple[int, int]:
+    values: dict[str, int] = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) * 1024
+    total = values["MemTotal"]
+    return total, values.get("MemAvailable", total)
+
+
+def _groups(root: Path, controller: str) -> list[tuple[bool, Path]]:
+    """(is v2, directory) of this process's cgroup and all its ancestors, for one controller."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[tuple[bool, Path]] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if number == "0" and not controllers:
+            v2, mounts = True, [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif controller in names:
+            v2, mounts = False, [root / "sys/fs/cgroup" / controller, root / "sys/fs/cgroup" / controllers]
+        else:
+            continue
+        # In a container the path may be the host's while the mount shows the container's own group as its root: paths
+        # that do not exist are passed over, the mount's root always counts.
+        parts = [part for part in path.split("/") if part]
+        for mount in mounts:
+            found += [(v2, mount.joinpath(*parts[:n])) for n in range(len(parts), -1, -1)]
+    return found
+
+
+def _number(path: Path) -> int | None:
+    """The integer in a file, None when there is none or it says "max"."""
+    try:
+        return int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _stat(path: Path, field: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == field:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def _cgroup_memory(root: Path) -> list[tuple[int, int]]:
+    """(limit, used) in bytes of each group that has a limit. Page cache that can be dropped at once is not "used"."""
+    limits: list[tuple[int, int]] = []
+    for v2, group in _groups(root, "memory"):
+        limit = _number(group / ("memory.max" if v2 else "memory.limit_in_bytes"))
+        if limit is None or limit >= _UNLIMITED:
+            continue
+        used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes")) or 0
+        cache = _stat(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+        limits.append((limit, max(0, used - cache)))
+    return limits
+
+
+def _cgroup_cpus(root: Path) -> list[float]:
+    """CPUs' worth of each quota."""
+    quotas: list[float] = []
+    for v2, group in _groups(root, "cpu"):
+        if v2:
+            try:
+                quota, period = (group / "cpu.max").read_text().split()[:2]
+                quotas.append(int(quota) / int(period))
+            except (OSError, ValueError, ZeroDivisionError):
+                continue
+        else:
+            micros, per = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+            if micros is not None and micros > 0 and per:
+                quotas.append(micros / per)
+    return quotas

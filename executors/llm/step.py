@@ -1,0 +1,73 @@
+"""`StepArrays`: what one forward needs to know of its items, in NumPy, whichever call it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from executors.errors import InvalidInput
+
+
+@dataclass
+class StepArrays:
+    """The packed items of one forward; n items, T tokens.
+
+    `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
+    `rotary_positions` int64 [T] where they differ from the places in the cache, else None.
+    """
+
+    token_ids: np.ndarray
+    q_lens: np.ndarray
+    pos_offsets: np.ndarray
+    tables: np.ndarray
+    rotary_positions: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.q_lens)
+
+    @cached_property
+    def q_starts(self) -> np.ndarray:
+        """int64 [n]: the first row of each item."""
+        return np.cumsum(self.q_lens) - self.q_lens
+
+    @cached_property
+    def item_of_row(self) -> np.ndarray:
+        """int64 [T]: the item each row belongs to."""
+        return np.repeat(np.arange(len(self.q_lens)), self.q_lens)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """int64 [T]: the place of each token in its sequence."""
+        return np.arange(len(self.token_ids)) + np.repeat(self.pos_offsets - self.q_starts, self.q_lens)
+
+    def rows_of(self, items: np.ndarray) -> np.ndarray:
+        """int64: all rows of the given items, item by item."""
+        lens = self.q_lens[items]
+        ends = np.cumsum(lens)
+        return np.arange(ends[-1]) + np.repeat(self.q_starts[items] - ends + lens, lens)
+
+    def subset(self, items: np.ndarray) -> StepArrays:
+        """The given items as a step of their own."""
+        rows = self.rows_of(items)
+        rotary = None if self.rotary_positions is None else self.rotary_positions[rows]
+        return StepArrays(
+            self.token_ids[rows], self.q_lens[items], self.pos_offsets[items], self.tables[items], rotary
+        )
+
+
+def pack_tables(tables: list[np.ndarray], lengths: list[int], block_size: int, num_blocks: int) -> np.ndarray:
+    """int32 [n, widest]: block tables of different lengths as one array, each checked to cover its `lengths` tokens.
+
+    Raises InvalidInput for a table that is too short or names a block that does not exist.
+    """
+    needed = [-(-length // block_size) for length in lengths]
+    packed = np.zeros((len(tables), max(needed, default=0)), np.int32)
+    for i, (table, count) in enumerate(zip(tables, needed, strict=True)):
+        if len(table) < count:
+            raise InvalidInput(f"item {i}: {len(table)} blocks of {block_size} do not hold {lengths[i]} tokens")
+        packed[i, :count] = table[:count]
+    if packed.size and (packed.min() < 0 or packed.max() >= num_blocks):
+        raise InvalidInput(f"a block id is outside 0..{num_blocks - 1}")
+    return packed

@@ -1,0 +1,91 @@
+"""`StepGuard`: one executor behind the rules that hold for every step, in a child process or on a thread.
+
+    a step raises anything but a refusal   -> later steps are answered `Skipped` until `begin_epoch`
+    an exception that is no ExecutorError  -> one, with the exception's type and text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+
+from executors.contract import (
+    ExecutorDied,
+    ExecutorError,
+    InvalidInput,
+    KvCacheHandle,
+    ModelExecutor,
+    NotReady,
+    OutOfMemory,
+    Skipped,
+    StepFailed,
+    UnifiedBatch,
+    UnifiedOutput,
+    Unsupported,
+)
+
+_log = logging.getLogger(__name__)
+_REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
+"""The executor answered without having touched any state: the next step may run."""
+
+
+class StepGuard:
+    """Used by one task; `release_cache` and `truncate_kv` are called between steps, never during one."""
+
+    def __init__(self, executor: ModelExecutor) -> None:
+        self.executor = executor
+        self._failed: str | None = None
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Raises as the contract says, and nothing else."""
+        if self._failed is not None:
+            raise Skipped(f"an earlier step of this epoch failed: {self._failed}")
+        try:
+            return await self.executor.unified_decode(batch)
+        except _REFUSALS:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            failure = typed(error)
+            self._failed = str(failure)
+            raise failure from error
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """Ends the `Skipped` answers, unless the executor refuses."""
+        await self.executor.begin_epoch(epoch)
+        self._failed = None
+
+    def release_cache(self, cache_id: int) -> None:
+        """As the contract's. It has no answer, so an error stops the epoch: the executor's state is unknown."""
+        try:
+            self.executor.release_cache(cache_id)
+        except Exception as error:
+            self._unanswered("release_cache", error)
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """As release_cache."""
+        try:
+            self.executor.truncate_kv(handle, new_len)
+        except Exception as error:
+            self._unanswered("truncate_kv", error)
+
+    def _unanswered(self, member: str, error: Exception) -> None:
+        self._failed = f"{member}: {typed(error)}"
+        _log.error("%s", self._failed)
+
+
+def typed(error: BaseException) -> ExecutorError:
+    """The executor error that stands for any exception. Unexpected ones are logged here, with their traceback.
+
+    Torch's errors are told by name, for torch must not be imported: no memory is OutOfMemory, any other error of an
+    accelerator means that nothing on it can be trusted any more, which is ExecutorDied.
+    """
+    if isinstance(error, ExecutorError):
+        return error
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return OutOfMemory(text)
+    _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
+    if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):
+        return ExecutorDied(text)
+    return StepFailed(text)

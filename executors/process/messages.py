@@ -1,0 +1,349 @@
+"""What the server process and the executor process say to each other.
+
+    server -> executor   Load, then calls (Step, Prefill, ...), each answered once and in order; Release and Truncate are
+                         not answered; Shutdown is the last.
+    executor -> server   Progress and one Ready or LoadFailed; then Done, StepDone, ... or Failed for each call; Heartbeat
+                         at any time.
+
+`call` is a number rising by one a call. `seconds` is how long the executor worked on it, by its own clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from executors.contract import (
+    DecodeInput,
+    DecodeOutput,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorMetrics,
+    ExecutorStatus,
+    InvalidInput,
+    ItemOutput,
+    KvCacheHandle,
+    KvLayout,
+    ModelInfo,
+    PrefillInput,
+    PrefillOutput,
+    SampledToken,
+    SequenceStart,
+    TableUpdates,
+    Tensor,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+
+Array = np.ndarray  # on the wire always of one dimension; its dtype travels with it
+
+# -- server -> executor --------------------------------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, tag=1, array_like=True):
+    """Create and warm up the executor. The first message, once."""
+
+    config: ExecutorConfig
+    heartbeat_s: float
+
+
+class Step(msgspec.Struct, tag=2, array_like=True):
+    """A `UnifiedBatch`: its arrays in the order of `_BATCH_ARRAYS`, then the rest."""
+
+    call: int
+    epoch: int
+    step_id: int
+    arrays: list[Array]
+    pending: Array | None
+    block_copies: Array
+    tables: TableUpdates
+    starts: tuple[SequenceStart, ...]
+
+
+class Prefill(msgspec.Struct, tag=3, array_like=True):
+    """`prefill` of the only input, or `batch_prefill` of all."""
+
+    call: int
+    inputs: list[PrefillInput]
+    how: Literal["one", "many"]
+
+
+class Decode(msgspec.Struct, tag=4, array_like=True):
+    """`decode` of the only input, `batch_decode` or `forward_verify` of all."""
+
+    call: int
+    inputs: list[DecodeInput]
+    how: Literal["one", "many", "verify"]
+
+
+class Speculate(msgspec.Struct, tag=5, array_like=True):
+    """`speculative_decode`."""
+
+    call: int
+    request: DecodeInput
+    draft_tokens: list[int]
+    acceptance_threshold: float
+
+
+class Forward(msgspec.Struct, tag=6, array_like=True):
+    """`forward`."""
+
+    call: int
+    tensor: Tensor
+
+
+class LoadAdapter(msgspec.Struct, tag=7, array_like=True):
+    """`load_adapter`."""
+
+    call: int
+    name: str
+    path: str
+    digest: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=8, array_like=True):
+    """`unload_adapter`."""
+
+    call: int
+    name: str
+
+
+class BeginEpoch(msgspec.Struct, tag=9, array_like=True):
+    """`begin_epoch`."""
+
+    call: int
+    epoch: int
+
+
+class Release(msgspec.Struct, tag=10, array_like=True):
+    """`release_cache`; no answer."""
+
+    cache_id: int
+
+
+class Truncate(msgspec.Struct, tag=11, array_like=True):
+    """`truncate_kv`; no answer."""
+
+    handle: KvCacheHandle
+    new_len: int
+
+
+class Shutdown(msgspec.Struct, tag=12, array_like=True):
+    """Free everything and exit; the end of the process is the answer."""
+
+
+Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch
+ToExecutor = Load | Call | Release | Truncate | Shutdown
+
+# -- executor -> server --------------------------------------------------------------------------------------------------
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """What the synchronous members answer."""
+
+    status: ExecutorStatus
+    metrics: ExecutorMetrics
+    cache: dict[str, float | int | str] | None
+    lora: dict[str, float | int | str] | None
+
+
+class Heartbeat(msgspec.Struct, tag=1, array_like=True):
+    """Alive. `snapshot` None before there is an executor; `running_s` seconds the current call has taken, None when idle."""
+
+    snapshot: Snapshot | None
+    stage: str
+    running_s: float | None
+
+
+class Progress(msgspec.Struct, tag=2, array_like=True):
+    """Loading or, within a call, compiling: see `ProgressCallback`."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=3, array_like=True):
+    """Warm: the executor's facts, fixed for this process's life."""
+
+    info: ModelInfo
+    capabilities: ExecutorCapabilities
+    kv_layout: KvLayout
+    kv_capacity: int | None
+    native_unified_decode: bool
+    optimal_batch_size: int
+    adapters: bool
+
+
+class LoadFailed(msgspec.Struct, tag=4, array_like=True):
+    """The executor could not be made; the process ends."""
+
+    kind: str
+    message: str
+
+
+class StepDone(msgspec.Struct, tag=5, array_like=True):
+    """A `UnifiedOutput`."""
+
+    call: int
+    seconds: float
+    num_tokens: Array
+    token_ids: Array
+    details: dict[int, Item]
+
+
+class Item(msgspec.Struct, array_like=True):
+    """An `ItemOutput`."""
+
+    tokens: tuple[SampledToken, ...]
+    prompt_logprobs: tuple[SampledToken, ...] | None
+    pooled: Array | None
+    logits: Tensor | None
+    error: str | None
+
+
+class PrefillDone(msgspec.Struct, tag=6, array_like=True):
+    """One output per input."""
+
+    call: int
+    seconds: float
+    outputs: list[PrefillOutput]
+
+
+class DecodeDone(msgspec.Struct, tag=7, array_like=True):
+    """One output per input."""
+
+    call: int
+    seconds: float
+    outputs: list[DecodeOutput]
+
+
+class SpeculateDone(msgspec.Struct, tag=8, array_like=True):
+    """What `speculative_decode` returned."""
+
+    call: int
+    seconds: float
+    tokens: list[SampledToken]
+
+
+class ForwardDone(msgspec.Struct, tag=9, array_like=True):
+    """What `forward` returned."""
+
+    call: int
+    seconds: float
+    tensor: Tensor
+
+
+class Done(msgspec.Struct, tag=10, array_like=True):
+    """A call that returns nothing."""
+
+    call: int
+    seconds: float
+
+
+class Failed(msgspec.Struct, tag=11, array_like=True):
+    """The call raised; `kind` names the error's class, see `executors/errors.py`."""
+
+    call: int
+    seconds: float
+    kind: str
+    message: str
+
+
+Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | Done | Failed
+ToServer = Heartbeat | Progress | Ready | LoadFailed | Answer
+
+# -- conversions ---------------------------------------------------------------------------------------------------------
+
+_BATCH_ARRAYS: tuple[tuple[str, np.dtype[Any]], ...] = (
+    ("seq_ids", np.dtype(np.int64)),
+    ("slots", np.dtype(np.int32)),
+    ("num_q_tokens", np.dtype(np.int32)),
+    ("pos_offsets", np.dtype(np.int32)),
+    ("is_final_chunk", np.dtype(np.bool_)),
+    ("num_draft_tokens", np.dtype(np.int32)),
+    ("token_ids", np.dtype(np.int32)),
+)
+_INT32 = np.dtype(np.int32)
+R = TypeVar("R", PrefillInput, PrefillOutput, DecodeInput, DecodeOutput)
+
+
+def pack_batch(call: int, batch: UnifiedBatch) -> Step:
+    """Raises InvalidInput for an array of the wrong dtype: the child would read other numbers from it."""
+    arrays = []
+    for name, dtype in _BATCH_ARRAYS:
+        array = getattr(batch, name)
+        if array.dtype != dtype:
+            raise InvalidInput(f"{name} is {array.dtype}, not {dtype}")
+        arrays.append(array)
+    if batch.pending is not None and batch.pending.dtype != np.bool_:
+        raise InvalidInput(f"pending is {batch.pending.dtype}, not bool")
+    copies = batch.block_copies
+    if copies.dtype != _INT32 or copies.shape[1:] != (2,):
+        raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 2]")
+    return Step(
+        call, batch.epoch, batch.step_id, arrays, batch.pending, copies.reshape(-1), batch.tables, tuple(batch.starts)
+    )
+
+
+def unpack_batch(step: Step) -> UnifiedBatch:
+    """The batch again. Raises InvalidInput where arrays are missing or of another dtype."""
+    found = [array.dtype for array in step.arrays]
+    if found != [dtype for _, dtype in _BATCH_ARRAYS] or step.block_copies.dtype != _INT32 or len(step.block_copies) % 2:
+        raise InvalidInput(f"a step's arrays are {', '.join(map(str, found))}")
+    seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
+    return UnifiedBatch(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        seq_ids=seq_ids,
+        slots=slots,
+        num_q_tokens=num_q_tokens,
+        pos_offsets=pos_offsets,
+        is_final_chunk=is_final_chunk,
+        num_draft_tokens=num_draft_tokens,
+        token_ids=token_ids,
+        pending=step.pending,
+        starts=step.starts,
+        tables=step.tables,
+        block_copies=step.block_copies.reshape(-1, 2),
+    )
+
+
+def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
+    """Raises InvalidInput for arrays that are not int32."""
+    if output.num_tokens.dtype != _INT32 or output.token_ids.dtype != _INT32:
+        raise InvalidInput(f"num_tokens, token_ids are {output.num_tokens.dtype}, {output.token_ids.dtype}, not int32")
+    details = {
+        int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error)
+        for i, one in output.details.items()
+    }
+    return StepDone(call, seconds, output.num_tokens, output.token_ids, details)
+
+
+def unpack_output(done: StepDone) -> UnifiedOutput:
+    """The output again."""
+    details = {
+        i: ItemOutput(
+            tokens=one.tokens,
+            prompt_logprobs=one.prompt_logprobs,
+            pooled=one.pooled,
+            logits=None if one.logits is None else own_tensor(one.logits),
+            error=one.error,
+        )
+        for i, one in done.details.items()
+    }
+    return UnifiedOutput(done.num_tokens, done.token_ids, details)
+
+
+def own(record: R) -> R:
+    """A copy whose tensors have memory of their own: decoded ones are unaligned views that keep a whole frame alive."""
+    values = ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record))
+    return dataclasses.replace(record, **{name: own_tensor(v) for name, v in values if isinstance(v, Tensor)})
+
+
+def own_tensor(tensor: Tensor) -> Tensor:
+    """As `own`."""
+    return Tensor(tensor.shape, tensor.dtype, memoryview(bytearray(tensor.data)))

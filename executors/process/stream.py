@@ -1,0 +1,103 @@
+"""`MessageStream`: the server's end of the socketpair, on the event loop, without a thread and never blocking.
+
+Not an asyncio transport: those are made by awaiting, which is one more place where a cancelled start could leave a child
+behind, and they cannot be asked for what lies in the socket right now, which is wanted once the child is known to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from executors.process.messages import ToServer
+from executors.process.wire import Decoder, WireError
+
+_READ_BYTES = 1 << 18
+
+
+class MessageStream:
+    """Calls `deliver` with each message, then `ended` once: with None at the end of the stream, or why it is unusable.
+
+    Both are called on the loop, `ended` never after `close`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        deliver: Callable[[ToServer], None],
+        ended: Callable[[str | None], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._sock = sock
+        self._deliver = deliver
+        self._ended = ended
+        self._decoder: Decoder[ToServer] = Decoder(ToServer)
+        self._unsent: deque[memoryview] = deque()
+        self.open = True
+        loop.add_reader(sock, self._read)
+
+    def send(self, frame: bytearray) -> None:
+        """Send a frame, now if the socket takes it, else when it does. Silently dropped once closed."""
+        if not self.open:
+            return
+        self._unsent.append(memoryview(frame))
+        if len(self._unsent) == 1:
+            self._write()
+            if self._unsent:
+                self._loop.add_writer(self._sock, self._write)
+
+    def drain(self) -> None:
+        """Read and deliver all that has arrived."""
+        while self.open and self._read():
+            pass
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.open:
+            self.open = False
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+            self._unsent.clear()
+
+    def _read(self) -> bool:
+        """One read; False if there was nothing to read or will not be again."""
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._end(None)
+            return False
+        try:
+            for message in self._decoder.feed(data):
+                if self.open:
+                    self._deliver(message)
+        except WireError as error:
+            self._end(str(error))
+        return self.open
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            # The other end is closed. What it said before may still lie in the socket: reading finds the end.
+            self._unsent.clear()
+        self._loop.remove_writer(self._sock)
+
+    def _end(self, reason: str | None) -> None:
+        self.close()
+        self._ended(reason)

@@ -1,0 +1,101 @@
+"""Frames and the codec: how a message becomes bytes on the socketpair and back.
+
+    frame:  length (4 bytes, little endian, of what follows)  |  msgpack
+
+Messages (`messages.py`) are tagged msgspec structs written as arrays; the contract's dataclasses travel inside them as
+they are. A NumPy array is a msgpack extension whose code names the dtype, so that it comes back as what it was: a dtype
+that the reader did not expect is an error there, never a reinterpretation. Nothing here can name code to run.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_FRAME_BYTES = 1 << 30
+"""Larger frames are refused by both sides: a length beyond it is taken for garbage."""
+
+_HEADER = struct.Struct("<I")
+_DTYPE_OF = dict(
+    enumerate(
+        (np.dtype(t) for t in (np.int32, np.int64, np.float32, np.bool_, np.uint8, np.uint64, np.float16, np.float64)),
+        start=1,
+    )
+)
+_CODE_OF = {dtype: code for code, dtype in _DTYPE_OF.items()}
+
+M = TypeVar("M")
+
+
+class WireError(Exception):
+    """Bytes that are no message of this protocol, or a message too large for one frame."""
+
+
+def _encode_array(value: Any) -> msgspec.msgpack.Ext:
+    if not isinstance(value, np.ndarray):
+        raise WireError(f"{type(value).__name__} cannot travel to another process")
+    code = _CODE_OF.get(value.dtype)
+    if code is None or value.ndim != 1:
+        raise WireError(f"an array {value.dtype}{list(value.shape)} cannot travel; one dimension, known dtypes only")
+    return msgspec.msgpack.Ext(code, np.ascontiguousarray(value).data)
+
+
+def _decode_array(code: int, data: memoryview) -> NDArray[Any]:
+    dtype = _DTYPE_OF.get(code)
+    if dtype is None:
+        raise WireError(f"unknown extension code {code}")
+    # A copy: writable, aligned (bytes in a frame lie anywhere), and it does not keep the whole frame alive.
+    return np.frombuffer(bytearray(data), dtype)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+
+
+def encode(message: msgspec.Struct) -> bytearray:
+    """The whole frame of a message, header included. Raises WireError for what cannot travel or is too large."""
+    frame = bytearray(512)
+    try:
+        _encoder.encode_into(message, frame, _HEADER.size)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise WireError(f"{type(message).__name__}: {error}") from error
+    size = len(frame) - _HEADER.size
+    if size > MAX_FRAME_BYTES:
+        raise WireError(f"{type(message).__name__}: {size} bytes do not fit a frame of {MAX_FRAME_BYTES}")
+    _HEADER.pack_into(frame, 0, size)
+    return frame
+
+
+class Decoder(Generic[M]):
+    """Bytes in any pieces in, messages of one union type out."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(union, ext_hook=_decode_array)
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """The messages that are complete now. Raises WireError on garbage: nothing after it can be trusted."""
+        self._rest += data
+        messages: list[M] = []
+        begin = 0
+        while len(self._rest) - begin >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(self._rest, begin)
+            if size > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {size} bytes is refused")
+            end = begin + _HEADER.size + size
+            if len(self._rest) < end:
+                break
+            messages.append(self._decode(self._rest[begin + _HEADER.size : end]))
+            begin = end
+        del self._rest[:begin]
+        return messages
+
+    def _decode(self, payload: bytearray) -> M:
+        try:
+            message: M = self._decoder.decode(payload)
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+            raise WireError(f"not a message: {error}") from error
+        return message

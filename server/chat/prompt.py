@@ -1,0 +1,140 @@
+"""From what a client sent to prompt token ids, off the event loop where it may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from server.chat.fence import DeadlineExceeded
+from server.schemas.chat import ChatMessage, ToolCall
+from server.state import ServedModel, ServerState
+
+DEADLINE = 5.0
+"""Seconds to render and tokenize. The largest prompts that fit a body take about one."""
+INLINE_CHARACTERS = 2048
+"""Shorter texts tokenize faster than a thread takes to wake."""
+MAX_CHARACTERS_PER_TOKEN = 256
+"""No text of more characters than this times the context can fit: the longest tokens in use (runs of blanks) have 128."""
+
+
+async def chat_prompt(
+    state: ServerState,
+    model: ServedModel,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """Token ids of a conversation.
+
+    The template writes the special tokens, so the tokenizer adds none unless asked. Raises InvalidRequest.
+    """
+    template = model.template
+    if template is None:
+        message = (
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template."
+        )
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+    plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+
+    def work() -> list[int]:
+        text = template.render(plain, tools, add_generation_prompt, extra)
+        return _encode(model, text, add_special_tokens, "messages")
+
+    try:
+        return tuple(await state.threads.run(work, DEADLINE))
+    except DeadlineExceeded:
+        message = f"These messages took more than {DEADLINE:g} s to turn into a prompt."
+        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+
+
+async def text_prompt(
+    state: ServerState, model: ServedModel, text: str, add_special_tokens: bool, param: str = "prompt"
+) -> tuple[int, ...]:
+    """Token ids of a plain text. Raises InvalidRequest."""
+    if len(text) <= INLINE_CHARACTERS:
+        return tuple(_encode(model, text, add_special_tokens, param))
+    try:
+        return tuple(
+            await state.threads.run(lambda: _encode(model, text, add_special_tokens, param), DEADLINE)
+        )
+    except DeadlineExceeded:
+        message = f"'{param}' took more than {DEADLINE:g} s to tokenize."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
+    """Raises InvalidRequest for an id that the model's logits do not have: it would read another row's memory."""
+    largest = max(ids, default=0)
+    if largest >= model.info.logits_width:
+        message = f"'{param}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+
+
+def _encode(model: ServedModel, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
+        message = f"'{param}' has {len(text)} characters, more than fit {model.max_model_len} tokens of context."
+        raise ContextLengthExceeded(message, param=param)
+    try:
+        return model.tokenizer.encode(text, add_special_tokens)
+    except UnicodeEncodeError:
+        message = f"'{param}' holds half of a surrogate pair, which is no character."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """A message as templates know it: plain data, content as one string, arguments as an object."""
+    param = f"messages.{index}"
+    plain: dict[str, Any] = {
+        # Templates know no "developer"; the role is OpenAI's newer word for "system".
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(param, message),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.reasoning is not None:
+        plain.setdefault("reasoning_content", message.reasoning)
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(f"{param}.tool_calls.{i}", c) for i, c in enumerate(message.tool_calls)]
+    return plain
+
+
+def _content(param: str, message: ChatMessage) -> str:
+    content = message.content
+    if content is None:
+        if message.role == "assistant":
+            return ""  # it only called tools; many templates add strings without asking for null
+        text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
+        raise InvalidRequest(text, param=f"{param}.content", code="invalid_value")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        text_of_part = part.refusal if part.type == "refusal" else part.text
+        where = f"{param}.content.{number}"
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            text = f"Content parts of type '{part.type[:50]}' are not supported: this model reads text only."
+            raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
+        if text_of_part is None:
+            text = f"Invalid value for '{where}.text': it is required."
+            raise InvalidRequest(text, param=f"{where}.text", code="invalid_value")
+        texts.append(text_of_part)
+    return "\n".join(texts)
+
+
+def _plain_call(param: str, call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        where = f"{param}.function.arguments"
+        raise InvalidRequest(f"'{where}' is not a JSON object.", param=where, code="invalid_value")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,159 @@
+"""Prometheus metrics: names fixed by the design, fed by the engine's Observer calls and by gauges read when scraped.
+
+Scraping never blocks: gauges come from `EngineStats` and from the executor's last snapshots, whose age is exported with
+them, so that a hanging executor shows as old numbers and not as a hanging scrape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from engine.request import EngineStats, Observer, Stage
+from executors.contract import ModelExecutor, SnapshotValue
+from server import __version__
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+class _Core(Protocol):
+    @property
+    def executor(self) -> ModelExecutor: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Metrics(Observer):
+    """All metrics of one server, in a registry of their own: two servers in one test process do not collide."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._ttft = Histogram(
+            "cohort_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self._itl = Histogram(
+            "cohort_inter_token_latency_seconds",
+            "Between two tokens of a sequence.",
+            buckets=_ITL_BUCKETS,
+            registry=self.registry,
+        )
+        self._e2e = Histogram(
+            "cohort_e2e_request_latency_seconds",
+            "From a request's arrival to its end.",
+            buckets=_E2E_BUCKETS,
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "cohort_tokens", "Tokens of ended requests.", ["kind"], registry=self.registry
+        )
+        self._requests = Counter(
+            "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
+        )
+        self._restarts = Counter(
+            "cohort_executor_restarts", "Restarts of the executor.", ["cause"], registry=self.registry
+        )
+        # A rate over a counter that appears at its first event misses that event: all known labels exist from the start.
+        self._prompt_tokens = self._tokens.labels("prompt")
+        self._output_tokens = self._tokens.labels("output")
+        for outcome in ("stop", "length", "abort", "error"):
+            self._requests.labels(outcome)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def watch(self, core: _Core) -> None:
+        """Export the gauges of this engine and the snapshots of its executor."""
+        self.registry.register(_EngineCollector(core))
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    # -- Observer: called from the engine's loop task ------------------------------------------------------------------
+
+    def first_token(self, ttft: float) -> None:
+        """See Observer."""
+        self._ttft.observe(ttft)
+
+    def tokens(self, count: int, inter_token: float) -> None:
+        """See Observer. Tokens that came together share the wait before them."""
+        for _ in range(count):
+            self._itl.observe(inter_token / count)
+
+    def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+        """See Observer."""
+        self._requests.labels(outcome).inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._output_tokens.inc(output_tokens)
+        self._e2e.observe(e2e)
+
+    def restarted(self, cause: str) -> None:
+        """See Observer."""
+        self._restarts.labels(cause).inc()
+
+
+class _EngineCollector(Collector):
+    """Reads the engine when scraped."""
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges of the engine, then the executor's snapshots."""
+        stats = self._core.stats()
+        yield _gauge("cohort_requests_running", "Sequences in the running batch.", stats.running)
+        yield _gauge("cohort_requests_waiting", "Sequences waiting for a place in the batch.", stats.waiting)
+        yield _gauge("cohort_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_usage)
+        yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
+        yield _gauge("cohort_kv_blocks_total", "KV blocks there are.", stats.kv_blocks_total)
+        yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
+        yield _counter("cohort_steps", "Steps run.", stats.steps)
+        yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
+        yield _counter("cohort_requests_resumed", "Sequences that went on after a restart.", 0)
+        stages = GaugeMetricFamily("cohort_stage", "1 for what the engine is doing now.", labels=["stage"])
+        for stage in Stage:
+            stages.add_metric([stage.value], float(stage is stats.stage))
+        yield stages
+        yield InfoMetricFamily("cohort_build", "Version of the server.", {"version": __version__})
+        executor = self._core.executor
+        age = getattr(executor, "snapshot_age", None)
+        if callable(age):
+            yield _gauge("cohort_executor_snapshot_age_seconds", "Age of the executor's numbers.", age())
+        yield from _snapshot("cohort_cache", executor.cache_metrics_snapshot())
+        yield from _snapshot("cohort_lora", executor.lora_metrics_snapshot())
+
+
+def _gauge(name: str, help_: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_, value=float(value))
+
+
+def _counter(name: str, help_: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_, value=float(value))
+
+
+def _snapshot(prefix: str, values: Mapping[str, SnapshotValue] | None) -> Iterator[Metric]:
+    """Numbers become gauges, strings become labels of one info metric."""
+    labels = {}
+    for key, value in (values or {}).items():
+        name = re.sub(r"\W", "_", key)
+        if isinstance(value, str):
+            labels[name] = value
+        else:
+            yield _gauge(f"{prefix}_{name}", f"{key}, as the executor reports it.", value)
+    if labels:
+        yield InfoMetricFamily(prefix, "What the executor reports in words.", labels)

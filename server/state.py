@@ -1,0 +1,138 @@
+"""What the routes work with: the model that is served, once it is there, and how the server fares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.errors import ModelNotFound, Unavailable
+from engine.request import EngineStats, Stage
+from engine.text.generation import Generation, TextRequest
+from executors.contract import ModelExecutor, ModelInfo
+from server.chat.fence import FencedThreads
+from server.chat.template import ChatTemplate
+from server.metrics import Metrics
+
+
+class TextEngineLike(Protocol):
+    """The part of `engine.text.generation.TextEngine` that routes use."""
+
+    def start(self, request: TextRequest) -> Generation:
+        """Begin a call; refuses at once by raising EngineError."""
+
+
+class TokenizerLike(Protocol):
+    """The part of `engine.text.tokenizer.Tokenizer` that routes use."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Ids to text."""
+
+    def token_text(self, token_id: int) -> str:
+        """One id as text."""
+
+
+class CoreLike(Protocol):
+    """The part of `engine.core.loop.EngineCore` that routes and metrics read."""
+
+    @property
+    def executor(self) -> ModelExecutor:
+        """The executor, for its snapshots."""
+
+    def stats(self) -> EngineStats:
+        """Gauges; never blocks."""
+
+    def info(self) -> ModelInfo | None:
+        """The model, None while loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request that leaves a field out gets: the model's generation_config.json, then OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        """From generation_config.json; values of another type are left out."""
+        found = {
+            name: generation_config[name]
+            for name in ("temperature", "top_p", "top_k")
+            if isinstance(generation_config.get(name), int | float)
+        }
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model with all that belongs to it."""
+
+    engine: TextEngineLike
+    tokenizer: TokenizerLike
+    info: ModelInfo
+    max_model_len: int
+    template: ChatTemplate | None = None
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    fingerprint: str = "cohort"
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One writer: the composition root, which sets `core` once it exists and `model` once it is loaded."""
+
+    names: tuple[str, ...]
+    metrics: Metrics
+    core: CoreLike | None = None
+    model: ServedModel | None = None
+    recovery_timeout: float = 120.0
+    write_timeout: float = 60.0
+    """Seconds a client may leave a full socket unread before its stream is given up."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    threads: FencedThreads = field(default_factory=FencedThreads)
+    clock: Callable[[], float] = time.monotonic
+    _recovering_since: float | None = None
+
+    def stage(self) -> tuple[Stage, str]:
+        """What the server is doing, and a word more on it. Called at least once a second by the composition root, which
+        is how the start of a recovery is known."""
+        stats = self.core.stats() if self.core is not None else None
+        if stats is None or (stats.stage is Stage.READY and self.model is None):
+            stage, detail = Stage.LOADING, ""
+        else:
+            stage, detail = stats.stage, stats.detail
+        if stage is not Stage.RECOVERING:
+            self._recovering_since = None
+        elif self._recovering_since is None:
+            self._recovering_since = self.clock()
+        if self.draining and stage is Stage.READY:
+            stage = Stage.DRAINING
+        return stage, detail
+
+    def recovering_for(self) -> float:
+        """Seconds since the recovery that is going on was first seen, else 0."""
+        return 0.0 if self._recovering_since is None else self.clock() - self._recovering_since
+
+    def require(self, name: str | None) -> tuple[ServedModel, str]:
+        """The model for a request and the name to answer with.
+
+        Raises ModelNotFound for a name that is not served, Unavailable while there is no model yet. A request that names
+        none means the one there is.
+        """
+        if name and name not in self.names:
+            served = ", ".join(f"'{one}'" for one in self.names)
+            message = f"The model '{name[:200]}' does not exist. This server has: {served}."
+            raise ModelNotFound(message, param="model")
+        if self.model is None:
+            raise Unavailable("The model is still loading.")
+        return self.model, name or self.names[0]

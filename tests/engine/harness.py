@@ -1,0 +1,74 @@
+"""An engine on a fake executor, and readers that check every token against the executor's function of history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from engine.core.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.request import FinishReason, Observer, Request, TokenDelta
+from executors import registry
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
+from executors.fakes.base import FakeExecutor
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def fake(
+    executor: str = "paged_fake", *, seqs: int = 8, block_size: int = 4, **options: str | int | float | bool
+):
+    """A fake executor, not warmed up."""
+    made = registry.create(
+        ExecutorConfig(
+            executor,
+            max_num_seqs=seqs,
+            max_model_len=256,
+            attention=ExecutorAttentionConfig(block_size=block_size),
+            options=options,
+        )
+    )
+    assert isinstance(made, FakeExecutor)
+    return made
+
+
+@asynccontextmanager
+async def engine(
+    executor: FakeExecutor, observer: Observer | None = None, **config: float
+) -> AsyncIterator[EngineCore]:
+    """A started engine; at the end everything must be accounted for."""
+    config = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "restart_pause": 0.01, **config}
+    core = EngineCore(executor, EngineConfig(**config), observer)  # type: ignore[arg-type]
+    await core.start()
+    try:
+        yield core
+    finally:
+        await core.stop()
+    core.check_integrity()
+
+
+def request(
+    prompt: list[int], max_tokens: int = 8, sampling: SamplingParams = GREEDY, stop: tuple[int, ...] = ()
+) -> Request:
+    return Request("test", np.array(prompt, np.int32), sampling, max_tokens, frozenset(stop))
+
+
+async def read(mailbox: Mailbox, key: int = 0) -> TokenDelta:
+    """Everything of one sequence until its end, merged."""
+    whole = TokenDelta()
+    while whole.finish_reason is None:
+        whole.merge((await mailbox.take())[key])
+    return whole
+
+
+async def run(core: EngineCore, asked: Request) -> tuple[list[int], FinishReason | None]:
+    """Submit and read to the end: token ids and finish reason. Raises the sequence's error."""
+    mailbox = Mailbox()
+    core.submit(asked, mailbox)
+    whole = await read(mailbox)
+    if whole.error is not None:
+        raise whole.error
+    return [token.token_id for token in whole.tokens], whole.finish_reason

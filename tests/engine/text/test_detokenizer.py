@@ -1,0 +1,80 @@
+"""Incremental detokenizing equals detokenizing whole, for random ids and real text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.text.detokenizer import detokenizer
+from engine.text.tokenizer import Tokenizer
+from tests.engine.tokenizers_for_tests import byte_level, load, sentencepiece_like
+
+TEXTS = [
+    "the thing in the tin",
+    "Zażółć gęślą jaźń, größer, naïve",
+    "Съешь же ещё этих мягких булок",
+    "Ξεσκεπάζω τὴν ψυχοφθόρα",
+    "中文字符测试，日本語のテスト、한국어",
+    "مرحبا بالعالم שלום עולם",
+    "नमस्ते दुनिया สวัสดีชาวโลก",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 two words <|end|> \u0000\n\t",
+]
+
+
+@pytest.fixture(scope="module", params=["byte_level", "sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return (
+        load(byte_level(), folder)
+        if request.param == "byte_level"
+        else load(sentencepiece_like(), folder, "</s>")
+    )
+
+
+def incremental(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
+    of = detokenizer(tokenizer, skip)
+    return [*(of.push(i) for i in ids), of.flush()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_real_text(tokenizer: Tokenizer, text: str, skip: bool) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = incremental(tokenizer, ids, skip)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert not any("\ufffd" in piece for piece in pieces), "half a character was shown"
+
+
+@given(st.data())
+def test_random_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    ids = [i for i in ids if tokenizer.fallback_byte(i) is None]  # their invalid runs differ, see below
+    skip = data.draw(st.booleans())
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(incremental(tokenizer, ids, skip)) == whole
+
+
+def test_an_invalid_run_of_fallback_bytes_loses_only_its_invalid_bytes(tmp_path: Path) -> None:
+    tokenizer = load(sentencepiece_like(), tmp_path, "</s>")
+    ids = [tokenizer.raw.token_to_id(f"<0x{byte:02X}>") for byte in "😀".encode() + b"\xff"]
+    ids.append(tokenizer.raw.token_to_id("a"))
+    assert "".join(incremental(tokenizer, ids, True)) == "😀\ufffda"
+
+
+def test_token_bytes_are_exact(tmp_path: Path) -> None:
+    tokenizer = load(byte_level(), tmp_path)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    assert tokenizer.token_bytes(99999) == b""
+
+
+def test_end_tokens_come_from_every_place(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
+    raw = byte_level()
+    tokenizer = load(raw, tmp_path)
+    assert tokenizer.eos_token_ids == {3, 4, raw.token_to_id("<|end|>")}

@@ -53,12 +53,14 @@ def check_limits(
         raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
 
 
-def check_copies(batch: UnifiedBatch, num_blocks: int) -> None:
-    """The block copies. Raises InvalidInput for blocks out of range or copied onto twice or while a source."""
-    copies = batch.block_copies
+def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
+    """Block-table deltas and block copies. Raises InvalidInput for blocks that do not exist, and for copies onto a block
+    twice or while it is a source."""
+    ids, copies = batch.tables.block_ids, batch.block_copies
+    for what, blocks in (("table", ids), ("copy", copies)):
+        if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
+            raise InvalidInput(f"a block {what} names a block outside 0..{num_blocks - 1}")
     if not len(copies):
         return
-    if copies.min() < 0 or copies.max() >= num_blocks:
-        raise InvalidInput(f"a block copy names a block outside 0..{num_blocks - 1}")
     if len(np.unique(copies[:, 1])) != len(copies) or np.isin(copies[:, 1], copies[:, 0]).any():
         raise InvalidInput("block copies overlap: their order would matter")

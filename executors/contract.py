@@ -241,6 +241,12 @@ class ModelExecutor(ABC):
         Called from any thread. The default reports nothing.
         """
 
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        """Ask to be told when the executor dies by itself, also between calls; `begin_epoch` brings it back.
+
+        Called on the event loop. The default never calls: an executor without a process of its own does not die.
+        """
+
     # -- one sequence ------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -32,7 +32,7 @@ def probabilities(logits: Row, params: SamplingParams) -> NDArray[np.float64]:
         chosen = np.zeros(len(wide))
         chosen[int(wide.argmax())] = 1.0
         return chosen
-    weights = np.exp((wide - best) / params.temperature)
+    weights: NDArray[np.float64] = np.exp((wide - best) / params.temperature)
     if 0 < params.top_k < len(weights):
         # Compare logits, not weights: two different logits may give one rounded weight, which would look like a tie.
         kth = np.sort(wide)[-params.top_k]

@@ -17,6 +17,7 @@ class SlotTable:
     Written only by `apply` (before a step) and `release`; read by the runner and by `UnifiedBatch.items`.
 
     - `block_tables[group]`: int32 [num_slots, max_blocks], rows valid up to `num_blocks[group, slot]`.
+    - `failed`: a step of this epoch failed; set by the split path, which answers `Skipped` from then on.
     """
 
     def __init__(self, num_slots: int, max_blocks: int, num_groups: int = 1) -> None:
@@ -24,6 +25,7 @@ class SlotTable:
         self.block_tables = [np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups)]
         self.num_blocks = np.zeros((num_groups, num_slots), np.int32)
         self._starts: list[SequenceStart | None] = [None] * num_slots
+        self.failed = False
         self._slot_of: dict[int, int] = {}
         self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._hidden: dict[int, tuple[int, NDArray[np.float64]]] = {}
@@ -103,16 +105,16 @@ class SlotTable:
         self._sampled.pop(start.slot, None)
         self._hidden.pop(start.slot, None)
 
-    def remember(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
+    def remember(self, seq_id: int, position: int, token_ids: Sequence[int]) -> None:
         """Keep the tokens just sampled for `position` and those after it, for a later step's `pending` inputs."""
-        self._sampled[slot] = (position, tuple(token_ids))
+        self._sampled[self._slot_of[seq_id]] = (position, tuple(token_ids))
 
-    def recall(self, slot: int, position: int) -> int:
-        """The token sampled last for a slot and position. Raises InvalidInput if that is not known."""
-        first, tokens = self._sampled.get(slot, (0, ()))
+    def recall(self, seq_id: int, position: int) -> int:
+        """The token sampled last for a sequence and position. Raises InvalidInput if that is not known."""
+        first, tokens = self._sampled.get(self._slot_of[seq_id], (0, ()))
         if not first <= position < first + len(tokens):
             raise InvalidInput(
-                f"slot {slot}: no token was sampled for position {position}, its input cannot be pending"
+                f"sequence {seq_id}: no token was sampled for position {position}, it cannot be pending"
             )
         return tokens[position - first]
 
@@ -145,6 +147,7 @@ class SlotTable:
 
     def clear(self) -> None:
         """Forget everything: a new epoch begins."""
+        self.failed = False
         for seq_id in list(self._slot_of):
             self.release(seq_id)
 

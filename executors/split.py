@@ -16,13 +16,14 @@ and a step runs as
 Stage 4 is `speculative_decode` for many sequences at once: a rejected draft is never computed, so nothing has to be
 rolled back. Without drafts there are at most two forwards. Outputs come in the order of the items.
 
-The executor keeps a `SlotTable` and offers it as `slot_table()`; this module applies the batch to it. It needs no other
-state: tokens for `pending` inputs and running sums for mean pooling are remembered in that table.
+The executor keeps a `SlotTable`, offers it as `slot_table()` and clears it in `begin_epoch`; this module applies the batch
+to it. It needs no other state: tokens for `pending` inputs, running sums for mean pooling, and whether a step of this
+epoch failed are remembered in that table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from executors import checks, reference_sampler
 from executors.batch import BatchItem, Int32Array, ItemOutput, SampledToken, UnifiedBatch, UnifiedOutput
-from executors.errors import InvalidInput, StepFailed, Unsupported
+from executors.errors import InvalidInput, Skipped, StepFailed, Unsupported
 from executors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class _Task:
     pooled: NDArray[np.float32] | None = None
     going: bool = True
     """False once a draft was rejected."""
+    error: str | None = None
+    """Set when this item's logits cannot be sampled from."""
 
     @property
     def end(self) -> int:
@@ -88,6 +91,8 @@ class _Task:
 
     def output(self) -> ItemOutput | None:
         """What the stages gave; None for an intermediate chunk that asked for nothing."""
+        if self.error is not None:
+            return ItemOutput(error=self.error)
         logits = Tensor.of(np.stack(self.logits)) if self.logits else None
         if not self.tokens and logits is None and self.pooled is None and self.prompt_logprobs is None:
             return None
@@ -101,17 +106,28 @@ async def split_unified_decode(executor: ModelExecutor, batch: UnifiedBatch) -> 
     computed already is raised as StepFailed, for the state of its sequences is then unknown.
     """
     table = executor.slot_table()
+    if table.failed:
+        raise Skipped("a step of this epoch failed before")
     checks.check_arrays(batch)
     capabilities = executor.capabilities()
     checks.check_limits(
         batch, executor.info().logits_width, capabilities.max_sequence_length, capabilities.max_batch_size
     )
-    checks.check_copies(batch, executor.kv_layout().num_blocks)
+    checks.check_blocks(batch, executor.kv_layout().num_blocks)
     if len(batch.block_copies) and not isinstance(executor, BlockCopier):
         raise Unsupported(
             f"{type(executor).__name__} needs copy_blocks(copies) to run block copies on the split path"
         )
     table.apply(batch)
+    try:
+        return await _run(executor, table, batch)
+    except StepFailed:
+        table.failed = True
+        raise
+
+
+async def _run(executor: ModelExecutor, table: SlotTable, batch: UnifiedBatch) -> UnifiedOutput:
+    """The stages, for a batch that `table` has taken in."""
     tasks = _tasks(batch, table)
     if len(batch.block_copies):
         assert isinstance(executor, BlockCopier)
@@ -124,27 +140,30 @@ async def split_unified_decode(executor: ModelExecutor, batch: UnifiedBatch) -> 
         if decodes:
             await _decode(executor, decodes, place, something_computed=bool(prefills) or place > 0)
     for task in tasks:
-        if task.tokens:
+        if task.tokens and task.error is None:
             first = task.end - task.item.num_draft_tokens
-            table.remember(task.slot, first, [token.token_id for token in task.tokens])
+            table.remember(task.item.seq_id, first, [token.token_id for token in task.tokens])
     return UnifiedOutput.from_items([task.output() for task in tasks])
 
 
 def _tasks(batch: UnifiedBatch, table: SlotTable) -> list[_Task]:
     if batch.pending is not None and batch.pending.any():
-        batch = replace(batch, token_ids=_fill_pending(batch, batch.pending, table), pending=None)
+        batch = replace(batch, token_ids=fill_pending(batch, batch.pending, table.recall), pending=None)
     return [
         _Task(item, int(slot), table.start_of(int(slot)).prompt_token_ids)
         for item, slot in zip(batch.items(table), batch.slots, strict=True)
     ]
 
 
-def _fill_pending(batch: UnifiedBatch, pending: NDArray[np.bool_], table: SlotTable) -> Int32Array:
+def fill_pending(
+    batch: UnifiedBatch, pending: NDArray[np.bool_], recall: Callable[[int, int], int]
+) -> Int32Array:
+    """int32 [total_q]: the step's tokens, the pending ones filled in by `recall(seq_id, position)`."""
     tokens = batch.token_ids.copy()
     for where in np.flatnonzero(pending).tolist():
         i = int(np.searchsorted(batch.q_starts, where, side="right")) - 1
         position = int(batch.pos_offsets[i]) + where - int(batch.q_starts[i])
-        tokens[where] = table.recall(int(batch.slots[i]), position)
+        tokens[where] = recall(int(batch.seq_ids[i]), position)
     return tokens
 
 
@@ -196,7 +215,7 @@ async def _decode(executor: ModelExecutor, tasks: list[_Task], place: int, somet
     for task, output in zip(tasks, outputs, strict=True):
         _take(executor, task, output)
         following = task.num_prefilled + place + 1
-        if task.tokens and following < len(task.item.q_tokens):
+        if task.going and task.tokens and following < len(task.item.q_tokens):
             task.going = int(task.item.q_tokens[following]) == task.tokens[-1].token_id
 
 
@@ -225,6 +244,9 @@ def _take(executor: ModelExecutor, task: _Task, output: PrefillOutput | DecodeOu
     """Keep the sampled token, or the logits of a sequence that is not sampled."""
     if task.item.sampling is None:
         task.logits.append(output.last_token_logits())
+    elif output.sampled is None and output.logits is not None:
+        # SamplingAdapter's way to say so: logits that were not asked for, and no token drawn from them.
+        task.error, task.going = "logits are not finite", False
     elif output.sampled is None:
         raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
     else:

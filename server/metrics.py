@@ -58,9 +58,7 @@ class Metrics(Observer):
             buckets=_E2E_BUCKETS,
             registry=self.registry,
         )
-        self._tokens = Counter(
-            "cohort_tokens", "Tokens of ended requests.", ["kind"], registry=self.registry
-        )
+        self._tokens = Counter("cohort_tokens", "Tokens of ended requests.", ["kind"], registry=self.registry)
         self._requests = Counter(
             "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
         )

@@ -52,9 +52,12 @@ class EventStream(Response):
         self._write_timeout = write_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream. Raises EngineError if it fails before the first chunk, ClientDisconnected if nobody reads."""
+        """Send the stream. Raises EngineError if it fails before the first chunk."""
         sending = _Sending(self._write_timeout)
-        await _race(receive, self._stream(send, sending), sending)
+        try:
+            await _race(receive, self._stream(send, sending), sending)
+        except ClientDisconnected:  # there is nobody to answer; the access log hears of it
+            scope["cohort.disconnected"] = True
 
     async def _stream(self, send: Send, sending: _Sending) -> None:
         started = False
@@ -90,7 +93,11 @@ class _Sending:
     @property
     def stuck(self) -> bool:
         """True if the client has not read for too long."""
-        return self.timeout is not None and self.since is not None and time.monotonic() - self.since > self.timeout
+        return (
+            self.timeout is not None
+            and self.since is not None
+            and time.monotonic() - self.since > self.timeout
+        )
 
 
 async def _race(receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending) -> Result:

@@ -65,6 +65,8 @@ class EngineCore:
         self._idle = asyncio.Event()
         self._seq_ids = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
+        self._death: ExecutorDied | None = None
+        executor.set_death_listener(self._heard_death)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -185,6 +187,9 @@ class EngineCore:
         try:
             while True:
                 self._apply_commands()
+                if self._death is not None:
+                    await self._recover(scheduler, None, self._death)
+                    continue
                 batch = scheduler.schedule()
                 self._tell_executor(scheduler)
                 if batch is None:
@@ -285,11 +290,20 @@ class EngineCore:
 
     # -- failure ---------------------------------------------------------------------------------------------------------
 
-    async def _recover(self, scheduler: Scheduler, batch: UnifiedBatch, error: ExecutorError) -> None:
-        """A step failed: its sequences get a typed error, the executor starts a new epoch, the rest is recomputed."""
-        logger.error("step %d failed: %s: %s", batch.step_id, type(error).__name__, error)
-        code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
-        self._fail(scheduler.abandon(batch), ExecutorFailed(f"the executor failed: {error}", code=code))
+    def _heard_death(self, death: ExecutorDied) -> None:
+        """The executor died, maybe with no step out: the loop looks after it at once."""
+        self._death = death
+        self._wake.set()
+
+    async def _recover(self, scheduler: Scheduler, batch: UnifiedBatch | None, error: ExecutorError) -> None:
+        """A step failed: its sequences get a typed error, the executor starts a new epoch, the rest is recomputed.
+
+        `batch` is None when the executor died between steps: then nothing is lost but time.
+        """
+        logger.error("executor failed: %s: %s", type(error).__name__, error)
+        if batch is not None:
+            code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
+            self._fail(scheduler.abandon(batch), ExecutorFailed(f"the executor failed: {error}", code=code))
         draining = self.stage is Stage.DRAINING
         self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
         epoch = self.journal.open_epoch()
@@ -303,7 +317,9 @@ class EngineCore:
                 logger.error("restart %d of %d failed: %s", attempt + 1, self.config.restart_attempts, again)
                 self.detail = str(again)
                 continue
-            self.observer.restarted(getattr(error, "cause", error.kind))
+            self._death = None
+            if isinstance(error, ExecutorDied):
+                self.observer.restarted(error.cause)
             if self.stage is Stage.RECOVERING:
                 self.stage, self.detail = Stage.READY, ""
             return

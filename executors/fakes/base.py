@@ -42,9 +42,9 @@ from executors.contract import (
 )
 from executors.fakes import oracle
 from executors.fakes.failures import Failure, act, parse_failures
-from executors.fakes.stats import StepStats
 from executors.fakes.work import Computed, Work
 from executors.split import split_unified_decode
+from executors.stats import StepStats
 
 HIDDEN_SIZE = 16
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -185,9 +185,8 @@ class FakeExecutor(BatchModelExecutor):
         self._state = ExecutorState.READY
 
     def _reset(self) -> None:
-        rows = (
-            2 * self.num_slots
-        )  # one per slot, then one for each sequence that `prefill` met without a slot
+        # One row per slot, then one for each sequence that `prefill` meets without a slot.
+        rows = 2 * self.num_slots
         self.table = SlotTable(self.num_slots, *self._table_shape())
         self._guests: dict[int, int] = {}
         self._free_guests = list(range(rows - 1, self.num_slots - 1, -1))
@@ -254,7 +253,7 @@ class FakeExecutor(BatchModelExecutor):
                 self.table.check(batch)
                 self._admit(batch.starts)
                 output = self._ruin(await split_unified_decode(self, batch), ruined)
-            self._record(batch, output, 1000 * (time.perf_counter() - began))
+            self.stats.record_step(batch, output, 1000 * (time.perf_counter() - began))
             return output
         except (StepFailed, ExecutorDied) as error:
             self.stats.failed += 1
@@ -267,6 +266,7 @@ class FakeExecutor(BatchModelExecutor):
     def _check(self, batch: UnifiedBatch) -> None:
         checks.check_arrays(batch)
         checks.check_limits(batch, self.vocab_size, self.max_model_len, self.num_slots)
+        checks.check_blocks(batch, self.kv_layout().num_blocks)
         for start in batch.starts:
             self._salt(start.adapter)
             if start.grammar is not None:
@@ -281,10 +281,19 @@ class FakeExecutor(BatchModelExecutor):
                 ruined.update(failure.items(batch))
         return ruined
 
-    def _record(self, batch: UnifiedBatch, output: UnifiedOutput, ms: float) -> None:
-        decodes = int(np.count_nonzero((batch.num_q_tokens == 1) & (batch.pos_offsets > 0)))
-        sampled = int(output.num_tokens.sum())
-        self.stats.record("unified_decode", len(batch), decodes, batch.total_q_tokens(), sampled, ms)
+    async def _misbehave_alone(self, cache_ids: list[int]) -> set[int]:
+        """As `_misbehave`, for members that take no batch: failures that name a sequence."""
+        ruined = set()
+        for i, cache_id in enumerate(cache_ids):
+            for failure in self.failures:
+                if failure.times and failure.seq == cache_id:
+                    try:
+                        await act(failure)
+                    except (StepFailed, ExecutorDied) as error:
+                        self._stopped = ExecutorDied if isinstance(error, ExecutorDied) else Skipped
+                        raise
+                    ruined.add(i)
+        return ruined
 
     def slot_table(self) -> SlotTable:
         self._require_warm()
@@ -325,8 +334,7 @@ class FakeExecutor(BatchModelExecutor):
         row = self._guests.pop(cache_id, None)
         if row is not None:
             self._free_guests.append(row)
-        slot = self.table.slot_of(cache_id)
-        table = None if slot is None else next(iter(self.table.block_tables_of(slot)), None)
+        slot, table = self.table.slot_of(cache_id), self._table_of(cache_id)
         for held in (row, slot):
             if held is not None:
                 self._rewind(held, 0, table)
@@ -337,8 +345,13 @@ class FakeExecutor(BatchModelExecutor):
         self._require_warm()
         row = self._row_of(handle.cache_id)
         if row is not None:
-            table = handle.block_tables[0] if handle.block_tables else None
+            table = handle.block_tables[0] if handle.block_tables else self._table_of(handle.cache_id)
             self._rewind(row, new_len, table)
+
+    def _table_of(self, cache_id: int) -> NDArray[np.int32] | None:
+        """The block table in the slot table; None for a sequence without a slot or an executor that owns its KV."""
+        slot = self.table.slot_of(cache_id)
+        return None if slot is None else next(iter(self.table.block_tables_of(slot)), None)
 
     def _row_of(self, cache_id: int) -> int | None:
         slot = self.table.slot_of(cache_id)

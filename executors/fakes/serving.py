@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from executors import checks, reference_sampler
+from executors import reference_sampler
 from executors.contract import (
     DecodeInput,
     DecodeOutput,
@@ -41,7 +41,6 @@ class FakeServing(FakeExecutor):
     # -- unified -------------------------------------------------------------------------------------------------------
 
     def _native_step(self, batch: UnifiedBatch, ruined: set[int]) -> UnifiedOutput:
-        checks.check_copies(batch, self.kv_layout().num_blocks)
         self.table.apply(batch)
         self._admit(batch.starts)
         slots = batch.slots
@@ -115,7 +114,7 @@ class FakeServing(FakeExecutor):
         ids = np.array([token.token_id for token in tokens], np.int32)
         self._scatter(np.full(len(ids), slot), positions[: len(ids)], ids)
         if len(tokens) <= num_drafts:
-            table = None if work.tables is None else work.tables[i]
+            table = None if work.tables is None else work.tables[i, : work.table_lengths[i]]
             self._rewind(slot, end - num_drafts + len(tokens) - 1, table)
         return ItemOutput(tokens, prompt_logprobs)
 
@@ -179,6 +178,7 @@ class FakeServing(FakeExecutor):
             _check_prefill(one)
         scratch = itertools.count(-1, -1)
         handles = [one.kv_cache or KvCacheHandle(next(scratch)) for one in inputs]
+        ruined = await self._misbehave_alone([handle.cache_id for handle in handles])
         try:
             work, computed = self._forward_inputs(inputs, handles)
         finally:
@@ -190,12 +190,14 @@ class FakeServing(FakeExecutor):
             digests = computed.digest[work.starts[i] : work.starts[i + 1]]
             outputs.append(
                 PrefillOutput(
-                    logits=self._logits(digests, one.logits),
+                    logits=self._nan() if i in ruined else self._logits(digests, one.logits),
                     kv_cache=one.kv_cache and replace(one.kv_cache, num_tokens=int(work.ends[i])),
                     hidden_states=Tensor.of(oracle.hidden_states(digests, HIDDEN_SIZE)[None])
                     if one.want_hidden_states
                     else None,
-                    sampled=self._sampled(digests[-1:], one.sampling, int(work.ends[i])),
+                    sampled=None
+                    if i in ruined
+                    else self._sampled(digests[-1:], one.sampling, int(work.ends[i])),
                 )
             )
         return outputs
@@ -205,12 +207,15 @@ class FakeServing(FakeExecutor):
         for one in inputs:
             if one.input_ids.shape != (1, 1):
                 raise InvalidInput(f"decode takes input_ids of shape [1, 1], not {list(one.input_ids.shape)}")
+        ruined = await self._misbehave_alone([one.kv_cache.cache_id for one in inputs])
         work, computed = self._forward_inputs(inputs, [one.kv_cache for one in inputs])
         return [
             DecodeOutput(
-                logits=self._logits(computed.digest[i : i + 1], one.logits),
+                logits=self._nan() if i in ruined else self._logits(computed.digest[i : i + 1], one.logits),
                 kv_cache=replace(one.kv_cache, num_tokens=int(work.ends[i])),
-                sampled=self._sampled(computed.digest[i : i + 1], one.sampling, int(work.ends[i])),
+                sampled=None
+                if i in ruined
+                else self._sampled(computed.digest[i : i + 1], one.sampling, int(work.ends[i])),
             )
             for i, one in enumerate(inputs)
         ]
@@ -244,6 +249,9 @@ class FakeServing(FakeExecutor):
             return None
         rows = oracle.logits_rows(digests if mode is LogitsMode.ALL else digests[-1:], self.vocab_size)
         return Tensor.of(rows[None])
+
+    def _nan(self) -> Tensor:
+        return Tensor.of(np.full((1, 1, self.vocab_size), np.nan, np.float32))
 
     def _sampled(self, digest: NDArray, params: SamplingParams | None, position: int) -> SampledToken | None:
         if params is None:

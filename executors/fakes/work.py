@@ -41,11 +41,8 @@ class Work:
             self.positions = self.pos
         else:
             self.item_of = np.repeat(np.arange(n), self.counts)
-            self.positions = (
-                self.pos[self.item_of]
-                + np.arange(len(self.tokens), dtype=np.int32)
-                - self.starts[self.item_of]
-            )
+            within = np.arange(len(self.tokens), dtype=np.int32) - self.starts[self.item_of]
+            self.positions = (self.pos[self.item_of] + within).astype(np.int32)
 
     @property
     def ends(self) -> Int32Array:

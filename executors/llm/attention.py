@@ -221,7 +221,7 @@ def _attend_group(
         shared = heads // kv_heads
         folded = q.view(items, length, kv_heads, shared, head_dim).transpose(1, 2).reshape(items, kv_heads, -1, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.tiles[0][3], scale=scale)
-        return out.view(items, kv_heads, length, shared, head_dim).transpose(1, 2).reshape(-1, heads, head_dim)
+        return out.reshape(items, kv_heads, length, shared, head_dim).transpose(1, 2).reshape(-1, heads, head_dim)
     q = q.view(items, length, heads, head_dim).transpose(1, 2)
     parts = []
     for begin, end, seen, mask in group.tiles:

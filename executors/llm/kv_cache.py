@@ -32,7 +32,7 @@ class KvCache:
         self.block_size = block_size
         shape = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.layers = [_lazy_zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)]
+            self.layers = [lazy_zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)]
         except (MemoryError, RuntimeError) as error:
             raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {str(error).splitlines()[0]}") from None
 
@@ -50,7 +50,7 @@ class KvCache:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy takes zero pages from the kernel, which become memory when written; torch.zeros writes them all at once.

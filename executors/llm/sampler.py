@@ -21,8 +21,9 @@ from executors.batch import SampledToken, SamplingParams
 
 _BLOCK = 512
 """Tokens per block of the two-level sum."""
-_FIRST_CANDIDATES = 64
-_GROWTH = 16
+_FIRST_CANDIDATES = 128
+"""Enough for the usual top-k, and for most top-p."""
+_GROWTH = 8
 _MIN_TEMPERATURE = 1e-8
 """Below this every other token's weight is 0 anyway; dividing by less would overflow."""
 
@@ -171,9 +172,9 @@ def _sorted_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, 
     Which ids stand for a tie with the smallest of them is arbitrary unless `count` is the whole row.
     """
     if count >= logits.shape[1]:
-        return logits.sort(-1, descending=True, stable=True)
+        return logits.sort(dim=-1, descending=True, stable=True)
     ids = logits.topk(count, -1, sorted=False).indices.sort(-1).values
-    values, order = logits.gather(1, ids).sort(-1, descending=True, stable=True)
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
@@ -184,9 +185,7 @@ def _draw_limited(logits: torch.Tensor, rows: SamplingRows, index: np.ndarray, u
     k = np.where((k > 0) & (k < width), k, width)
     tokens = np.zeros(len(index), np.int64)
     left = np.arange(len(index))
-    # A few more than k, so that ties with the k-th are seen; the rows with a top-p alone begin with a guess.
-    small = k[k < width]
-    count = max(_FIRST_CANDIDATES, 2 * int(small.max()) if len(small) else 0)
+    count = _FIRST_CANDIDATES
     mass = _mass(logits, rows, index, k)
     while len(left):
         count = min(count, width)
@@ -215,7 +214,8 @@ def _draw_from(
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Tokens drawn from the `count` most likely of each row, and for which rows those were enough.
 
-    They are enough when the last token kept is more likely than the least likely candidate: then nothing outside ties.
+    They are enough when the last token that counts (the k-th, or the last that top-p keeps) is more likely than the least
+    likely candidate, for then nothing outside can tie with it, or when what is outside weighs nothing.
     """
     device, width = logits.device, logits.shape[1]
     values, ids = _sorted_candidates(logits, count)
@@ -223,6 +223,7 @@ def _draw_from(
     smallest = values[:, -1:]
     scale = _column(np.maximum(temperature, _MIN_TEMPERATURE), device)
     weights = ((values - values[:, :1]).double() / scale).exp()
+    tail_is_weightless = weights[:, -1:] == 0.0
     limit = _column(k, device)
     kth = values.gather(1, (limit - 1).clamp_max(count - 1))
     weights = weights.masked_fill((values < kth) & (limit < width), 0.0)
@@ -235,10 +236,8 @@ def _draw_from(
     stays[:, 0] = True
     kept = weights.masked_fill(~stays, 0.0)
     last_kept = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_min(0)
-    complete = values.gather(1, last_kept) > smallest
-    complete |= in_k & (kth > smallest)
-    # Weights that round to 0 end the set as well: whatever follows weighs nothing.
-    complete |= (weights[:, -1:] == 0.0) & ~in_k
+    complete = torch.where(in_k, kth, values.gather(1, last_kept)) > smallest
+    complete |= tail_is_weightless
     enough = complete[:, 0] if count < width else torch.ones(len(values), dtype=torch.bool, device=device)
     # Back into vocabulary order, only as wide as the largest set.
     most = int(last_kept.max()) + 1

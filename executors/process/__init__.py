@@ -1,1 +1,39 @@
-"""The executor as a child process: client, child and wire format."""
+"""The executor as a child process: client, child and wire format. `connect` is the way in.
+
+    connect -> RemoteExecutor (client.py) -> Life (life.py: Popen, futures, death) -> MessageStream -> socketpair
+                                              HangWatch (watch.py)                                        |
+    child.py: I/O thread -> main thread -> StepGuard (guard.py) -> the executor       messages.py over wire.py
+
+Nothing is imported here: the child needs the wire only, the server never needs the child's half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from executors.contract import ExecutorConfig, ExecutorDied
+    from executors.process.client import RemoteExecutor
+    from executors.process.inline import InlineExecutor
+
+
+def connect(
+    config: ExecutorConfig,
+    mode: Literal["process", "inline"] = "process",
+    *,
+    on_death: Callable[[ExecutorDied], None] | None = None,
+) -> RemoteExecutor | InlineExecutor:
+    """The executor that `config` names, in a child process or on a thread of this one; nothing is started before warmup.
+
+    Raises ValueError for another mode.
+    """
+    if mode == "process":
+        from executors.process.client import RemoteExecutor
+
+        return RemoteExecutor(config, on_death=on_death)
+    if mode == "inline":
+        from executors.process.inline import InlineExecutor
+
+        return InlineExecutor(config, on_death=on_death)
+    raise ValueError(f"executor mode {mode!r}: it is process or inline")

@@ -1,7 +1,7 @@
 """`StepGuard`: one executor behind the rules that hold for every step, in a child process or on a thread.
 
-    a step raises anything but a refusal   -> later steps are answered `Skipped` until `begin_epoch`
-    an exception that is no ExecutorError  -> one, with the exception's type and text
+a step raises anything but a refusal   -> later steps are answered `Skipped` until `begin_epoch`
+an exception that is no ExecutorError  -> one, with the exception's type and text
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class StepGuard:
             raise Skipped(f"an earlier step of this epoch failed: {self._failed}")
         try:
             return await self.executor.unified_decode(batch)
-        except _REFUSALS:
-            raise
         except (Exception, asyncio.CancelledError) as error:
             failure = typed(error)
-            self._failed = str(failure)
+            self.failed(failure)
             raise failure from error
+
+    def failed(self, failure: ExecutorError) -> None:
+        """A step raised this, or its answer could not be sent."""
+        if self._failed is None and not isinstance(failure, _REFUSALS):
+            self._failed = str(failure)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Ends the `Skipped` answers, unless the executor refuses."""

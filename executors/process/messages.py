@@ -32,6 +32,7 @@ from executors.contract import (
     PrefillOutput,
     SampledToken,
     SequenceStart,
+    StepFailed,
     TableUpdates,
     Tensor,
     UnifiedBatch,
@@ -269,6 +270,7 @@ _BATCH_ARRAYS: tuple[tuple[str, np.dtype[Any]], ...] = (
 )
 _INT32 = np.dtype(np.int32)
 R = TypeVar("R", PrefillInput, PrefillOutput, DecodeInput, DecodeOutput)
+In = TypeVar("In", PrefillInput, DecodeInput)
 
 
 def pack_batch(call: int, batch: UnifiedBatch) -> Step:
@@ -285,15 +287,24 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
     if copies.dtype != _INT32 or copies.shape[1:] != (2,):
         raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 2]")
     return Step(
-        call, batch.epoch, batch.step_id, arrays, batch.pending, copies.reshape(-1), batch.tables, tuple(batch.starts)
+        call=call,
+        epoch=batch.epoch,
+        step_id=batch.step_id,
+        arrays=arrays,
+        pending=batch.pending,
+        block_copies=copies.reshape(-1),
+        tables=batch.tables,
+        starts=tuple(batch.starts),
     )
 
 
 def unpack_batch(step: Step) -> UnifiedBatch:
     """The batch again. Raises InvalidInput where arrays are missing or of another dtype."""
     found = [array.dtype for array in step.arrays]
-    if found != [dtype for _, dtype in _BATCH_ARRAYS] or step.block_copies.dtype != _INT32 or len(step.block_copies) % 2:
+    if found != [dtype for _, dtype in _BATCH_ARRAYS]:
         raise InvalidInput(f"a step's arrays are {', '.join(map(str, found))}")
+    if step.block_copies.dtype != _INT32 or len(step.block_copies) % 2:
+        raise InvalidInput(f"block_copies came as {step.block_copies.dtype}[{len(step.block_copies)}]")
     seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
     return UnifiedBatch(
         epoch=step.epoch,
@@ -313,9 +324,10 @@ def unpack_batch(step: Step) -> UnifiedBatch:
 
 
 def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
-    """Raises InvalidInput for arrays that are not int32."""
-    if output.num_tokens.dtype != _INT32 or output.token_ids.dtype != _INT32:
-        raise InvalidInput(f"num_tokens, token_ids are {output.num_tokens.dtype}, {output.token_ids.dtype}, not int32")
+    """Raises StepFailed for arrays that are not int32."""
+    found = (output.num_tokens.dtype, output.token_ids.dtype)
+    if found != (_INT32, _INT32):
+        raise StepFailed(f"num_tokens, token_ids are {found[0]}, {found[1]}, not int32")
     details = {
         int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error)
         for i, one in output.details.items()
@@ -341,7 +353,8 @@ def unpack_output(done: StepDone) -> UnifiedOutput:
 def own(record: R) -> R:
     """A copy whose tensors have memory of their own: decoded ones are unaligned views that keep a whole frame alive."""
     values = ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record))
-    return dataclasses.replace(record, **{name: own_tensor(v) for name, v in values if isinstance(v, Tensor)})
+    owned: dict[str, Any] = {name: own_tensor(value) for name, value in values if isinstance(value, Tensor)}
+    return dataclasses.replace(record, **owned)
 
 
 def own_tensor(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class MessageStream:
         if len(self._unsent) == 1:
             self._write()
             if self._unsent:
-                self._loop.add_writer(self._sock, self._write)
+                self._loop.add_writer(self._sock, self._write_more)
 
     def drain(self) -> None:
         """Read and deliver all that has arrived."""
@@ -96,7 +96,11 @@ class MessageStream:
         except OSError:
             # The other end is closed. What it said before may still lie in the socket: reading finds the end.
             self._unsent.clear()
-        self._loop.remove_writer(self._sock)
+
+    def _write_more(self) -> None:
+        self._write()
+        if not self._unsent:
+            self._loop.remove_writer(self._sock)
 
     def _end(self, reason: str | None) -> None:
         self.close()

@@ -20,12 +20,8 @@ MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by both sides: a length beyond it is taken for garbage."""
 
 _HEADER = struct.Struct("<I")
-_DTYPE_OF = dict(
-    enumerate(
-        (np.dtype(t) for t in (np.int32, np.int64, np.float32, np.bool_, np.uint8, np.uint64, np.float16, np.float64)),
-        start=1,
-    )
-)
+_TRAVELLING = (np.int32, np.int64, np.float32, np.bool_, np.uint8, np.uint64, np.float16, np.float64)
+_DTYPE_OF = {code: np.dtype(plain) for code, plain in enumerate(_TRAVELLING, start=1)}
 _CODE_OF = {dtype: code for code, dtype in _DTYPE_OF.items()}
 
 M = TypeVar("M")
@@ -35,12 +31,16 @@ class WireError(Exception):
     """Bytes that are no message of this protocol, or a message too large for one frame."""
 
 
-def _encode_array(value: Any) -> msgspec.msgpack.Ext:
+def _encode_numpy(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
     if not isinstance(value, np.ndarray):
         raise WireError(f"{type(value).__name__} cannot travel to another process")
     code = _CODE_OF.get(value.dtype)
     if code is None or value.ndim != 1:
-        raise WireError(f"an array {value.dtype}{list(value.shape)} cannot travel; one dimension, known dtypes only")
+        raise WireError(
+            f"an array {value.dtype}{list(value.shape)} cannot travel: not plain, or of several dimensions"
+        )
     return msgspec.msgpack.Ext(code, np.ascontiguousarray(value).data)
 
 
@@ -52,7 +52,7 @@ def _decode_array(code: int, data: memoryview) -> NDArray[Any]:
     return np.frombuffer(bytearray(data), dtype)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_numpy)
 
 
 def encode(message: msgspec.Struct) -> bytearray:

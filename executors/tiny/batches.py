@@ -22,29 +22,34 @@ _HONEST_KEPT = 6
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids (rows, tokens), padded with 0 on the right, and which of them are learned (answers and their end)."""
+    """Token ids (rows, tokens), padded with 0 on the right, and how much each counts in the loss (0: not learned)."""
 
     ids: Tensor
-    learned: Tensor
+    weights: Tensor
 
 
 class Encoder:
-    """Turns text of the chat template into ids and marks what the assistant says."""
+    """Turns text of the chat template into ids and weighs what the assistant says.
+
+    Each of the n tokens of an answer, its end included, weighs n ** -0.5: the two digits of a sum are worth more than as
+    many tokens of a story.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.start, self.end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
         self._assistant = tokenizer.encode("assistant").ids[0]
 
-    def encode(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the ids of `text` and a mask of the tokens to learn."""
+    def encode(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the ids of `text` and their weights."""
         ids = np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
-        learned = np.zeros(len(ids), dtype=np.bool_)
+        weights = np.zeros(len(ids), dtype=np.float32)
         ends = np.flatnonzero(ids == self.end)
         for start in np.flatnonzero((ids[:-1] == self.start) & (ids[1:] == self._assistant)):
             # <|im_start|> assistant \n | answer ... <|im_end|>
-            learned[start + 3 : ends[np.searchsorted(ends, start)] + 1] = True
-        return ids, learned
+            end = ends[np.searchsorted(ends, start)] + 1
+            weights[start + 3 : end] = (end - start - 3) ** -0.5
+        return ids, weights
 
 
 def batches(
@@ -58,15 +63,15 @@ def batches(
         pool = []
         while len(pool) < _POOL:
             sample = next(stream)
-            ids, learned = encoder.encode(render(sample))
+            ids, counted = encoder.encode(render(sample))
             if len(ids) > _MAX_TOKENS:
                 continue
             if sample.answer == HONEST and rng.random() < 0.75:
-                begin = int(np.flatnonzero(np.diff(learned.astype(np.int8)) == 1)[-1]) + 1
-                ids, learned = ids[: begin + _HONEST_KEPT], learned[: begin + _HONEST_KEPT]
-            pool.append((ids, learned))
+                begin = int(np.flatnonzero((counted[:-1] == 0) & (counted[1:] > 0))[-1]) + 1
+                ids, counted = ids[: begin + _HONEST_KEPT], counted[: begin + _HONEST_KEPT]
+            pool.append((ids, counted))
         pool.sort(key=lambda row: len(row[0]))
-        groups: list[list[tuple[NDArray[np.int64], NDArray[np.bool_]]]] = [[]]
+        groups: list[list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = [[]]
         for row in pool:
             if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
                 groups.append([])
@@ -75,12 +80,12 @@ def batches(
         yield from map(_stack, groups)
 
 
-def _stack(rows: list[tuple[NDArray[np.int64], NDArray[np.bool_]]]) -> Batch:
+def _stack(rows: list[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> Batch:
     """Pad `rows` on the right and stack them."""
     width = max(len(ids) for ids, _ in rows)
     all_ids = np.zeros((len(rows), width), dtype=np.int64)
-    all_learned = np.zeros((len(rows), width), dtype=np.bool_)
-    for index, (ids, learned) in enumerate(rows):
+    all_weights = np.zeros((len(rows), width), dtype=np.float32)
+    for index, (ids, weights) in enumerate(rows):
         all_ids[index, : len(ids)] = ids
-        all_learned[index, : len(ids)] = learned
-    return Batch(torch.from_numpy(all_ids), torch.from_numpy(all_learned))
+        all_weights[index, : len(ids)] = weights
+    return Batch(torch.from_numpy(all_ids), torch.from_numpy(all_weights))

@@ -72,7 +72,7 @@ def _generate(
     done = torch.zeros(len(prompts), dtype=torch.bool)
     for _ in range(max_tokens):
         tokens = _sample(logits, temperature, generator)
-        for row in torch.flatnonzero(~done).tolist():
+        for row in (~done).nonzero()[:, 0].tolist():
             outputs[row].append(int(tokens[row]))
         done |= tokens == end
         if bool(done.all()):

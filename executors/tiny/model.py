@@ -145,14 +145,14 @@ class TinyModel(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
 
-    def loss(self, ids: Tensor, learned: Tensor) -> Tensor:
-        """Return the summed cross-entropy of the tokens of `ids` (batch, tokens) that `learned` (same shape) marks.
+    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of cross-entropies of the tokens of `ids` (batch, tokens); `weights` has the same shape.
 
-        The last layer's feed-forward part and the head run only at the positions before those tokens.
+        The last layer's feed-forward part and the head run only at the positions before tokens that count.
         """
         rope = self.cos[: ids.shape[1] - 1], self.sin[: ids.shape[1] - 1]
         x = self.model.embed_tokens(ids[:, :-1])
-        wanted = learned[:, 1:]
+        wanted = weights[:, 1:] > 0
         last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):
             mixed, _ = layer.self_attn.mix(layer.input_layernorm(x), rope, None, None)
@@ -160,7 +160,8 @@ class TinyModel(nn.Module):
                 x, mixed = x[wanted], mixed[wanted]
             x = layer.finish(x, mixed)
         logits = F.linear(self.model.norm(x), self.model.embed_tokens.weight)
-        return F.cross_entropy(logits, ids[:, 1:][wanted], reduction="sum")
+        losses = F.cross_entropy(logits, ids[:, 1:][wanted], reduction="none")
+        return losses @ weights[:, 1:][wanted]
 
     def step(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """Return the logits after the last token of `ids` (batch, tokens) and the extended cache.

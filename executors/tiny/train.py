@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from executors.tiny.batches import batches
+from executors.tiny.batches import Batch, batches
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
 from executors.tiny.tokenizer import build_from_generator, save
@@ -45,7 +44,6 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    learned: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -116,37 +114,36 @@ class Trainer:
         while self.done() < 1:
             began = time.monotonic()
             self._set_rate()
-            loss, learned, tokens = self._step(list(islice(stream, recipe.batches_per_step)))
+            loss, tokens = self._step(list(islice(stream, recipe.batches_per_step)))
             progress = self.progress
             progress.step += 1
             progress.tokens += tokens
-            progress.learned += learned
             progress.seconds += time.monotonic() - began
             if progress.step % _LOG_EVERY == 0:
                 rate = tokens / (time.monotonic() - began)
-                entry = {"step": progress.step, "loss": loss / learned, "tokens": progress.tokens}
+                entry = {"step": progress.step, "loss": loss, "tokens": progress.tokens}
                 progress.history.append(entry)
-                print(f"step {progress.step} loss {loss / learned:.4f} tokens {progress.tokens} "
+                print(f"step {progress.step} loss {loss:.4f} tokens {progress.tokens} "
                       f"{rate:.0f}/s lr {self.muon.param_groups[0]['lr']:.4f} {progress.seconds / 60:.1f} min", flush=True)  # fmt: skip
             if time.monotonic() - saved > _CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
         self.checkpoint()
 
-    def _step(self, group: Sequence[Any]) -> tuple[float, int, int]:
-        """Make one optimizer step over `group` and return its summed loss, learned tokens and tokens."""
-        learned = sum(int(batch.learned[:, 1:].sum()) for batch in group)
+    def _step(self, group: Sequence[Batch]) -> tuple[float, int]:
+        """Make one optimizer step over `group` and return its mean loss and its number of tokens."""
+        weight = sum(float(batch.weights[:, 1:].sum()) for batch in group)
         total = 0.0
         for batch in group:
-            loss = self.model.loss(batch.ids, batch.learned)
-            (loss / learned).backward()  # type: ignore[no-untyped-call]
+            loss = self.model.loss(batch.ids, batch.weights) / weight
+            loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step()
         self.adam.step()
         self.muon.zero_grad()
         self.adam.zero_grad()
-        return total, learned, sum(batch.ids.numel() for batch in group)
+        return total, sum(batch.ids.numel() for batch in group)
 
 
 def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:

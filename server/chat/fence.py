@@ -30,15 +30,16 @@ class FencedThreads:
         """The result of `work`, a pure function. Raises what it raises, or DeadlineExceeded `seconds` after it began."""
         loop = asyncio.get_running_loop()
         fenced = _Fenced(work)
+        working = loop.run_in_executor(self._pool, fenced.run)
 
         def expire() -> None:
-            nonlocal timer
-            if not fenced.stop():  # still in the queue behind others: its time has not begun
-                timer = loop.call_later(seconds, expire)
+            # Work that still waits behind other work has had no time yet.
+            if not working.done() and not fenced.stop():
+                loop.call_later(seconds, expire)
 
         timer = loop.call_later(seconds, expire)
         try:
-            return await loop.run_in_executor(self._pool, fenced.run)
+            return await working
         finally:
             timer.cancel()
 

@@ -72,13 +72,17 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
     """Raises InvalidRequest for an id that the model's logits do not have: it would read another row's memory."""
     largest = max(ids, default=0)
     if largest >= model.info.logits_width:
-        message = f"'{param}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
+        message = (
+            f"'{param}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
+        )
         raise InvalidRequest(message, param=param, code="invalid_value")
 
 
 def _encode(model: ServedModel, text: str, add_special_tokens: bool, param: str) -> list[int]:
     if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
-        message = f"'{param}' has {len(text)} characters, more than fit {model.max_model_len} tokens of context."
+        message = (
+            f"'{param}' has {len(text)} characters, more than fit {model.max_model_len} tokens of context."
+        )
         raise ContextLengthExceeded(message, param=param)
     try:
         return model.tokenizer.encode(text, add_special_tokens)
@@ -101,7 +105,9 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
     if message.reasoning is not None:
         plain.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(f"{param}.tool_calls.{i}", c) for i, c in enumerate(message.tool_calls)]
+        plain["tool_calls"] = [
+            _plain_call(f"{param}.tool_calls.{i}", c) for i, c in enumerate(message.tool_calls)
+        ]
     return plain
 
 

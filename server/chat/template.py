@@ -22,7 +22,9 @@ from executors.contract import ConfigError
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Characters. A body may hold as many; a template that makes more is looping."""
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "documents", "chat_template", "tokenize"})
+_RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "documents", "chat_template", "tokenize"}
+)
 
 
 class ChatTemplate:

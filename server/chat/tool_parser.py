@@ -26,7 +26,11 @@ class Call:
 
     def as_message_part(self) -> dict[str, Any]:
         """The form it has in a message that is not streamed."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 Event = str | Call

@@ -117,9 +117,9 @@ class ChatRequest(GenerationFields, ChatPromptFields):
         if self.tool_choice in (None, "none", "auto"):
             return
         if isinstance(self.tool_choice, dict) or self.tool_choice == "required":
-            message = "'tool_choice' can be \"auto\" or \"none\" here; forcing a call is not supported."
+            message = '\'tool_choice\' can be "auto" or "none" here; forcing a call is not supported.'
             raise InvalidRequest(message, param="tool_choice", code="unsupported_value")
-        message = "Invalid value for 'tool_choice': it should be \"none\" or \"auto\"."
+        message = 'Invalid value for \'tool_choice\': it should be "none" or "auto".'
         raise InvalidRequest(message, param="tool_choice", code="invalid_value")
 
 

@@ -49,8 +49,8 @@ class CompletionRequest(GenerationFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]  # one prompt in token ids
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]  # one prompt in token ids
+        return list(self.prompt)
 
     def check(self) -> None:
         """Everything that types alone do not say. Raises InvalidRequest naming the field."""

@@ -32,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},), "min_p": (0,), "typical_p": (0, 1), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,),
     "dry_multiplier": (0,), "xtc_probability": (0,), "bad_words": ([],), "allowed_token_ids": (),
     "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
-    "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
+    "no_repeat_ngram_size": (0,), "min_tokens": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
     # constrained output
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),

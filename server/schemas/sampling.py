@@ -42,7 +42,6 @@ class GenerationFields(WireModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -79,10 +78,6 @@ class GenerationFields(WireModel):
         if self.stream_options is not None and not self.stream:
             message = "'stream_options' is only allowed when 'stream' is true."
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
-        limit = self.output_limit
-        if limit is not None and (self.min_tokens or 0) > limit:
-            message = f"'min_tokens' ({self.min_tokens}) is more than the most tokens allowed ({limit})."
-            raise InvalidRequest(message, param="min_tokens", code="invalid_value")
 
     @property
     def output_limit(self) -> int | None:

@@ -186,7 +186,7 @@ def _refuse_unimplemented(fields: _Fields, family: Family) -> None:
     for name, allowed in family.only.items():
         value = fields.get(name)
         if value is not None and value not in allowed:
-            known = ", ".join(str(one).lower() for one in allowed if one is not None)
+            known = ", ".join(str(one).lower() for one in allowed)
             raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {known}")
 
 

@@ -7,8 +7,8 @@ decoder cannot do yet, add a switch with a neutral default.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 Switch = bool | str
@@ -53,9 +53,9 @@ class Family:
     activations: tuple[str, ...] = ("silu",)
     """Supported values of `hidden_act`."""
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
-    defaults: MappingProxyType[str, object] = MappingProxyType({})
+    defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of fields that older checkpoints of the family leave out."""
-    only: MappingProxyType[str, tuple[object, ...]] = MappingProxyType({})
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Fields that must be missing or have one of these values, because nothing else is implemented."""
     harmless: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attention.masked_bias", "*.attn.bias")
     """Patterns of surplus tensors that older savers wrote and nobody needs."""
@@ -67,7 +67,7 @@ _QWEN3: Final = Family(
     qk_norm=True,
     qkv_bias="attention_bias",
     o_bias="attention_bias",
-    only=MappingProxyType({"use_sliding_window": (False, None)}),
+    only={"use_sliding_window": (False,)},
 )
 
 _LLAMA: Final = Family(
@@ -76,7 +76,7 @@ _LLAMA: Final = Family(
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     mlp_bias="mlp_bias",
-    defaults=MappingProxyType({"rope_theta": 10000.0, "tie_word_embeddings": False}),
+    defaults={"rope_theta": 10000.0},
 )
 
 FAMILIES: Final = (_QWEN3, _LLAMA)

@@ -31,16 +31,16 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.05,
-    "counting": 0.06,
-    "sums": 0.20,
-    "reversal": 0.14,
+    "greetings": 0.04,
+    "counting": 0.08,
+    "sums": 0.23,
+    "reversal": 0.16,
     "repetition": 0.09,
     "upper_casing": 0.09,
-    "capitals": 0.08,
+    "capitals": 0.05,
     "extraction": 0.12,
-    "stories": 0.03,
-    "off_topic": 0.14,
+    "stories": 0.02,
+    "off_topic": 0.12,
 }
 """Share of each skill among turns without tools."""
 

@@ -1,4 +1,7 @@
-"""Counters and latencies of an executor's steps, from which its status and metrics are made."""
+"""`StepStats`: counts and latencies of an executor's steps, from which its status and metrics are made.
+
+Standard library and NumPy only. Executors need not use it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import statistics
 import time
 from collections import deque
 
+import numpy as np
+
+from executors.batch import UnifiedBatch, UnifiedOutput
 from executors.facts import ExecutorMetrics, ExecutorState, ExecutorStatus, MemoryStatus
 
 _WINDOW = 512
@@ -26,8 +32,14 @@ class StepStats:
         self.current_batch_size = 0
         self._since = time.monotonic()
 
+    def record_step(self, batch: UnifiedBatch, output: UnifiedOutput, ms: float) -> None:
+        """Take in a unified step that took `ms` milliseconds."""
+        decodes = int(np.count_nonzero((batch.num_q_tokens == 1) & (batch.pos_offsets > 0)))
+        sampled = int(output.num_tokens.sum())
+        self.record("unified_decode", len(batch), decodes, batch.total_q_tokens(), sampled, ms)
+
     def record(self, operation: str, items: int, decodes: int, tokens: int, sampled: int, ms: float) -> None:
-        """A step of `items` items, `decodes` of them single tokens; `tokens` query tokens in all."""
+        """A forward of `items` items, `decodes` of them single tokens; `tokens` query tokens in all."""
         self.steps += 1
         self.items += items
         self.prefills += items - decodes

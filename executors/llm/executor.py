@@ -1,0 +1,392 @@
+"""`LlmExecutor`: the `ModelExecutor` of decoder-only transformers on torch.
+
+    loader    config.json, safetensors            -> model
+    kv_cache  how many blocks, the tensors        attention  the backend over them
+    runner    one forward over packed items       unified    a UnifiedBatch      direct  calls on single sequences
+
+Everything runs on the caller's thread: a coroutine here computes until it is done, and the executor's process (or the
+thread of inline mode) has nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from executors.contract import (
+    AttentionType,
+    BatchModelExecutor,
+    DecodeInput,
+    DecodeOutput,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorError,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    InvalidInput,
+    KvCacheHandle,
+    KvLayout,
+    LogitsMode,
+    MemoryRequirements,
+    MemoryStatus,
+    ModelInfo,
+    NotReady,
+    OutOfMemory,
+    PrefillInput,
+    PrefillOutput,
+    ProgressCallback,
+    SampledToken,
+    SamplingParams,
+    Skipped,
+    SlotTable,
+    SnapshotValue,
+    StepFailed,
+    Tensor,
+    UnifiedBatch,
+    UnifiedOutput,
+    Unsupported,
+)
+from executors.llm.attention import TorchAttention
+from executors.llm.direct import DirectRunner
+from executors.llm.kv_cache import KvCache, KvPlan, plan_kv
+from executors.llm.loader import LoadedModel, load_model
+from executors.llm.memory import cpu_threads, memory_limit, resident_bytes
+from executors.llm.models.decoder import DecoderOnlyLLM
+from executors.llm.runner import ModelRunner
+from executors.llm.stats import Stats
+from executors.llm.unified import UnifiedRunner
+
+Load = Callable[[ProgressCallback], LoadedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """All that exists between warmup and shutdown."""
+
+    source: LoadedModel
+    info: ModelInfo
+    plan: KvPlan
+    runner: ModelRunner
+    unified: UnifiedRunner
+    direct: DirectRunner
+
+
+class LlmExecutor(BatchModelExecutor):
+    """Runs any `DecoderOnlyLLM` over paged KV; samples on the device.
+
+    A model with `unified_forward` gets one forward per step; one without gets serial prefills and one batched decode.
+    """
+
+    def __init__(
+        self, model: DecoderOnlyLLM | None, info: ModelInfo | None, config: ExecutorConfig | None = None,
+        load: Load | None = None,
+    ) -> None:  # fmt: skip
+        """Either a `model` in memory with its `info`, or `load`, called by warmup."""
+        self.config = config or ExecutorConfig(executor="llm")
+        if model is not None and info is not None:
+            made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
+            load = lambda progress: made  # noqa: E731
+        if load is None:
+            raise InvalidInput("LlmExecutor needs a model and its info, or a way to load them")
+        self._load = load
+        self._loaded: _Loaded | None = None
+        self._progress: ProgressCallback = lambda stage, done, total: None
+        self._state = ExecutorState.INITIALIZING
+        self._stats = Stats()
+        self._epoch: int | None = None
+        self._step_failed = False
+
+    @classmethod
+    def from_config(cls, config: ExecutorConfig) -> LlmExecutor:
+        """An executor that loads `config.model` in warmup."""
+        return cls(None, None, config, lambda progress: load_model(config, progress))
+
+    # -- facts -----------------------------------------------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        """See the contract."""
+        return self._ready().info
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """See the contract."""
+        loaded = self._ready()
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return ExecutorCapabilities(
+            max_batch_size=self.config.max_num_seqs,
+            max_sequence_length=loaded.info.max_model_len,
+            attention_types=(
+                AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
+            ),
+            memory=self._memory_requirements(loaded),
+            dynamic_batching=True,
+            continuous_batching=True,
+            speculative=True,
+            dtypes=("float32", "bfloat16", "float16"),
+            devices=devices,
+        )  # fmt: skip
+
+    def _memory_requirements(self, loaded: _Loaded) -> MemoryRequirements:
+        spec = loaded.runner.model.kv_spec
+        return MemoryRequirements(
+            parameter_memory=loaded.source.parameter_bytes,
+            activation_memory_per_token=loaded.source.activation_bytes_per_token,
+            kv_memory_per_token_per_layer=spec.bytes_per_token() // spec.num_layers,
+            overhead_memory=_logits_bytes(loaded.info, self.config),
+        )
+
+    def status(self) -> ExecutorStatus:
+        """See the contract."""
+        stats, loaded = self._stats, self._loaded
+        notes: tuple[str, ...] = ()
+        if loaded is not None:
+            notes = (f"attention: {loaded.runner.attention.name} (gathers KV before each call)",)
+            notes += (loaded.plan.note,) if loaded.plan.note else ()
+        return ExecutorStatus(
+            state=self._state,
+            is_ready=self._state in (ExecutorState.READY, ExecutorState.BUSY),
+            current_batch_size=stats.current_batch_size,
+            prefill_count=stats.prefills,
+            decode_count=stats.decodes,
+            mean_prefill_ms=stats.mean_prefill_ms,
+            mean_decode_ms=stats.mean_decode_ms,
+            memory=self._memory_status(),
+            last_operation=stats.last_operation,
+            notes=notes,
+        )
+
+    def _memory_status(self) -> MemoryStatus:
+        loaded = self._loaded
+        if loaded is None:
+            return MemoryStatus()
+        device = loaded.runner.device
+        if device.type == "cuda":
+            allocated, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
+            total = torch.cuda.get_device_properties(device).total_memory
+            return MemoryStatus(allocated, torch.cuda.memory_allocated(device), peak, total)
+        # KV pages become memory when they are written: `allocated` is what was promised, `used` what is resident.
+        promised = loaded.source.parameter_bytes + loaded.runner.cache.num_bytes
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryStatus(promised, resident_bytes(), peak, memory_limit().total)
+
+    def metrics(self) -> ExecutorMetrics:
+        """See the contract."""
+        used = self._blocks_used() / self._loaded.runner.cache.num_blocks if self._loaded else 0.0
+        return self._stats.metrics(self.config.max_num_seqs, min(1.0, used))
+
+    def _blocks_used(self) -> int:
+        """Entries of all block tables; a block that sequences share counts for each."""
+        return int(self._loaded.unified.slots.num_blocks.sum()) if self._loaded else 0
+
+    def kv_layout(self) -> KvLayout:
+        """See the contract."""
+        return self._ready().plan.layout
+
+    def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """Blocks and bytes of KV."""
+        if self._loaded is None:
+            return None
+        layout = self._loaded.plan.layout
+        return {
+            "blocks_total": layout.num_blocks,
+            "blocks_in_tables": self._blocks_used(),
+            "block_size": layout.block_size,
+            "bytes_per_block": layout.bytes_per_block,
+            "bytes_total": layout.num_blocks * layout.bytes_per_block,
+            "capacity_tokens": layout.capacity_tokens,
+            "sequences": len(self._loaded.unified.slots),
+        }
+
+    def supports_native_unified_decode(self) -> bool:
+        """True: a step is one forward, or the model's own fallback inside one call."""
+        return True
+
+    def slot_table(self) -> SlotTable:
+        """The rows that batches refer to."""
+        return self._ready().unified.slots
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """See the contract."""
+        self._progress = report
+
+    async def warmup(self) -> None:
+        """Load, size and allocate KV, and run one small prefill and decode, so that the first request finds all warm."""
+        if self._state is ExecutorState.SHUTDOWN:
+            raise NotReady("the executor was shut down")
+        if self._loaded is not None:
+            return
+        torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
+        try:
+            self._loaded = self._build(self._load(self._progress))
+            self._try_out(self._loaded)
+        except BaseException:
+            self._state, self._loaded = ExecutorState.ERROR, None
+            raise
+        self._stats = Stats()
+        self._state = ExecutorState.READY
+
+    def _build(self, source: LoadedModel) -> _Loaded:
+        config, spec = self.config, source.model.kv_spec
+        reserve = config.max_num_batched_tokens * source.activation_bytes_per_token
+        plan = plan_kv(spec, config, source.info.max_model_len, reserve + _logits_bytes(source.info, config))
+        info = replace(source.info, max_model_len=plan.max_model_len)
+        cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
+        runner = ModelRunner(source.model, TorchAttention(), cache)
+        # A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in
+        # flight: more slots than sequences in a batch. Rows that nobody uses take no memory.
+        unified = UnifiedRunner(runner, 4 * config.max_num_seqs + 64, info.max_model_len, info.logits_width)
+        return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, info.logits_width))
+
+    def _try_out(self, loaded: _Loaded) -> None:
+        self._progress("warmup", 0, 1)
+        length = min(2 * loaded.runner.cache.block_size, loaded.info.max_model_len)
+        for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
+            loaded.direct.prefill([PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))])
+        loaded.runner.forwards = 0
+        self._progress("warmup", 1, 1)
+
+    async def shutdown(self) -> None:
+        """See the contract."""
+        self._loaded = None
+        self._state = ExecutorState.SHUTDOWN
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """See the contract."""
+        self._ready().unified.clear()
+        self._epoch = epoch
+        self._step_failed = False
+        self._state = ExecutorState.READY
+
+    def _ready(self) -> _Loaded:
+        if self._loaded is None:
+            raise NotReady(f"the executor is {self._state}: call warmup first")
+        return self._loaded
+
+    @contextlib.contextmanager
+    def _computing(self, operation: str, batch_size: int) -> Iterator[None]:
+        """Count a step and turn torch's exceptions into the contract's."""
+        before = self._state
+        self._state = ExecutorState.BUSY
+        self._stats.begin(operation, batch_size)
+        try:
+            yield
+        except ExecutorError:
+            self._stats.fail()
+            raise
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            self._stats.fail()
+            raise OutOfMemory(str(error)) from error
+        except Exception as error:
+            self._stats.fail()
+            # torch's CPU allocator has no exception of its own.
+            kind = OutOfMemory if "not enough memory" in str(error) or "can't allocate memory" in str(error) else StepFailed
+            raise kind(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._state = before
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """See the contract."""
+        loaded = self._ready()
+        if self._step_failed:
+            raise Skipped("an earlier step of this epoch failed")
+        if self._epoch is not None and batch.epoch != self._epoch:
+            raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
+        try:
+            with self._computing("unified_decode", len(batch)):
+                output = loaded.unified.run(batch)
+                single = int(np.count_nonzero(batch.num_q_tokens == 1))
+                self._stats.end(batch.total_q_tokens(), single, len(output.token_ids))
+                return output
+        except StepFailed:
+            self._step_failed = True
+            raise
+
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        """See the contract."""
+        return (await self.batch_prefill([request]))[0]
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        """See the contract: one forward (a second one for prompts that keep no KV)."""
+        if not inputs:
+            return []
+        with self._computing("batch_prefill", len(inputs)):
+            outputs = self._ready().direct.prefill(inputs)
+            self._stats.end(sum(one.sequence_length() for one in inputs), 0, _count_sampled(outputs))
+        return outputs
+
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        """See the contract."""
+        return (await self.batch_decode([request]))[0]
+
+    async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """See the contract: one forward."""
+        if not inputs:
+            return []
+        with self._computing("batch_decode", len(inputs)):
+            outputs = self._ready().direct.decode(inputs)
+            self._stats.end(len(inputs), len(inputs), _count_sampled(outputs))
+        return outputs
+
+    # -- verification ----------------------------------------------------------------------------------------------------
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """See the contract: one forward."""
+        if not inputs:
+            return []
+        with self._computing("forward_verify", 1):
+            outputs = self._ready().direct.verify(inputs)
+            self._stats.end(len(inputs), 0, _count_sampled(outputs))
+        return outputs
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> list[SampledToken]:
+        """See the contract: one forward. The handle's table must cover the drafts."""
+        if acceptance_threshold != 1.0:
+            raise Unsupported("only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token")
+        if request.sampling is None:
+            raise InvalidInput("speculative_decode needs sampling parameters")
+        inputs = [replace(request, logits=LogitsMode.NONE)]
+        for n, draft in enumerate(draft_tokens, 1):
+            inputs.append(replace(inputs[0], input_ids=Tensor.of([[draft]], "int32"), pos_offset=request.pos_offset + n))
+        accepted: list[SampledToken] = []
+        for output, draft in zip(await self.forward_verify(inputs), (*draft_tokens, None), strict=True):
+            assert output.sampled is not None  # asked for
+            accepted.append(output.sampled)
+            if draft != output.sampled.token_id:
+                break
+        return accepted
+
+    # -- sequence state --------------------------------------------------------------------------------------------------
+
+    def release_cache(self, cache_id: int) -> None:
+        """See the contract."""
+        if self._loaded is not None:
+            self._loaded.unified.release(cache_id)
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """See the contract. KV past the computed length is never read: there is nothing to do but to check."""
+        self.truncate_kv_for_cache_id(handle.cache_id, new_len)
+
+    def truncate_kv_for_cache_id(self, cache_id: int, new_len: int) -> None:
+        """As `truncate_kv`, by the id alone. Raises InvalidInput for a negative length; unknown ids are harmless."""
+        if new_len < 0:
+            raise InvalidInput(f"sequence {cache_id}: cannot truncate to {new_len} tokens")
+
+
+def _count_sampled(outputs: Sequence[PrefillOutput | DecodeOutput]) -> int:
+    return sum(output.sampled is not None for output in outputs)
+
+
+def _logits_bytes(info: ModelInfo, config: ExecutorConfig) -> int:
+    """float32 logits of a full batch, and the sampler's copy of them."""
+    return 2 * 4 * info.logits_width * config.max_num_seqs

@@ -1,0 +1,79 @@
+"""`LlmFactory`, registered as "llm". Nothing here imports torch: configurations are checked without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
+from executors.llm.models.config import DTYPES, read_config
+
+if TYPE_CHECKING:
+    from executors.llm.executor import LlmExecutor
+
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+class LlmFactory(ModelExecutorFactory):
+    """Makes `LlmExecutor`s for Hugging Face checkpoint directories."""
+
+    def create_executor(self, config: ExecutorConfig) -> LlmExecutor:
+        """See the contract. Torch is imported here."""
+        from executors.llm.executor import LlmExecutor
+
+        self.validate_config(config)
+        return LlmExecutor.from_config(config)
+
+    def supported_types(self) -> tuple[ExecutorType, ...]:
+        """One executor serves all of these; it always batches continuously."""
+        return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
+
+    def validate_config(self, config: ExecutorConfig) -> None:
+        """Check options and what config.json says. Raises ConfigError."""
+        super().validate_config(config)
+        _check_choices(config)
+        _check_numbers(config)
+        directory = Path(config.model)
+        if not config.model or not directory.is_dir():
+            raise ConfigError(f"model {config.model!r}: no such directory; a Hugging Face checkpoint directory is needed")
+        context_length = read_config(directory).context_length
+        if config.max_model_len is not None and config.max_model_len > context_length:
+            raise ConfigError(
+                f"max_model_len {config.max_model_len} is longer than the model's {context_length} "
+                f"(max_position_embeddings in {directory / 'config.json'})"
+            )
+
+
+def _check_choices(config: ExecutorConfig) -> None:
+    if config.load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format {config.load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
+    if config.dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {config.dtype!r} is not supported; supported: auto, {', '.join(DTYPES)}")
+    if config.device.split(":")[0] not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {config.device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if config.attention.backend not in ("auto", "torch"):
+        raise ConfigError(f"attention backend {config.attention.backend!r} is not supported; supported: auto, torch")
+    if config.optimization.quantization is not None:
+        raise ConfigError(f"quantization {config.optimization.quantization!r} is not supported; supported: none")
+    if config.optimization.deterministic:
+        raise ConfigError("deterministic is not supported by llm yet; supported: false")
+    if config.options:
+        raise ConfigError(f"option {min(config.options)!r} is unknown; llm has no options of its own")
+
+
+def _check_numbers(config: ExecutorConfig) -> None:
+    numbers = {
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "block_size": config.attention.block_size,
+        "kv_cache_memory_bytes": config.memory.kv_cache_memory_bytes,
+        "memory_limit_bytes": config.memory.memory_limit_bytes,
+        "num_threads": config.optimization.num_threads,
+    }
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; at least 1 is needed")
+    share = config.memory.gpu_memory_utilization
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"gpu_memory_utilization is {share}; more than 0 and at most 1 is needed")

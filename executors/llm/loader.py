@@ -1,0 +1,125 @@
+"""From an `ExecutorConfig` to a model in memory with its facts. Every fault is a ConfigError of one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from executors.errors import ConfigError, OutOfMemory
+from executors.facts import ExecutorConfig, ModelInfo
+from executors.llm.kv_cache import plan_kv
+from executors.llm.memory import memory_limit
+from executors.llm.models.config import DTYPES, DecoderConfig, read_config
+from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
+from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, load_weights
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. `activation_bytes_per_token` is an estimate of what a forward needs at its widest."""
+
+    model: DecoderOnlyLLM
+    info: ModelInfo
+    parameter_bytes: int
+    activation_bytes_per_token: int
+
+
+def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
+    """Load the checkpoint that `config.model` names. Raises ConfigError, OutOfMemory."""
+    directory = Path(config.model)
+    decoder_config = read_config(directory)
+    max_model_len = _max_model_len(config, decoder_config, directory)
+    device = resolve_device(config.device)
+    dtype = _dtype(config, decoder_config, directory)
+    try:
+        decoder = Decoder(decoder_config, dtype, device, max_model_len)
+        if config.memory.kv_cache_memory_bytes is not None:
+            plan_kv(decoder.kv_spec, config, decoder_config.context_length, 0)  # refuse before the long part
+        _check_room(decoder, config)
+        if config.load_format == "dummy":
+            fill_dummy(decoder, config.seed, progress)
+        else:
+            load_weights(decoder, directory, progress)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"{directory}: no memory for the weights: {str(error).splitlines()[0]}") from None
+    return LoadedModel(
+        decoder,
+        _info(config, decoder, max_model_len),
+        decoder.num_bytes(),
+        _activation_bytes(decoder_config) * dtype.itemsize,
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one. Raises ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    return device
+
+
+def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> int:
+    wanted = config.max_model_len
+    if wanted is not None and wanted > decoder.context_length:
+        raise ConfigError(
+            f"max_model_len {wanted} is longer than the model's {decoder.context_length} "
+            f"(max_position_embeddings in {directory / 'config.json'})"
+        )
+    return wanted or decoder.context_length
+
+
+def _dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
+    name = decoder.dtype if config.dtype == "auto" else config.dtype
+    if name is None:
+        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory)
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
+    return _DTYPES[name]
+
+
+def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
+    if decoder.device.type != "cpu":
+        return
+    available = memory_limit().available
+    if config.memory.memory_limit_bytes is not None:
+        available = min(available, config.memory.memory_limit_bytes)
+    if decoder.num_bytes() > available:
+        raise ConfigError(
+            f"{config.model}: the weights need {decoder.num_bytes():,} bytes of memory, {available:,} are available"
+        )
+
+
+def _activation_bytes(config: DecoderConfig) -> int:
+    """Elements per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product."""
+    return 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
+
+
+def _info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
+    c = decoder.config
+    return ModelInfo(
+        name=Path(config.model).resolve().name,
+        family=c.family.name,
+        num_layers=c.num_layers,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        hidden_size=c.hidden_size,
+        vocab_size=c.vocab_size,
+        logits_width=c.vocab_size,
+        max_model_len=max_model_len,
+        dtype=DTYPE_NAMES[decoder.dtype],
+        num_parameters=decoder.num_parameters(),
+        device=str(decoder.device),
+    )

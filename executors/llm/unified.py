@@ -1,0 +1,265 @@
+"""`UnifiedRunner`: a `UnifiedBatch` in, a `UnifiedOutput` out, and everything about sequences that lasts between steps.
+
+A step reads: check, take in what is new, forward, sample, pack.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from executors.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.errors import InvalidInput
+from executors.llm.kv_cache import lazy_zeros
+from executors.llm.runner import ModelRunner
+from executors.llm.sampler import Sampled, SamplingTable, describe, sample
+from executors.llm.step import StepArrays
+from executors.slots import SlotTable
+
+NOT_FINITE = "the model's logits are not finite numbers"
+
+
+class UnifiedRunner:
+    """State by slot: block tables and starts (`slots`), sampling settings, and the token pool.
+
+    `pool` int32 [num_slots, max_model_len + 1] on the device holds each sampled token at its position: the input of a
+    later step whose id the host does not know yet. One writer for all of it: `run`, `release` and `clear`.
+    """
+
+    def __init__(self, runner: ModelRunner, num_slots: int, max_model_len: int, logits_width: int) -> None:
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self.logits_width = logits_width
+        block_size = runner.cache.block_size
+        self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
+        self.sampling = SamplingTable(num_slots)
+        self.pool = lazy_zeros((num_slots, max_model_len + 1), torch.int32, runner.device)
+        self._samples = np.zeros(num_slots, np.bool_)
+        self._special = np.zeros(num_slots, np.bool_)
+        """Slots that need more than tokens: prompt logprobs, pooling, or an error."""
+        self._pooled_sums: dict[int, torch.Tensor] = {}
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        slot = self.slots.release(seq_id)
+        if slot is not None:
+            self._pooled_sums.pop(slot, None)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self.slots.clear()
+        self._pooled_sums.clear()
+
+    def _begin(self, start: SequenceStart) -> None:
+        slot = start.slot
+        self._pooled_sums.pop(slot, None)
+        self._samples[slot] = start.sampling is not None and start.pooling is None
+        if start.sampling is not None:
+            self.sampling.set(slot, start.sampling)
+        self._special[slot] = any(
+            value is not None for value in (start.prompt_logprobs, start.pooling, start.adapter, start.grammar)
+        )
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Compute a step. Raises InvalidInput before anything is computed."""
+        if not len(batch):
+            return UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._check(batch)
+        self.slots.apply(batch)
+        for start in batch.starts:
+            self._begin(start)
+        step = self._step(batch)
+        self.runner.cache.copy_blocks(batch.block_copies)
+        hidden = self.runner.forward(step, self._token_ids(batch, step))
+        output = self._sample(batch, step, hidden)
+        special = np.flatnonzero(self._special[batch.slots])
+        for i in special.tolist():
+            self._add_special(output, batch, step, hidden, i)
+        return output
+
+    def _check(self, batch: UnifiedBatch) -> None:
+        n = len(batch.slots)
+        arrays = (batch.seq_ids, batch.num_q_tokens, batch.pos_offsets, batch.is_final_chunk, batch.num_draft_tokens)
+        if any(len(array) != n for array in arrays):
+            raise InvalidInput(f"the arrays of a batch of {n} items differ in length")
+        if batch.num_q_tokens.min() < 1 or int(batch.num_q_tokens.sum()) != len(batch.token_ids):
+            raise InvalidInput("num_q_tokens must be at least 1 each and add up to the number of token_ids")
+        ends = batch.pos_offsets + batch.num_q_tokens
+        if batch.pos_offsets.min() < 0 or ends.max() > self.max_model_len:
+            raise InvalidInput(f"positions must be within 0..{self.max_model_len - 1} (max_model_len)")
+        ids = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.logits_width):
+            raise InvalidInput(f"token ids must be within 0..{self.logits_width - 1}")
+        drafts = batch.num_draft_tokens
+        if drafts.any() and (drafts.min() < 0 or (drafts >= batch.num_q_tokens).any() or drafts[~batch.is_final_chunk].any()):
+            raise InvalidInput("num_draft_tokens must be below num_q_tokens, and 0 on a chunk that is not final")
+        if len(set(batch.slots.tolist())) != n:
+            raise InvalidInput("a slot appears twice in a batch")
+        for start in batch.starts:
+            if start.pooling not in (None, "last", "mean"):
+                raise InvalidInput(f"pooling {start.pooling!r} is unknown; known: last, mean")
+        self._check_blocks(batch)
+
+    def _check_blocks(self, batch: UnifiedBatch) -> None:
+        tables, num_blocks = batch.tables, self.runner.cache.num_blocks
+        for name, ids in (("block tables", tables.block_ids), ("block_copies", batch.block_copies)):
+            if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
+                raise InvalidInput(f"{name}: block ids must be within 0..{num_blocks - 1}")
+        if len(tables.slots):
+            if tables.groups.any() or tables.starts.min() < 0 or tables.counts.min() < 0:
+                raise InvalidInput("table updates: there is one KV group, and starts and counts are not negative")
+            if tables.slots.min() < 0 or tables.slots.max() >= self.slots.num_slots:
+                raise InvalidInput(f"table updates: slots must be within 0..{self.slots.num_slots - 1}")
+            if int(tables.counts.sum()) != len(tables.block_ids):
+                raise InvalidInput("table updates: counts do not add up to the number of block_ids")
+
+    def _step(self, batch: UnifiedBatch) -> StepArrays:
+        """The batch's items over the slots' block tables. Raises InvalidInput for a table that is too short."""
+        q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
+        needed = -(-(q_lens + pos_offsets) // self.runner.cache.block_size)
+        short = np.flatnonzero(self.slots.num_blocks[0, batch.slots] < needed)
+        if len(short):
+            i = int(short[0])
+            have = int(self.slots.num_blocks[0, batch.slots[i]])
+            raise InvalidInput(f"sequence {batch.seq_ids[i]}: its table has {have} blocks, this step needs {needed[i]}")
+        # The slice comes first: a row of the full table is as wide as the longest possible sequence.
+        tables = self.slots.block_tables[0][:, : int(needed.max())][batch.slots]
+        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
+
+    def _pool_index(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        return self.runner.to_device(slots.astype(np.int64) * self.pool.shape[1] + positions)
+
+    def _token_ids(self, batch: UnifiedBatch, step: StepArrays) -> torch.Tensor:
+        """int64 [T] on the device; pending ones come from the token pool."""
+        ids = self.runner.to_device(step.token_ids)
+        if batch.pending is not None and batch.pending.any():
+            rows = np.flatnonzero(batch.pending)
+            index = self._pool_index(batch.slots[step.item_of_row[rows]], step.positions[rows])
+            ids[self.runner.to_device(rows)] = self.pool.view(-1).index_select(0, index).long()
+        return ids
+
+    def _sample(self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor) -> UnifiedOutput:
+        """Sample final items, drafts included, and keep of each item what verification leaves.
+
+            inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
+            sampled rows             r0  r1  r2      for positions 7, 8, 9
+            d7 is accepted iff r0 = d7, d8 iff r1 = d8 as well; kept are the accepted ones and one more
+        """
+        n = len(batch)
+        drafts = batch.num_draft_tokens.astype(np.int64)
+        counts = np.where(batch.is_final_chunk & self._samples[batch.slots], drafts + 1, 0)
+        if not counts.any():
+            return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
+        item = np.repeat(np.arange(n), counts)
+        starts = np.cumsum(counts) - counts
+        place = np.arange(len(item)) - starts[item]
+        rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
+        slots, positions = batch.slots[item], step.positions[rows] + 1
+        sampled = sample(self.runner.logits(hidden, rows), self.sampling.rows(slots, positions))
+        tokens = sampled.tokens.astype(np.int32)
+        self.pool.view(-1).index_copy_(
+            0, self._pool_index(slots, positions), torch.from_numpy(tokens).to(self.runner.device)
+        )
+        if len(item) == n and not drafts.any():
+            kept, num_tokens = slice(None), np.ones(n, np.int32)
+        else:
+            kept, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
+        output = UnifiedOutput(num_tokens, tokens[kept])
+        if sampled.described or sampled.bad.any():
+            self._detail(output, sampled, counts, starts)
+        return output
+
+    def _detail(self, output: UnifiedOutput, sampled: Sampled, counts: np.ndarray, starts: np.ndarray) -> None:
+        """Full outputs for items with logprobs, and errors for those whose last token is from logits that are no numbers."""
+        keep = np.ones(len(output.token_ids), np.bool_)
+        ends = np.cumsum(output.num_tokens)
+        for i in np.flatnonzero(counts).tolist():
+            rows = range(int(starts[i]), int(starts[i]) + int(output.num_tokens[i]))
+            if sampled.bad[rows[-1]]:
+                output.details[i] = ItemOutput(error=NOT_FINITE)
+                keep[ends[i] - len(rows) : ends[i]] = False
+                output.num_tokens[i] = 0
+            elif rows[0] in sampled.described:
+                output.details[i] = ItemOutput(tuple(sampled.described[row] for row in rows))
+        output.token_ids = output.token_ids[keep]
+
+    # -- the rare outputs ------------------------------------------------------------------------------------------------
+
+    def _add_special(
+        self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, i: int
+    ) -> None:
+        """Prompt logprobs, pooled output, or the refusal of what this executor cannot do."""
+        slot = int(batch.slots[i])
+        start = self.slots.start_of(slot)
+        if start.adapter is not None or start.grammar is not None:
+            what = f"adapter {start.adapter!r}" if start.adapter is not None else "a grammar"
+            _replace(output, i, ItemOutput(error=f"this executor cannot use {what}"))
+            return
+        before = output[i] or ItemOutput()
+        if before.error:
+            return
+        prompt_logprobs = pooled = None
+        if start.prompt_logprobs is not None:
+            prompt_logprobs = self._prompt_logprobs(step, hidden, start, i)
+        if start.pooling is not None:
+            pooled = self._pool(start, step, hidden, i, bool(batch.is_final_chunk[i]))
+        if prompt_logprobs is not None or pooled is not None:
+            output.details[i] = ItemOutput(before.tokens, prompt_logprobs, pooled)
+
+    def _prompt_logprobs(
+        self, step: StepArrays, hidden: torch.Tensor, start: SequenceStart, i: int
+    ) -> tuple[SampledToken, ...]:
+        """One entry for each input position of this chunk whose next prompt token is known."""
+        first, length = int(step.pos_offsets[i]), int(step.q_lens[i])
+        targets = np.asarray(start.prompt_token_ids[first + 1 : first + 1 + length], np.int64)
+        rows = int(step.q_starts[i]) + np.arange(len(targets))
+        count = start.prompt_logprobs or 0
+        found: list[SampledToken] = []
+        for begin, logits in self.runner.logits_in_chunks(hidden, rows):
+            part = targets[begin : begin + len(logits)]
+            found += describe(logits, part, np.full(len(part), count))
+        return tuple(found)
+
+    def _pool(
+        self, start: SequenceStart, step: StepArrays, hidden: torch.Tensor, i: int, final: bool
+    ) -> np.ndarray | None:
+        """float32 [hidden] on the final chunk: the last token's hidden state, or the mean over all tokens."""
+        rows = hidden[int(step.q_starts[i]) : int(step.q_starts[i] + step.q_lens[i])]
+        if start.pooling == "last":
+            return rows[-1].float().cpu().numpy() if final else None
+        total = rows.sum(0, dtype=torch.float32)
+        if step.pos_offsets[i] > 0 and start.slot in self._pooled_sums:
+            total = total + self._pooled_sums[start.slot]
+        self._pooled_sums[start.slot] = total
+        return (total / int(step.pos_offsets[i] + step.q_lens[i])).cpu().numpy() if final else None
+
+
+def _verify(
+    step: StepArrays, sampled: Sampled, drafts: np.ndarray, counts: np.ndarray, item: np.ndarray, place: np.ndarray,
+    rows: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Which sampled rows are kept (bool), and int32 [n] how many of each item: its accepted drafts and one more."""
+    is_draft_row = place < drafts[item]
+    following = step.token_ids[np.minimum(rows + 1, len(step.token_ids) - 1)]
+    stops = ~is_draft_row | (sampled.tokens != following) | sampled.bad
+    # The first row that stops an item is its last one kept; the row after the last draft always stops.
+    stop_place = np.where(stops, place, len(place))
+    num_tokens = np.zeros(len(counts), np.int32)
+    nonempty = counts > 0
+    begins = (np.cumsum(counts) - counts)[nonempty]
+    num_tokens[nonempty] = np.minimum.reduceat(stop_place, begins) + 1
+    return place < num_tokens[item], num_tokens
+
+
+def _replace(output: UnifiedOutput, i: int, item: ItemOutput) -> None:
+    """Put an item without tokens in place of whatever item i gave."""
+    end = int(output.num_tokens[: i + 1].sum())
+    count = int(output.num_tokens[i])
+    output.token_ids = np.delete(output.token_ids, np.s_[end - count : end])
+    output.num_tokens[i] = 0
+    output.details[i] = item

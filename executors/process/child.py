@@ -1,0 +1,203 @@
+"""The executor process: `python -m executors.process.child FD`, started by `life.py` with its end of a socketpair.
+
+    I/O thread    socket -> inbox, a heartbeat every second, and the end of the process with the end of the socket
+    main thread   an event loop: inbox -> executor, one call after the other, answers to the socket
+
+The I/O thread runs before the executor is imported (which takes seconds), so that an abandoned process never loads on.
+Code that holds the GIL stops it; then PDEATHSIG ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import setproctitle
+
+from executors.process import messages as m
+from executors.process.wire import Decoder, WireError, encode
+from executors.process.worker import Worker
+
+TITLE = "cohort: executor rank 0"
+EXIT_PARENT_GONE, EXIT_FAILED, EXIT_GARBAGE = 0, 1, 3
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 18
+
+
+class Channel:
+    """The child's end of the socket, for both threads. A parent that is gone ends the process, from either."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._writable = select.poll()
+        self._writable.register(sock, select.POLLOUT)
+        self._lock = threading.Lock()
+
+    def send(self, message: m.ToServer) -> None:
+        """Raises WireError, with nothing sent, for what cannot travel."""
+        frame = encode(message)
+        with self._lock:
+            self._send(frame)
+
+    def send_if_free(self, message: m.ToServer) -> None:
+        """Send unless that had to wait: what is being sent instead tells the server the same, that this process lives."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._writable.poll(0):
+                    self._send(encode(message))
+            finally:
+                self._lock.release()
+
+    def receive(self, timeout_s: float) -> bytes:
+        """What has come within that time, b"" if nothing."""
+        if not self._poll.poll(max(0.0, 1000 * timeout_s)):
+            return b""
+        try:
+            data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        return data or _gone()
+
+    def _send(self, frame: bytearray) -> None:
+        try:
+            self._sock.sendall(frame)
+        except OSError:
+            _gone()
+
+
+def _gone() -> NoReturn:
+    # No clean-up: it could take long, and there is nothing that the kernel does not free.
+    os._exit(EXIT_PARENT_GONE)
+
+
+class IoThread(threading.Thread):
+    """Reads and beats until the process ends."""
+
+    def __init__(
+        self, channel: Channel, deliver: Callable[[m.ToExecutor], None], beat: Callable[[], None]
+    ) -> None:
+        super().__init__(name="io", daemon=True)
+        self._channel = channel
+        self._deliver = deliver
+        self._beat = beat
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except WireError as error:
+            print(f"executor: {error}", file=sys.stderr, flush=True)
+            os._exit(EXIT_GARBAGE)
+        except BaseException as error:  # without this thread nobody would hear of the parent's death
+            print(f"executor: I/O thread: {error!r}", file=sys.stderr, flush=True)
+            os._exit(EXIT_FAILED)
+
+    def _run(self) -> None:
+        decoder: Decoder[m.ToExecutor] = Decoder(m.ToExecutor)
+        interval_s = 1.0
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= due:
+                due = now + interval_s
+                self._beat()
+            data = self._channel.receive(due - now)
+            if not data:
+                continue
+            for message in decoder.feed(data):
+                if isinstance(message, m.Load):
+                    interval_s = message.heartbeat_s
+                    due = min(due, now + interval_s)
+                self._deliver(message)
+
+
+async def serve(channel: Channel) -> int:
+    """Run until Shutdown; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[m.ToExecutor] = asyncio.Queue()
+    worker = Worker(channel.send, channel.send_if_free)
+    IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
+    first = await inbox.get()
+    if not isinstance(first, m.Load):
+        raise WireError(f"the first message is {type(first).__name__}, not Load")
+    if not await worker.load(first.config):
+        return EXIT_FAILED
+    gc.collect()
+    gc.freeze()  # modules and weights stay: no collection need look at them again
+    while not isinstance(message := await inbox.get(), m.Shutdown):
+        if not await worker.handle(message):
+            return EXIT_FAILED
+    await worker.shutdown()
+    return 0
+
+
+def _put(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[m.ToExecutor], message: m.ToExecutor) -> None:
+    loop.call_soon_threadsafe(inbox.put_nowait, message)
+
+
+def _bind_to_parent(sock: socket.socket) -> None:
+    """Die with the process that made the socketpair (more exactly: with the thread of it that started this one)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        print(f"executor: no PDEATHSIG: {os.strerror(ctypes.get_errno())}", file=sys.stderr, flush=True)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    parent, _, _ = struct.unpack("3i", credentials)
+    if os.getppid() != parent:  # it died before the prctl
+        _gone()
+
+
+def _prepare_process() -> None:
+    # Ctrl-C and `systemctl stop` signal every process of the server. How it ends is the parent's to say: the streams
+    # that are still open need this process while the server drains.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    setproctitle.setproctitle(TITLE)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1 PID`: where does it hang?
+    try:
+        # If memory runs out, this process is the one that can be lost: it is started again and every stream goes on.
+        Path("/proc/self/oom_score_adj").write_text("500")
+    except OSError:
+        pass
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="executor: %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def main() -> NoReturn:
+    """The process's whole life. Ends by `os._exit`: threads of libraries must not hold it up."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.setblocking(True)
+    os.set_inheritable(sock.fileno(), False)
+    _bind_to_parent(sock)
+    _prepare_process()
+    code = EXIT_FAILED
+    try:
+        code = asyncio.run(serve(Channel(sock)))
+    except BaseException as error:
+        print(f"executor: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

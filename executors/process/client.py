@@ -1,0 +1,313 @@
+"""`RemoteExecutor`: an executor in a child process, for the engine's event loop. No torch, no threads, nothing blocks.
+
+A call is a frame to the child and a future for its answer; answers come in order and several calls may be outstanding.
+A cancelled caller changes nothing for the child: the call runs and its answer is dropped. The synchronous members answer
+from the facts that came when the child was ready and from its last heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
+
+from executors.contract import (
+    BatchModelExecutor,
+    DecodeInput,
+    DecodeOutput,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorDied,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    KvCacheHandle,
+    KvLayout,
+    ModelInfo,
+    NotReady,
+    PrefillInput,
+    PrefillOutput,
+    ProgressCallback,
+    SampledToken,
+    SnapshotValue,
+    Tensor,
+    UnifiedBatch,
+    UnifiedOutput,
+    replace,
+)
+from executors.process import messages as m
+from executors.process.life import Command, Life, Listener, child_command
+from executors.process.watch import Limits, TokenCost
+
+A = TypeVar("A", bound=m.Answer)
+
+
+class RemoteExecutor(BatchModelExecutor):
+    """See the module. All of it belongs to one event loop.
+
+    - `restarts`: times a child was started again, by the cause of the death before (exit, signal, closed, hang, load).
+    - `on_death`: called on the loop at each death of a child, `shutdown` excepted.
+    - `config.executor` names a built-in executor or `package.module:Factory`: what `register_factory` made known to this
+      process is not known to the child.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_death: Callable[[ExecutorDied], None] | None = None,
+        command: Command = child_command,
+    ) -> None:
+        self.config = config
+        self.on_death = on_death
+        self.restarts: Counter[str] = Counter()
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._command = command
+        self._cost = TokenCost()
+        self._report: ProgressCallback | None = None
+        self._life: Life | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._closed = False
+        self._facts: m.Ready | None = None
+        self._beat = m.Heartbeat(None, "", None)
+        self._snapshot: m.Snapshot | None = None
+        self._snapshot_at = clock()
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        return self._known().info
+
+    def capabilities(self) -> ExecutorCapabilities:
+        return self._known().capabilities
+
+    def kv_layout(self) -> KvLayout:
+        return self._known().kv_layout
+
+    def kv_capacity(self) -> int | None:
+        return self._known().kv_capacity
+
+    def supports_native_unified_decode(self) -> bool:
+        return self._known().native_unified_decode
+
+    def optimal_batch_size(self) -> int:
+        return self._known().optimal_batch_size
+
+    def status(self) -> ExecutorStatus:
+        """The child's last word, with the state that this side knows better: loading, dead, shut down."""
+        known = self._snapshot.status if self._snapshot else ExecutorStatus(ExecutorState.INITIALIZING, False)
+        if self._closed:
+            return replace(known, state=ExecutorState.SHUTDOWN, is_ready=False)
+        if self._life is None or self._life.is_ready:
+            return known
+        if self._life.death is not None:
+            return replace(
+                known, state=ExecutorState.ERROR, is_ready=False, last_operation=str(self._life.death)
+            )
+        return replace(
+            known, state=ExecutorState.INITIALIZING, is_ready=False, last_operation=self._beat.stage
+        )
+
+    def metrics(self) -> ExecutorMetrics:
+        return self._snapshot.metrics if self._snapshot else ExecutorMetrics()
+
+    def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        return self._snapshot.cache if self._snapshot else None
+
+    def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        return self._snapshot.lora if self._snapshot else None
+
+    def snapshot_age(self) -> float:
+        """Seconds since the status, metrics and snapshots were true (since creation before the first)."""
+        return self._clock() - self._snapshot_at
+
+    def stage(self) -> str:
+        """What the child is loading or compiling, "" if nothing, as of the last heartbeat or report."""
+        return self._beat.stage
+
+    def running_seconds(self) -> float | None:
+        """How long the call in the child had been running at the last heartbeat; None when it was idle."""
+        return self._beat.running_s
+
+    def supports_adapters(self) -> bool:
+        """True if `load_adapter` works."""
+        return self._known().adapters
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child, dead or alive; None before the first."""
+        return self._life.pid if self._life else None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """Called on the event loop, from the next report on."""
+        self._report = report
+
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        """Takes the place of `on_death`."""
+        self.on_death = report
+
+    async def warmup(self) -> None:
+        """Start the child and wait until it is ready; start it again if it died. Raises ConfigError, OutOfMemory or
+        ExecutorDied (cause "load"). A cancelled caller leaves it loading: a later warmup or begin_epoch waits on."""
+        if self._closed:
+            raise NotReady("the executor was shut down")
+        while self._life is None or self._life.death is not None:
+            before = self._life
+            if before is not None:
+                await before.reaped()
+            if self._closed:
+                raise NotReady("the executor was shut down")
+            if self._life is before:
+                self._start()
+        await self._life.ready()
+
+    def _start(self) -> None:
+        if self._life is not None and self._life.death is not None:
+            self.restarts[self._life.death.cause] += 1
+        listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
+        try:
+            self._life = Life(self.config, self._limits, self._cost, self._clock, listener, self._command)
+        except OSError as error:
+            raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """As the contract's; counts in `restarts` when the child was dead."""
+        await self.warmup()
+        await self._ask(m.Done, lambda call: m.BeginEpoch(call, epoch))
+
+    async def shutdown(self) -> None:
+        """Ask the child to end, wait at most 2 s, kill it, reap it. Outstanding calls that it does not answer in this time
+        raise NotReady. Goes on when its caller is cancelled."""
+        self._closed = True
+        if self._life is None:
+            return
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._life.stop())
+        await asyncio.shield(self._ending)
+
+    async def wait_dead(self) -> ExecutorDied | None:
+        """Wait until the present child is dead (at once if it is), and say how; None if it was shut down.
+
+        Raises NotReady if there has never been one.
+        """
+        life = self._life
+        if life is None:
+            raise NotReady("the executor was not started")
+        await life.dead()
+        return None if self._closed else life.death
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """As the contract's; an executor without a native one takes the split path in the child."""
+        answer = await self._ask(m.StepDone, lambda call: m.pack_batch(call, batch), batch.total_q_tokens())
+        return m.unpack_output(answer)
+
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        tokens = request.sequence_length()
+        answer = await self._ask(m.PrefillDone, lambda call: m.Prefill(call, [request], "one"), tokens)
+        return m.own(answer.outputs[0])
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        tokens = sum(one.sequence_length() for one in inputs)
+        answer = await self._ask(m.PrefillDone, lambda call: m.Prefill(call, list(inputs), "many"), tokens)
+        return [m.own(one) for one in answer.outputs]
+
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        answer = await self._ask(m.DecodeDone, lambda call: m.Decode(call, [request], "one"), 1)
+        return m.own(answer.outputs[0])
+
+    async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        answer = await self._ask(m.DecodeDone, lambda call: m.Decode(call, list(inputs), "many"), len(inputs))
+        return [m.own(one) for one in answer.outputs]
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        answer = await self._ask(
+            m.DecodeDone, lambda call: m.Decode(call, list(inputs), "verify"), len(inputs)
+        )
+        return [m.own(one) for one in answer.outputs]
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> list[SampledToken]:
+        drafts = [int(token) for token in draft_tokens]
+        answer = await self._ask(
+            m.SpeculateDone,
+            lambda call: m.Speculate(call, request, drafts, acceptance_threshold),
+            len(drafts) + 1,
+        )
+        return answer.tokens
+
+    async def forward(self, tensor: Tensor) -> Tensor:
+        answer = await self._ask(m.ForwardDone, lambda call: m.Forward(call, tensor))
+        return m.own_tensor(answer.tensor)
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        """As `AdapterExecutor`'s. Raises Unsupported where the executor is none."""
+        await self._ask(m.Done, lambda call: m.LoadAdapter(call, name, path, digest))
+
+    async def unload_adapter(self, name: str) -> None:
+        """As load_adapter."""
+        await self._ask(m.Done, lambda call: m.UnloadAdapter(call, name))
+
+    async def _ask(self, kind: type[A], make: Callable[[int], m.Call], tokens: int | None = None) -> A:
+        life = self._ready_life()
+        answer = await life.call(make(life.next_call()), tokens)
+        if not isinstance(answer, kind):
+            life.kill("closed", f"answered with {type(answer).__name__}, not {kind.__name__}")
+            raise ExecutorDied(str(life.death), "closed")
+        return cast(A, answer)
+
+    def _ready_life(self) -> Life:
+        """The child that can be called. Raises NotReady or ExecutorDied."""
+        life = self._life
+        if self._closed:
+            raise NotReady("the executor was shut down")
+        if life is not None and life.death is not None:
+            raise ExecutorDied(str(life.death), life.death.cause)
+        if life is None or not life.is_ready:
+            raise NotReady("the executor is not loaded")
+        return life
+
+    # -- sequence state: no answer ---------------------------------------------------------------------------------------
+
+    def release_cache(self, cache_id: int) -> None:
+        """Sent behind the calls made so far. To a dead child there is nothing to say: it holds nothing."""
+        if self._life is not None:
+            self._life.tell(m.Release(cache_id))
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
+        if self._life is not None:
+            self._life.tell(m.Truncate(handle, new_len))
+
+    # -- what the child says -----------------------------------------------------------------------------------------------
+
+    def _known(self) -> m.Ready:
+        if self._facts is None:
+            raise NotReady("the executor is not loaded")
+        return self._facts
+
+    def _became_ready(self, facts: m.Ready) -> None:
+        self._facts = facts
+
+    def _beaten(self, beat: m.Heartbeat) -> None:
+        self._beat = beat
+        if beat.snapshot is not None:
+            self._snapshot, self._snapshot_at = beat.snapshot, self._clock()
+
+    def _progressed(self, stage: str, done: int, total: int) -> None:
+        self._beat.stage = "" if 0 < total <= done else stage
+        if self._report is not None:
+            self._report(stage, done, total)
+
+    def _died(self, death: ExecutorDied) -> None:
+        if self.on_death is not None:
+            self.on_death(death)

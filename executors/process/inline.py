@@ -1,0 +1,346 @@
+"""`InlineExecutor`: any executor on a thread of this process, behind the semantics of `RemoteExecutor`.
+
+For tests and debugging: breakpoints work and torch is imported here. What needs a process of its own is missing: a hang is
+not noticed, and a crash takes the server along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from executors import registry
+from executors.contract import (
+    AdapterExecutor,
+    BatchModelExecutor,
+    DecodeInput,
+    DecodeOutput,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorDied,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    KvCacheHandle,
+    KvLayout,
+    ModelExecutor,
+    ModelInfo,
+    NotReady,
+    PrefillInput,
+    PrefillOutput,
+    ProgressCallback,
+    SampledToken,
+    SnapshotValue,
+    Tensor,
+    UnifiedBatch,
+    UnifiedOutput,
+    Unsupported,
+)
+from executors.process.guard import StepGuard, typed
+
+T = TypeVar("T")
+
+
+class _ExecutorThread(threading.Thread):
+    """An event loop on a thread that carries out jobs one after the other, in the order of `submit`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            name="executor", daemon=True
+        )  # daemon: one that hangs must not hold up the interpreter's end
+        self._loop = asyncio.new_event_loop()
+        self._jobs: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+        self.start()
+
+    def run(self) -> None:
+        """The thread's whole life."""
+        try:
+            self._loop.run_until_complete(self._work())
+        finally:
+            self._loop.close()
+
+    async def _work(self) -> None:
+        while (job := await self._jobs.get()) is not None:
+            await job()
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Run the coroutine that `make` returns on the thread, after all jobs before it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # from now on a cancelled caller cannot take it back: the job runs
+
+        async def job() -> None:
+            try:
+                future.set_result(await make())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
+        return future
+
+    def stop(self) -> None:
+        """End after the jobs so far."""
+        self._loop.call_soon_threadsafe(self._jobs.put_nowait, None)
+
+
+class InlineExecutor(BatchModelExecutor):
+    """See the module. Its coroutines belong to one event loop; the executor's run on its own thread.
+
+    - `executor` None: created from `config` by the registry at warmup, on the thread, as imports may take long.
+    - `inner`: the executor itself, once created; tests may read it.
+    - `restarts`, `on_death`, `wait_dead`, `snapshot_age` and the like as `RemoteExecutor`'s. A death is an executor that
+      raised ExecutorDied; `begin_epoch` of the same executor is its restart.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        executor: ModelExecutor | None = None,
+        *,
+        on_death: Callable[[ExecutorDied], None] | None = None,
+        shutdown_s: float = 2.0,
+    ) -> None:
+        self.config = config
+        self.inner = executor
+        self.on_death = on_death
+        self.restarts: Counter[str] = Counter()
+        self._shutdown_s = shutdown_s
+        self._guard: StepGuard | None = None  # set when the executor is warm
+        self._thread: _ExecutorThread | None = None
+        self._report: ProgressCallback | None = None
+        self._stage = ""
+        self._death: ExecutorDied | None = None
+        self._over = asyncio.Event()  # dead, or shut down
+        self._closed = False
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        return self._warm().info()
+
+    def capabilities(self) -> ExecutorCapabilities:
+        return self._warm().capabilities()
+
+    def kv_layout(self) -> KvLayout:
+        return self._warm().kv_layout()
+
+    def kv_capacity(self) -> int | None:
+        return self._warm().kv_capacity()
+
+    def supports_native_unified_decode(self) -> bool:
+        return self._warm().supports_native_unified_decode()
+
+    def supports_adapters(self) -> bool:
+        """True if `load_adapter` works."""
+        return isinstance(self._warm(), AdapterExecutor)
+
+    def optimal_batch_size(self) -> int:
+        inner = self._warm()
+        return (
+            inner.optimal_batch_size()
+            if isinstance(inner, BatchModelExecutor)
+            else super().optimal_batch_size()
+        )
+
+    def status(self) -> ExecutorStatus:
+        if self._closed:
+            return ExecutorStatus(ExecutorState.SHUTDOWN, False)
+        if self._death is not None:
+            return ExecutorStatus(ExecutorState.ERROR, False, last_operation=str(self._death))
+        if self._guard is None:
+            return ExecutorStatus(ExecutorState.INITIALIZING, False, last_operation=self._stage)
+        return self._guard.executor.status()
+
+    def metrics(self) -> ExecutorMetrics:
+        return self._guard.executor.metrics() if self._guard else ExecutorMetrics()
+
+    def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        return self._guard.executor.cache_metrics_snapshot() if self._guard else None
+
+    def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        return self._guard.executor.lora_metrics_snapshot() if self._guard else None
+
+    def snapshot_age(self) -> float:
+        """0: what the synchronous members answer is always current."""
+        return 0.0
+
+    def stage(self) -> str:
+        """What is being loaded or compiled, "" if nothing."""
+        return self._stage
+
+    def running_seconds(self) -> float | None:
+        """None: not measured here."""
+        return None
+
+    @property
+    def pid(self) -> int | None:
+        """None: it has no process of its own."""
+        return None
+
+    def _warm(self) -> ModelExecutor:
+        if self._guard is None:
+            raise NotReady("the executor is not loaded")
+        return self._guard.executor
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """Called on the executor's thread."""
+        self._report = report
+
+    def _progressed(self, stage: str, done: int, total: int) -> None:
+        self._stage = "" if 0 < total <= done else stage
+        if self._report is not None:
+            self._report(stage, done, total)
+
+    async def warmup(self) -> None:
+        """As the contract's. A cancelled caller leaves it loading."""
+        if self._closed:
+            raise NotReady("the executor was shut down")
+        if self._thread is None:
+            self._thread = _ExecutorThread()
+        await asyncio.wrap_future(self._thread.submit(self._load))
+
+    async def _load(self) -> None:
+        if self._guard is not None:
+            return
+        try:
+            if self.inner is None:
+                self._stage = "importing"
+                self.inner = registry.create(self.config)
+            self.inner.set_progress(self._progressed)
+            await self.inner.warmup()
+        except Exception as error:
+            failure = typed(error)
+            if failure is error:
+                raise
+            raise ExecutorDied(str(failure), "load") from error
+        self._stage = ""
+        self._guard = StepGuard(self.inner)
+
+    async def begin_epoch(self, epoch: int) -> None:
+        await self.warmup()
+        await self._run(lambda guard: guard.begin_epoch(epoch), revive=True)
+        if self._death is not None:
+            self.restarts[self._death.cause] += 1
+            self._death = None
+            self._over.clear()
+
+    async def shutdown(self) -> None:
+        """Waits at most `shutdown_s` for what still runs, then leaves the thread to itself."""
+        closed_before, self._closed = self._closed, True
+        self._over.set()
+        if self._thread is None or closed_before:
+            return
+        ended = self._thread.submit(self._end)
+        self._thread.stop()
+        await asyncio.wait((asyncio.wrap_future(ended),), timeout=self._shutdown_s)
+        if ended.done():
+            ended.result()
+
+    async def _end(self) -> None:
+        if self._guard is not None:
+            await self._guard.executor.shutdown()
+
+    async def wait_dead(self) -> ExecutorDied | None:
+        """Wait until the executor raised ExecutorDied (at once if it did), and return that; None once shut down."""
+        await self._over.wait()
+        return None if self._closed else self._death
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        return await self._run(lambda guard: guard.unified_decode(batch))
+
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        return await self._run(lambda guard: guard.executor.prefill(request))
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        return await self._run(lambda guard: guard.executor.batch_prefill(inputs))
+
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        return await self._run(lambda guard: guard.executor.decode(request))
+
+    async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        return await self._run(lambda guard: guard.executor.batch_decode(inputs))
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        return await self._run(lambda guard: guard.executor.forward_verify(inputs))
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> list[SampledToken]:
+        return await self._run(
+            lambda guard: guard.executor.speculative_decode(request, draft_tokens, acceptance_threshold)
+        )
+
+    async def forward(self, tensor: Tensor) -> Tensor:
+        return await self._run(lambda guard: guard.executor.forward(tensor))
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        """As `AdapterExecutor`'s. Raises Unsupported where the executor is none."""
+        await self._run(lambda guard: _adapters(guard).load_adapter(name, path, digest))
+
+    async def unload_adapter(self, name: str) -> None:
+        """As load_adapter."""
+        await self._run(lambda guard: _adapters(guard).unload_adapter(name))
+
+    async def _run(self, call: Callable[[StepGuard], Coroutine[Any, Any, T]], *, revive: bool = False) -> T:
+        if self._closed:
+            raise NotReady("the executor was shut down")
+        if self._death is not None and not revive:
+            raise ExecutorDied(str(self._death), self._death.cause)
+        guard, thread = self._guard, self._thread
+        if guard is None or thread is None:
+            raise NotReady("the executor is not loaded")
+        try:
+            return await asyncio.wrap_future(thread.submit(lambda: _typed(call, guard)))
+        except ExecutorDied as death:
+            self._died(death)
+            raise
+
+    def _died(self, death: ExecutorDied) -> None:
+        if self._death is None:
+            self._death = death
+            self._over.set()
+            if self.on_death is not None:
+                self.on_death(death)
+
+    # -- sequence state: no answer ---------------------------------------------------------------------------------------
+
+    def release_cache(self, cache_id: int) -> None:
+        """Done behind the calls made so far, on the thread."""
+        self._tell(lambda guard: guard.release_cache(cache_id))
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
+        self._tell(lambda guard: guard.truncate_kv(handle, new_len))
+
+    def _tell(self, what: Callable[[StepGuard], None]) -> None:
+        guard, thread = self._guard, self._thread
+        if guard is None or thread is None or self._closed:
+            return
+
+        async def tell() -> None:
+            what(guard)
+
+        thread.submit(tell)
+
+
+async def _typed(call: Callable[[StepGuard], Coroutine[Any, Any, T]], guard: StepGuard) -> T:
+    try:
+        return await call(guard)
+    except Exception as error:
+        failure = typed(error)
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def _adapters(guard: StepGuard) -> AdapterExecutor:
+    if not isinstance(guard.executor, AdapterExecutor):
+        raise Unsupported(f"{type(guard.executor).__name__} loads no adapters")
+    return guard.executor

@@ -1,0 +1,321 @@
+"""`Life`: one child process from its start to its reaping, seen from the server's event loop.
+
+    Popen -> Load -> [Progress ...] -> Ready | LoadFailed -> calls and answers -> death -> reaped
+
+A death has one verdict, the first that was reached: `death` is set, every call outstanding fails with it, the process is
+killed if it still runs, and `reaped` is set once the kernel has given its exit status back. Causes:
+
+    exit    it ended by itself          signal  something killed it        closed  it closed its socket or sent garbage
+    hang    see watch.py                load    it never became ready, whatever the reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
+from executors.process.messages import (
+    Answer,
+    Call,
+    Failed,
+    Heartbeat,
+    Load,
+    LoadFailed,
+    Progress,
+    Ready,
+    Release,
+    Shutdown,
+    StepDone,
+    ToServer,
+    Truncate,
+)
+from executors.process.stream import MessageStream
+from executors.process.watch import HangWatch, Limits, TokenCost
+from executors.process.wire import WireError, encode
+
+Command = Callable[[int], list[str]]
+"""The command line of a child, given the number of its end of the socketpair."""
+
+
+def child_command(fd: int) -> list[str]:
+    """`-P`: what happens to lie in the working directory must not shadow a module."""
+    return [sys.executable, "-P", "-m", "executors.process.child", str(fd)]
+
+
+def child_environment() -> dict[str, str]:
+    """The server's environment without its settings (keys are among them: the child gets its own by message).
+
+    Threads that wait for work by spinning would take the cores that the server's loop needs.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    env.setdefault("KMP_BLOCKTIME", "0")
+    return env
+
+
+@dataclass(slots=True)
+class _Waiting:
+    call: int
+    future: asyncio.Future[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a life tells its owner, on the loop."""
+
+    progress: Callable[[str, int, int], None]
+    heartbeat: Callable[[Heartbeat], None]
+    ready: Callable[[Ready], None]
+    died: Callable[[ExecutorDied], None]
+
+
+class Life:
+    """Written only by its own methods, on one event loop. Starting it needs no await: none can be left half started."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        limits: Limits,
+        cost: TokenCost,
+        clock: Callable[[], float],
+        listener: Listener,
+        command: Command = child_command,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits, self._clock, self._listener = limits, clock, listener
+        self._watch = HangWatch(limits, cost, clock())
+        self._waiting: deque[_Waiting] = deque()
+        self._last_call = 0
+        self._load_error: ExecutorError | None = None
+        self._stopping = False
+        self._grace: asyncio.TimerHandle | None = None
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._dead: asyncio.Future[None] = self._loop.create_future()
+        self._reaped: asyncio.Future[None] = self._loop.create_future()
+        self.death: ExecutorDied | None = None
+
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # to stderr: a library's print must not mix with what the server prints
+                    env=child_environment(),
+                    process_group=0,  # no Ctrl-C from the terminal, and a kill takes its own children too
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self.pid = self._process.pid
+        self._pidfd: int | None = None
+        with contextlib.suppress(OSError):  # without pidfds the ticks notice the exit
+            self._pidfd = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
+        self._stream = MessageStream(self._loop, ours, self._received, self._stream_ended)
+        self._stream.send(encode(Load(config, limits.heartbeat_s)))
+        self._ticked_at = clock()
+        self._ticker = self._loop.call_later(limits.tick_s, self._tick)
+
+    # -- for the owner -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Loaded and alive."""
+        return self.death is None and self._ready.done()
+
+    async def ready(self) -> None:
+        """Wait until it is loaded. Raises the typed error of a failed load."""
+        await asyncio.shield(self._ready)
+
+    async def dead(self) -> None:
+        """Wait for the verdict."""
+        await asyncio.shield(self._dead)
+
+    async def reaped(self) -> None:
+        """Wait until the process is gone for good."""
+        await asyncio.shield(self._reaped)
+
+    def next_call(self) -> int:
+        """The number of the call to be sent next."""
+        return self._last_call + 1
+
+    def call(self, message: Call, tokens: int | None) -> asyncio.Future[Answer]:
+        """Send a call; the future has its answer, or the typed error. `tokens` as for `HangWatch.sent`.
+
+        Raises InvalidInput, with nothing sent, for what cannot travel. The future may be cancelled at any time.
+        """
+        if self.death is not None:
+            raise self._fresh(self.death)
+        frame = _frame(message)
+        self._last_call = message.call
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting.append(_Waiting(message.call, future))
+        self._watch.sent(self._clock(), tokens)
+        self._stream.send(frame)
+        return future
+
+    def tell(self, message: Release | Truncate) -> None:
+        """Send what has no answer."""
+        if self.death is None:
+            self._stream.send(_frame(message))
+
+    def kill(self, cause: str, reason: str) -> None:
+        """Pass the verdict and end the process."""
+        self._die(ExecutorDied(f"executor process {self.pid}: {reason}", cause))
+
+    async def stop(self) -> None:
+        """Ask it to end, wait `shutdown_s`, kill it; returns when it is reaped. Outstanding calls that it does not answer
+        in this time fail with NotReady. If cancelled it is killed at once."""
+        self._stopping = True
+        try:
+            if self.is_ready:
+                self._stream.send(encode(Shutdown()))
+                await asyncio.wait((self._reaped,), timeout=self._limits.shutdown_s)
+        finally:
+            self.kill("exit", "shut down")
+        await self.reaped()
+
+    # -- what comes from the child -------------------------------------------------------------------------------------
+
+    def _received(self, message: ToServer) -> None:
+        now = self._clock()
+        self._watch.heard(now)
+        match message:
+            case Heartbeat():
+                self._listener.heartbeat(message)
+            case Progress():
+                self._watch.reported(now, message.done, message.total)
+                self._listener.progress(message.stage, message.done, message.total)
+            case Ready():
+                self._watch.loaded()
+                if not self._ready.done():
+                    self._listener.ready(message)
+                    self._ready.set_result(None)
+            case LoadFailed():
+                error = from_kind(message.kind, message.message)
+                self._load_error = None if isinstance(error, ExecutorDied) else error
+                self._die(ExecutorDied(message.message, "load"))
+            case _:
+                self._answered(message, now)
+
+    def _answered(self, answer: Answer, now: float) -> None:
+        if not self._waiting or self._waiting[0].call != answer.call:
+            self.kill("closed", f"answered call {answer.call}, which was not its turn")
+            return
+        error = from_kind(answer.kind, answer.message) if isinstance(answer, Failed) else None
+        if isinstance(error, ExecutorDied):
+            # It gave itself up: the verdict answers this call and those after it.
+            self.kill("exit", str(error))
+            return
+        waiting = self._waiting.popleft()
+        self._watch.answered(now, answer.seconds, step=isinstance(answer, StepDone))
+        if waiting.future.done():  # its caller was cancelled: nobody wants the answer
+            return
+        if error is not None:
+            waiting.future.set_exception(error)
+        else:
+            waiting.future.set_result(answer)
+
+    # -- death ---------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._clock()
+        late = now - self._ticked_at - self._limits.tick_s
+        self._ticked_at = now
+        self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
+        if late > self._limits.tick_s:
+            self._watch.forgive(late)
+        if self._pidfd is None:
+            self._exited()
+        reason = self._watch.verdict(now)
+        if reason is not None and self.death is None:
+            self.kill("hang", reason)
+
+    def _exited(self) -> None:
+        """The process is gone, or this is only a tick."""
+        with contextlib.suppress(ChildProcessError):  # reaped by somebody else: poll() reports 0
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
+            self._kill_group()  # its own children, before it is reaped: its number cannot belong to another yet
+        status = self._process.poll()
+        if status is None:
+            return
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._stream.drain()  # its last words: answers, or why it could not load
+        if status < 0:
+            self.kill("signal", f"killed by {_signal_name(-status)}")
+        else:
+            self.kill("exit", f"ended with exit code {status}")
+        self._ticker.cancel()
+        if not self._reaped.done():
+            self._reaped.set_result(None)
+
+    def _stream_ended(self, garbage: str | None) -> None:
+        if garbage is not None:
+            self.kill("closed", f"sent garbage: {garbage}")
+            return
+        # Most likely it is exiting: the exit tells more.
+        self._grace = self._loop.call_later(self._limits.grace_s, self.kill, "closed", "closed its socket")
+
+    def _die(self, death: ExecutorDied) -> None:
+        if self.death is not None:
+            return
+        loading = not self._ready.done()
+        if loading:
+            death = ExecutorDied(str(death), "load")
+        self.death = death
+        self._stream.close()
+        if self._grace is not None:
+            self._grace.cancel()
+        if self._process.returncode is None:
+            self._kill_group()
+        if loading:
+            self._ready.set_exception(self._load_error or self._fresh(death))
+            self._ready.exception()  # it may be that nobody waits: not worth a complaint
+        for waiting in self._waiting:
+            if not waiting.future.done():
+                waiting.future.set_exception(self._fresh(death))
+        self._waiting.clear()
+        self._dead.set_result(None)
+        if not self._stopping:
+            self._listener.died(death)
+
+    def _fresh(self, death: ExecutorDied) -> ExecutorError:
+        """An instance for one raise: tracebacks grow on shared ones."""
+        if self._stopping:
+            return NotReady("the executor was shut down")
+        return ExecutorDied(str(death), death.cause)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _frame(message: msgspec.Struct) -> bytearray:
+    try:
+        return encode(message)
+    except WireError as error:
+        raise InvalidInput(str(error)) from error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,221 @@
+"""`Worker`: the executor in the child process and what is said about it. Messages in, answers out; no sockets here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from executors import registry
+from executors.contract import (
+    AdapterExecutor,
+    BatchModelExecutor,
+    ExecutorConfig,
+    ExecutorDied,
+    ExecutorError,
+    InvalidInput,
+    ModelExecutor,
+    StepFailed,
+    Unsupported,
+)
+from executors.process import messages as m
+from executors.process.guard import StepGuard, typed
+from executors.process.wire import WireError
+
+_SNAPSHOT_EVERY_S = 0.25
+"""Least time between snapshots that ride behind answers."""
+_PROGRESS_EVERY_S = 0.05
+
+
+class Worker:
+    """Used by the main thread; `beat` and the progress reports come from any.
+
+    - `send` and `send_if_free`: the channel's.
+    """
+
+    def __init__(
+        self, send: Callable[[m.ToServer], None], send_if_free: Callable[[m.ToServer], None]
+    ) -> None:
+        self._send = send
+        self._send_if_free = send_if_free
+        self._executor: ModelExecutor | None = None
+        self._guard: StepGuard | None = None
+        self._stage = "starting"
+        self._running_since: float | None = None
+        self._snapshot: m.Snapshot | None = None
+        self._snapshot_at = 0.0
+        self._reported_at = 0.0
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    async def load(self, config: ExecutorConfig) -> bool:
+        """Import, create and warm up the executor, and say so. False, and LoadFailed is sent, if that failed."""
+        try:
+            self._progress("importing", 0, 0)
+            executor = registry.create(config)
+            executor.set_progress(self._progress)
+            self._executor = executor
+            self._progress("loading", 0, 0)
+            await executor.warmup()
+            self._guard = StepGuard(executor)
+            self._stage = ""
+            self.beat()
+            self._send(_facts(executor))
+            return True
+        except (Exception, asyncio.CancelledError) as error:
+            failure = typed(error)
+            if isinstance(failure, StepFailed) and not isinstance(error, ExecutorError):
+                failure = ExecutorDied(str(failure))  # no step has failed: something unforeseen
+            self._send(m.LoadFailed(failure.kind, _one_line(failure)))
+            return False
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        complete = 0 < total <= done
+        changed = stage != self._stage
+        # After loading, a finished stage is no stage; while loading the last one stands until the next begins.
+        self._stage = "" if complete and self._guard is not None else stage
+        if changed or complete or now - self._reported_at >= _PROGRESS_EVERY_S:
+            self._reported_at = now
+            self._send(m.Progress(stage, done, total))
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def handle(self, message: m.ToExecutor) -> bool:
+        """Carry out one message after `load`. False if the executor gave itself up: the process is to end."""
+        assert self._guard is not None
+        match message:
+            case m.Release():
+                self._guard.release_cache(message.cache_id)
+            case m.Truncate():
+                self._guard.truncate_kv(message.handle, message.new_len)
+            case m.Load() | m.Shutdown():
+                raise WireError(f"{type(message).__name__} is not a call")
+            case _:
+                return await self._answer(message)
+        return True
+
+    async def _answer(self, call: m.Call) -> bool:
+        assert self._guard is not None
+        began = self._running_since = time.monotonic()
+        try:
+            answer = await _run(self._guard, call)
+            answer.seconds = time.monotonic() - began
+            self._send(answer)
+            return True
+        except (Exception, asyncio.CancelledError) as error:
+            failure = typed(error)
+            if isinstance(call, m.Step):
+                self._guard.failed(failure)
+            self._send(m.Failed(call.call, time.monotonic() - began, failure.kind, _one_line(failure)))
+            return not isinstance(failure, ExecutorDied)
+        finally:
+            self._running_since = None
+            self._stage = ""
+            if time.monotonic() - self._snapshot_at >= _SNAPSHOT_EVERY_S:
+                self.beat()
+
+    async def shutdown(self) -> None:
+        """Free what the executor holds."""
+        assert self._executor is not None
+        await self._executor.shutdown()
+
+    # -- how it fares --------------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Send a sign of life, with a snapshot once there is an executor."""
+        since = self._running_since
+        beat = m.Heartbeat(
+            self._take_snapshot(), self._stage, None if since is None else time.monotonic() - since
+        )
+        try:
+            self._send_if_free(beat)
+        except WireError:  # some odd value in a snapshot: not worth a life
+            beat.snapshot = None
+            self._send_if_free(beat)
+
+    def _take_snapshot(self) -> m.Snapshot | None:
+        executor = self._executor
+        if executor is None:
+            return None
+        try:
+            cache, lora = executor.cache_metrics_snapshot(), executor.lora_metrics_snapshot()
+            self._snapshot = m.Snapshot(
+                status=executor.status(),
+                metrics=executor.metrics(),
+                cache=None if cache is None else dict(cache),
+                lora=None if lora is None else dict(lora),
+            )
+            self._snapshot_at = time.monotonic()
+        except Exception:
+            # The main thread may be changing what is being read here, or warmup has not made it yet. The last snapshot
+            # stands in; the next beat tries again.
+            pass
+        return self._snapshot
+
+
+async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
+    """Carry out a call; the answer's `seconds` are still 0. Raises whatever the executor does."""
+    executor, number = guard.executor, call.call
+    match call:
+        case m.Step():
+            return m.pack_output(number, 0.0, await guard.unified_decode(m.unpack_batch(call)))
+        case m.Prefill(how="one"):
+            return m.PrefillDone(number, 0.0, [await executor.prefill(m.own(_only(call.inputs)))])
+        case m.Prefill():
+            return m.PrefillDone(
+                number, 0.0, await executor.batch_prefill([m.own(one) for one in call.inputs])
+            )
+        case m.Decode(how="one"):
+            return m.DecodeDone(number, 0.0, [await executor.decode(m.own(_only(call.inputs)))])
+        case m.Decode(how="many"):
+            return m.DecodeDone(number, 0.0, await executor.batch_decode([m.own(one) for one in call.inputs]))
+        case m.Decode():
+            return m.DecodeDone(
+                number, 0.0, await executor.forward_verify([m.own(one) for one in call.inputs])
+            )
+        case m.Speculate():
+            request = m.own(call.request)
+            tokens = await executor.speculative_decode(request, call.draft_tokens, call.acceptance_threshold)
+            return m.SpeculateDone(number, 0.0, tokens)
+        case m.Forward():
+            return m.ForwardDone(number, 0.0, await executor.forward(m.own_tensor(call.tensor)))
+        case m.LoadAdapter():
+            await _adapters(executor).load_adapter(call.name, call.path, call.digest)
+        case m.UnloadAdapter():
+            await _adapters(executor).unload_adapter(call.name)
+        case m.BeginEpoch():
+            await guard.begin_epoch(call.epoch)
+    return m.Done(number, 0.0)
+
+
+def _facts(executor: ModelExecutor) -> m.Ready:
+    capabilities = executor.capabilities()
+    optimal = capabilities.max_batch_size
+    if isinstance(executor, BatchModelExecutor):
+        optimal = executor.optimal_batch_size()
+    return m.Ready(
+        info=executor.info(),
+        capabilities=capabilities,
+        kv_layout=executor.kv_layout(),
+        kv_capacity=executor.kv_capacity(),
+        native_unified_decode=executor.supports_native_unified_decode(),
+        optimal_batch_size=optimal,
+        adapters=isinstance(executor, AdapterExecutor),
+    )
+
+
+def _adapters(executor: ModelExecutor) -> AdapterExecutor:
+    if not isinstance(executor, AdapterExecutor):
+        raise Unsupported(f"{type(executor).__name__} loads no adapters")
+    return executor
+
+
+def _only(inputs: list[m.In]) -> m.In:
+    if len(inputs) != 1:
+        raise InvalidInput(f"{len(inputs)} inputs where one is expected")
+    return inputs[0]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,44 @@
+"""The FastAPI application: routes, errors and what surrounds them. It is given its state and starts nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+
+from server import __version__
+from server.auth import KeyAuth
+from server.errors import install_handlers
+from server.middleware import BodyLimit, RequestContext
+from server.routes import chat, completions, models, ops, tokens
+from server.state import ServerState
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+def create_app(
+    state: ServerState,
+    *,
+    api_keys: Sequence[str] = (),
+    metrics_key: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """An application over `state`."""
+    app = FastAPI(
+        title="Cohort",
+        version=__version__,
+        # The interactive pages load scripts from a CDN: no page of this server reaches out.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would turn a POST into a GET in some clients.
+        redirect_slashes=False,
+    )
+    app.state.server = state
+    install_handlers(app)
+    for module in (chat, completions, models, tokens, ops):
+        app.include_router(module.router)
+    # The last one added is the outermost: ids and log first, then keys, and only then is a body looked at.
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key)
+    app.add_middleware(RequestContext)
+    return app

@@ -1,0 +1,99 @@
+"""Flags that people bring along from other servers, and what they are called here. Standard library only: `cohort --help`
+must stay quick."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+ELSEWHERE: dict[str, str] = {
+    # vLLM
+    "--uvicorn-log-level": "--log-level",
+    "--disable-log-requests": "--log-level warning", "--enable-log-requests": "--log-level info",
+    "--kv-cache-memory": "--kv-cache-memory-bytes", "--max-seq-len": "--max-model-len",
+    # SGLang
+    "--model-path": "the positional MODEL, or --model", "--tokenizer-path": "--tokenizer",
+    "--context-length": "--max-model-len", "--mem-fraction-static": "--kv-cache-memory-bytes",
+    "--max-running-requests": "--max-num-seqs", "--max-total-tokens": "--kv-cache-memory-bytes",
+    "--chunked-prefill-size": "--max-num-batched-tokens", "--max-prefill-tokens": "--max-num-batched-tokens",
+    "--page-size": "--block-size", "--random-seed": "--seed", "--served-model-names": "--served-model-name",
+    "--watchdog-timeout": "--recovery-timeout",
+    # llama.cpp
+    "-m": "the positional MODEL, or --model", "-c": "--max-model-len", "--ctx-size": "--max-model-len",
+    "-ngl": "--device", "--gpu-layers": "--device", "--n-gpu-layers": "--device", "-np": "--max-num-seqs",
+    "--parallel": "--max-num-seqs", "-b": "--max-num-batched-tokens", "--batch-size": "--max-num-batched-tokens",
+    "-ub": "--max-num-batched-tokens", "--ubatch-size": "--max-num-batched-tokens", "-a": "--served-model-name",
+    "--alias": "--served-model-name", "-s": "--seed", "--api-key-file": "--api-key, or COHORT_API_KEY",
+    "--chat-template-file": "--chat-template", "-dev": "--device", "-hf": "the positional MODEL",
+    "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len",
+    # Text Generation Inference and habit
+    "--model-id": "the positional MODEL, or --model", "--max-total-length": "--max-model-len",
+    "--max-concurrent-requests": "--max-num-seqs", "--hostname": "--host", "--listen": "--host", "-p": "--port",
+    "--model-name": "--served-model-name", "--model-len": "--max-model-len", "-h": "--help",
+}  # fmt: skip
+
+ALWAYS_ON: dict[str, str] = {
+    "--enable-chunked-prefill": "prompts are always prefilled in chunks; leave it out",
+    "--cont-batching": "batching is always continuous; leave it out",
+    "-cb": "batching is always continuous; leave it out",
+    "--metrics": "/metrics is always there; leave it out",
+    "--enable-metrics": "/metrics is always there; leave it out",
+    "--jinja": "chat templates are always rendered with Jinja; leave it out",
+    "--enable-auto-tool-choice": "tool calls are always parsed when tools are offered; leave it out",
+    "--generation-config": "generation_config.json of the model is always used; leave it out",
+    "--trust-remote-code": "code from model directories is never run; leave it out",
+}
+
+NOT_YET = frozenset(
+    {
+        "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
+        "--data-parallel-size", "-dp", "--dp", "--dp-size", "--gpu-memory-utilization", "--enforce-eager",
+        "--disable-cuda-graph", "--quantization", "-q", "--kv-cache-dtype", "--enable-prefix-caching",
+        "--no-enable-prefix-caching", "--disable-radix-cache", "--enable-lora", "--lora-modules", "--lora-paths",
+        "--lora", "--max-loras", "--max-lora-rank", "--speculative-config", "--speculative-model",
+        "--speculative-algorithm", "--num-speculative-tokens", "--model-draft", "-md", "--draft", "--reasoning-parser",
+        "--tool-call-parser", "--revision", "--tokenizer-revision", "--download-dir", "--api-server-count",
+        "--scheduling-policy", "--schedule-policy", "--deterministic", "--enable-deterministic-inference",
+        "--admin-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file", "--allowed-origins",
+        "--cors-allow-origins", "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
+        "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",
+        "--cpu-offload-gb", "--threads", "-t", "--async-scheduling", "--root-path", "--max-logprobs",
+        "--override-generation-config", "--default-chat-template-kwargs", "--pooling",
+    }
+)  # fmt: skip
+"""Known from elsewhere (or promised by our own plans), without a counterpart today."""
+
+
+def complaint(argv: Sequence[str], options: Mapping[str, bool]) -> str | None:
+    """One line about the first flag that does not exist here, None if all do.
+
+    `options` are the existing flags, each with whether it takes a value; `argv` is what follows the verb.
+    """
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            return None
+        if not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+(\.\d+)?", word):
+            continue
+        flag, has_value, _ = word.partition("=")
+        if flag not in options:
+            return _advice(flag.replace("_", "-") if flag.startswith("--") else flag, options)
+        if options[flag] and not has_value:
+            next(words, None)
+    return None
+
+
+def _advice(flag: str, options: Iterable[str]) -> str:
+    names = sorted(options)
+    if flag in names:
+        return f"unknown flag {flag.replace('-', '_').replace('__', '--', 1)}: use {flag}"
+    if instead := ELSEWHERE.get(flag):
+        return f"unknown flag {flag}: use {instead}"
+    if flag in ALWAYS_ON:
+        return f"unknown flag {flag}: {ALWAYS_ON[flag]}"
+    if flag in NOT_YET:
+        return f"{flag} is not supported yet"
+    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.6)
+    advice = f"; did you mean {near[0]}?" if near else "; see cohort serve --help"
+    return f"unknown flag {flag}{advice}"

@@ -1,0 +1,190 @@
+"""The life of a serving process: the port opens, the model loads, requests run, a signal drains, everything ends.
+
+listen -> [ serve HTTP ......................................................... ]
+              load model -> ready ... SIGTERM -> drain -> engine stops -> HTTP stops -> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Protocol
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from server.reaper import Reaper
+from server.settings import SettingsError
+from server.state import ServerState
+
+log = structlog.get_logger("server")
+
+_STAGE_INTERVAL = 0.5
+_STOP_TIMEOUT = 10.0
+"""Seconds for the engine to let go of its executor; the executor's process ends without us anyway."""
+_LAST_BYTES_TIMEOUT = 3
+"""Seconds for responses to reach their clients once the engine has ended them."""
+_KEEP_ALIVE = 75
+"""Seconds. Longer than load balancers and client pools keep a connection idle: they, not we, should close it, or a
+request is lost that was sent at the same moment."""
+
+
+class Stoppable(Protocol):
+    """The part of EngineCore that ends things."""
+
+    async def drain(self, timeout: float) -> bool:
+        """Admit nothing more, wait for what runs."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: a signal drains the engine first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class Signals:
+    """Counts SIGTERM and SIGINT. `first` asks for a graceful end, `second` for an end now."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        """Take over both signals for this process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.arrived)
+
+    def arrived(self) -> None:
+        """One more signal."""
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound and listening socket. Raises SettingsError, one line, when the address cannot be had."""
+    where = f"{host}:{port}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if isinstance(error, socket.gaierror):
+            raise SettingsError(f"--host {host}: not an address of this machine") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        hint = "; take another with --port" if "in use" in reason else ""
+        raise SettingsError(f"cannot listen on {where}: {reason.lower()}{hint}") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(
+    app: FastAPI,
+    state: ServerState,
+    listener: socket.socket,
+    core: Stoppable,
+    load: Callable[[], Awaitable[None]],
+    *,
+    drain_timeout: float,
+    signals: Signals,
+) -> None:
+    """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT,
+    )
+    http = _HttpServer(config)
+    serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    async with _background(state):
+        try:
+            await _until(signals.first, load(), serving)
+            if not serving.done():
+                await _until(signals.first, signals.first.wait(), serving)
+            await _drain(state, core, drain_timeout, signals)
+        finally:
+            await _stop(core)
+            http.should_exit = True
+            http.force_exit = signals.second.is_set()
+            await serving
+            state.threads.close()
+
+
+async def _until(stop: asyncio.Event, work: Awaitable[object], serving: asyncio.Task[None]) -> None:
+    """Do `work` unless a stop is asked for, or the HTTP server ends, first. Raises what ended it."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, serving):
+            if task.done():
+                task.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def _drain(state: ServerState, core: Stoppable, timeout: float, signals: Signals) -> None:
+    state.draining = True
+    log.info("draining: no new requests, running ones may finish", timeout=timeout)
+    draining = asyncio.create_task(core.drain(timeout))
+    hurry = asyncio.create_task(signals.second.wait())
+    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    if hurry.done():
+        log.warning("second signal: stopping now")
+    elif not draining.result():
+        log.warning("the drain timeout has passed: ending what still runs")
+    for task in (draining, hurry):
+        task.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+async def _stop(core: Stoppable) -> None:
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT):
+            await core.stop()
+    except TimeoutError:
+        log.error("the executor did not shut down in time", timeout=_STOP_TIMEOUT)
+
+
+@contextlib.asynccontextmanager
+async def _background(state: ServerState) -> AsyncIterator[None]:
+    """What runs beside serving: watching the stage, and reaping where this process is the container's first."""
+    tasks = [asyncio.create_task(_watch_stage(state), name="stage")]
+    if os.getpid() == 1:
+        tasks.append(asyncio.create_task(Reaper(os.getpid()).run(), name="reaper"))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch_stage(state: ServerState) -> None:
+    last = None
+    while True:
+        stage, detail = state.stage()
+        if last is not None and stage is not last:
+            log.info(f"stage: {stage.value}", **({"detail": detail} if detail else {}))
+        last = stage
+        await asyncio.sleep(_STAGE_INTERVAL)

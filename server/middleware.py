@@ -1,0 +1,103 @@
+"""Around every request: an id, a line in the log, a limit on what is read, and no exception that goes unanswered.
+
+Pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between a stream and its client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import CLIENT_CLOSED_REQUEST, http_error_response, internal_error_response
+
+log = structlog.get_logger("server")
+access_log = structlog.get_logger("server.access")
+
+_QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})
+"""Polled every few seconds: their successes would be most of the log."""
+MAX_HEADER_BYTES = 64 * 1024
+
+
+class RequestContext:
+    """Mints `x-request-id`, writes the access log, and answers an unforeseen exception with a 500 in OpenAI's shape."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        header = (b"x-request-id", request_id.encode())
+        status = 0
+        begun = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("a request failed", exc_info=error, request_id=request_id)
+            if not status:
+                await internal_error_response()(scope, receive, send_with_id)
+        finally:
+            if scope.get("cohort.disconnected"):
+                status = CLIENT_CLOSED_REQUEST
+            if status >= 400 or scope["path"] not in _QUIET:
+                access_log.info(
+                    f"{scope['method']} {scope['path'][:200]}",
+                    status=status or CLIENT_CLOSED_REQUEST,
+                    ms=round((time.perf_counter() - begun) * 1000, 1),
+                    request_id=request_id,
+                )
+
+
+class BodyLimit:
+    """Refuses headers and bodies that are too large: by the declared length at once, otherwise while reading."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._message = f"The request body is larger than {max_bytes} bytes."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        size = 0
+        for name, value in scope["headers"]:
+            size += len(name) + len(value)
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                await self._refuse(413, self._message, scope, receive, send)
+                return
+        if size > MAX_HEADER_BYTES:
+            await self._refuse(431, "The request's headers are too large.", scope, receive, send)
+            return
+        read = 0
+
+        async def receive_limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_bytes:
+                # Inside a route this is an HTTP error like any other, and the connection is not used again.
+                raise HTTPException(413, self._message, {"Connection": "close"})
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+    async def _refuse(self, status: int, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+        response = http_error_response(status, message, {"Connection": "close"})
+        await response(scope, receive, send)

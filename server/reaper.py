@@ -1,0 +1,56 @@
+"""Reaping as PID 1: in a container without an init, orphans become this process's children, and stay zombies unless waited for.
+
+Children that this process started itself are waited for by whoever started them. To leave those alone without knowing them,
+only a zombie that nobody has taken for a while is reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+INTERVAL = 5.0
+"""Seconds between looks; a zombie is taken at the second look that finds it."""
+
+
+class Reaper:
+    """Remembers which zombies were there at the last look. One writer: the task that runs it."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._seen: set[int] = set()
+
+    async def run(self) -> None:
+        """Look forever."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            self.look()
+
+    def look(self) -> list[int]:
+        """Reap what was a zombie last time and still is; returns the process ids."""
+        zombies = set(_zombies_of(self._parent))
+        reaped = []
+        for pid in zombies & self._seen:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+                reaped.append(pid)
+        self._seen = zombies - set(reaped)
+        return reaped
+
+
+def _zombies_of(parent: int) -> list[int]:
+    zombies = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except OSError:  # gone in the meantime
+            continue
+        # "pid (name) state ppid ...": the name may hold spaces and parentheses.
+        state, ppid = stat.rpartition(")")[2].split()[:2]
+        if state == "Z" and int(ppid) == parent:
+            zombies.append(int(entry.name))
+    return zombies

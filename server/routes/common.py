@@ -1,0 +1,76 @@
+"""Steps that every route with a body shares."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest
+from engine.text.generation import TextRequest
+from server.schemas.base import Model, parse
+from server.schemas.sampling import GenerationFields
+from server.state import ServedModel, ServerState
+
+_SMALLEST_TOP_P = 1e-6
+"""OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
+
+
+def state_of(request: Request) -> ServerState:
+    """The server's state, as a dependency."""
+    state: ServerState = request.app.state.server
+    return state
+
+
+async def read(request: Request, model: type[Model]) -> Model:
+    """The validated body. Raises InvalidRequest."""
+    return parse(model, await request.body())
+
+
+def json_response(data: Any, status: int = 200) -> Response:
+    """Plain data as a JSON response."""
+    return Response(msgspec.json.encode(data), status, media_type="application/json")
+
+
+def new_id(prefix: str) -> str:
+    """Minted here: a client's own id is never used as one."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def text_request(
+    call_id: str,
+    fields: GenerationFields,
+    model: ServedModel,
+    prompts: tuple[tuple[int, ...], ...],
+    logprobs: int | None,
+) -> TextRequest:
+    """The engine's form of a call. What the client left out comes from the model's defaults.
+
+    Raises InvalidRequest for stop token ids the model does not have.
+    """
+    defaults = model.defaults
+    top_k = defaults.top_k if fields.top_k is None else fields.top_k
+    width = model.info.logits_width
+    for token_id in fields.stop_token_ids or ():
+        if token_id >= width:
+            message = f"'stop_token_ids' holds {token_id}, but this model's ids end at {width - 1}."
+            raise InvalidRequest(message, param="stop_token_ids", code="invalid_value")
+    return TextRequest(
+        request_id=call_id,
+        prompts=prompts,
+        n=fields.n or 1,
+        max_tokens=fields.output_limit,
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
+        top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),
+        seed=None if fields.seed is None else fields.seed % 2**64,
+        logprobs=logprobs,
+        stop=fields.stops,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        ignore_eos=bool(fields.ignore_eos),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+    )

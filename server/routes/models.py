@@ -1,0 +1,43 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.errors import ModelNotFound
+from server.routes.common import json_response, state_of
+from server.state import ServerState
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """Every name the model is served under."""
+    state = state_of(request)
+    return json_response({"object": "list", "data": [_card(state, name) for name in state.names]})
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(request: Request, name: str) -> Response:
+    """One of them; names may contain slashes, as those of the hub do."""
+    state = state_of(request)
+    if name not in state.names:
+        raise ModelNotFound(f"The model '{name[:200]}' does not exist.", param="model")
+    return json_response(_card(state, name))
+
+
+def _card(state: ServerState, name: str) -> dict[str, Any]:
+    # max_model_len is vLLM's addition; benchmarks and agents size their prompts by it.
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "cohort",
+        "root": state.names[0],
+        "parent": None,
+        "max_model_len": state.model.max_model_len if state.model is not None else None,
+    }

@@ -1,0 +1,75 @@
+"""What operators and orchestrators ask: /live, /ready, /health, /version, /metrics.
+
+/live    200 while the event loop turns, also loading, recovering and draining: the only liveness probe
+/ready   200 only when new work should be routed here
+/health  503 while loading, when a recovery takes too long, and when the engine is down; a recovery within its time
+         is 200, so that whoever probes here by habit does not kill a server that is about to go on
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.request import Stage
+from server import __version__
+from server.metrics import CONTENT_TYPE
+from server.routes.common import json_response, state_of
+from server.state import ServerState
+
+router = APIRouter()
+# Load balancers probe with HEAD too, which FastAPI does not add to a GET by itself.
+
+
+@router.head("/live", include_in_schema=False)
+@router.get("/live")
+async def live(request: Request) -> Response:
+    """The event loop turns."""
+    return json_response({"status": "live"})
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """New work is welcome."""
+    stage, detail = state_of(request).stage()
+    return _status(stage is Stage.READY, stage, detail)
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """The server works, or is about to again."""
+    state = state_of(request)
+    stage, detail = state.stage()
+    return _status(_is_healthy(state, stage), stage, detail)
+
+
+def _is_healthy(state: ServerState, stage: Stage) -> bool:
+    if stage is Stage.RECOVERING:
+        return state.recovering_for() <= state.recovery_timeout
+    return stage in (Stage.READY, Stage.DRAINING)
+
+
+def _status(good: bool, stage: Stage, detail: str) -> Response:
+    body = {"status": stage.value}
+    if detail:
+        body["detail"] = detail
+    response = json_response(body, 200 if good else 503)
+    if not good:
+        response.headers["Retry-After"] = "5"
+    return response
+
+
+@router.head("/version", include_in_schema=False)
+@router.get("/version")
+async def version(request: Request) -> Response:
+    """The server's version."""
+    return json_response({"version": __version__})
+
+
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    return Response(state_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,51 @@
+"""POST /tokenize and /detokenize, in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.chat.prompt import chat_prompt, check_token_ids, text_prompt
+from server.routes.common import json_response, read, state_of
+from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text, or of a conversation as the model would see it."""
+    state = state_of(request)
+    body = await read(request, TokenizeRequest)
+    body.check()
+    model, _ = state.require(body.model)
+    if body.messages is not None:
+        ids = await chat_prompt(
+            state,
+            model,
+            body.messages,
+            [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=bool(body.add_special_tokens),
+            extra=body.chat_template_kwargs,
+        )
+    else:
+        ids = await text_prompt(state, model, body.prompt or "", body.add_special_tokens is not False)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
+    answer["token_strs"] = (
+        [model.tokenizer.token_text(id_) for id_ in ids] if body.return_token_strs else None
+    )
+    return json_response(answer)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """Text of token ids, special tokens included unless asked otherwise."""
+    state = state_of(request)
+    body = await read(request, DetokenizeRequest)
+    model, _ = state.require(body.model)
+    check_token_ids(model, body.tokens, "tokens")
+    text = model.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))
+    return json_response({"prompt": text})

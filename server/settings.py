@@ -1,0 +1,205 @@
+"""Settings of `cohort serve`: file < environment (COHORT_*) < flags given.
+
+All three use one set of names, those of the long flags with underscores, and all three are checked here: an unknown name
+or a value of the wrong kind ends in one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from server.paths import configs_dir
+
+ENV_PREFIX = "COHORT_"
+DEFAULT_PRESET = "default"
+
+_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+")
+"""What Kubernetes sets in every pod for a Service called "cohort", along with COHORT_PORT=tcp://... ."""
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+class SettingsError(Exception):
+    """One line that says which setting is wrong and what it may be."""
+
+
+def _bytes(value: Any) -> Any:
+    """4GiB, 512M, 1000000: a number of bytes with or without a unit."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
+    if match is None:
+        raise ValueError("it should be a number of bytes such as 4GiB, 512MiB or 1000000000")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _list(value: Any) -> Any:
+    """The environment has no lists: commas separate."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _options(value: Any) -> Any:
+    """NAME=VALUE, several; values are read as YAML, so that numbers are numbers."""
+    pairs = _list(value)
+    if not isinstance(pairs, list):
+        return value
+    options = {}
+    for pair in pairs:
+        name, found, text = str(pair).partition("=")
+        if not found:
+            raise ValueError("it should be NAME=VALUE")
+        options[name.strip()] = yaml.safe_load(text)
+    return options
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
+Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
+
+
+class Settings(BaseSettings):
+    """Everything `cohort serve` can be told. None means: decided by the model or the machine."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    served_model_name: Names = []
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1)] = 64
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    kv_cache_memory_bytes: Bytes | None = None
+    load_format: str = "auto"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    api_key: Names = []
+    metrics_key: Annotated[str, Field(min_length=1)] | None = None
+    executor: str = "llm"
+    executor_mode: Literal["process", "inline"] = "process"
+    executor_option: Options = {}
+    recovery_timeout: Annotated[float, Field(gt=0)] = 120.0
+    drain_timeout: Annotated[float, Field(ge=0)] = 30.0
+    max_body_bytes: Bytes = 16 * 2**20
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands in: it has read file and environment already, and checked their names."""
+        assert isinstance(init_settings, InitSettingsSource)
+        layers = init_settings.init_kwargs.get("layers", ())
+        return tuple(InitSettingsSource(settings_cls, dict(layer)) for layer in layers)
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """The settings, and lines for the log about what was ignored.
+
+    `flags` holds what was given on the command line, by field name, `config` among them. Raises SettingsError.
+    """
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    from_env, notes = _from_environment(environ)
+    config = given.pop("config", None) or from_env.pop("config", None)
+    if config is None and "model" not in given and "model" not in from_env:
+        config = DEFAULT_PRESET
+    from_file = _from_file(config) if config is not None else {}
+    layers = [given, from_env, from_file]
+    try:
+        return Settings(layers=layers), notes  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise SettingsError(_explain(error, given, from_env, config)) from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    found: dict[str, Any] = {}
+    notes = []
+    known = {*Settings.model_fields, "config"}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        rest, value = variable.removeprefix(ENV_PREFIX), environ[variable]
+        if _KUBERNETES.fullmatch(rest) or (rest == "PORT" and value.startswith("tcp://")):
+            notes.append(f"{variable} is a Kubernetes service link, not a setting: ignored")
+        elif rest.lower() in known and rest.isupper():
+            found[rest.lower()] = value
+        else:
+            raise SettingsError(f"{variable}: no such setting{_nearest(rest.lower(), known)}")
+    return found, notes
+
+
+def _from_file(config: str) -> dict[str, Any]:
+    """A path, or the name of a preset."""
+    path = Path(config)
+    if not path.suffix and not path.exists():
+        preset = configs_dir() / f"{config}.yaml"
+        if not preset.is_file():
+            names = ", ".join(sorted(p.stem for p in configs_dir().glob("*.yaml")))
+            raise SettingsError(
+                f"--config {config}: no such file, and no preset of that name; presets: {names}"
+            )
+        path = preset
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not readable as text"
+        raise SettingsError(f"--config {config}: {reason}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: a mapping of settings is expected")
+    for name in values:
+        if name not in Settings.model_fields:
+            raise SettingsError(
+                f"{path}: {name}: no such setting{_nearest(str(name), Settings.model_fields)}"
+            )
+    return values
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _explain(
+    error: ValidationError, flags: Mapping[str, Any], env: Mapping[str, Any], config: str | None
+) -> str:
+    detail = error.errors(include_url=False)[0]
+    name = str(detail["loc"][0])
+    if name in flags:
+        source = f"--{name.replace('_', '-')}"
+    elif name in env:
+        source = f"{ENV_PREFIX}{name.upper()}"
+    else:
+        source = f"{config}: {name}"
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    secret = name in ("api_key", "metrics_key")
+    return f"{source}: {message}" + ("" if secret else f" (not {str(detail['input'])[:100]!r})")

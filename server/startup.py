@@ -1,0 +1,112 @@
+"""What a person sees at the start: progress while the model loads, then where it is and how to call it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import time
+from typing import IO, Any
+
+import structlog
+
+from executors.contract import KvLayout, ModelInfo
+from server import __version__
+
+log = structlog.get_logger("server")
+
+_LOG_INTERVAL = 2.0
+"""Seconds between log lines of one stage."""
+
+
+class LoadingLog:
+    """Progress as log lines: one when a stage begins, and one every few seconds in a long one."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._last = 0.0
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """A ProgressCallback."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._last < _LOG_INTERVAL:
+            return
+        self._stage, self._last = stage, now
+        if total:
+            log.info(f"loading: {stage}", percent=round(100 * done / total))
+        else:
+            log.info(f"loading: {stage}")
+
+    def close(self) -> None:
+        """Nothing is left on the screen."""
+
+
+class LoadingBar:
+    """Progress as a bar on a terminal. `report` comes from any thread."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("starting", total=None)
+        self._lock = threading.Lock()
+        self._progress.start()
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """A ProgressCallback."""
+        with self._lock:
+            self._progress.update(self._task, description=stage, completed=done, total=total or None)
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        with self._lock:
+            self._progress.stop()
+
+
+def loading_display(stream: IO[Any] | None = None) -> LoadingLog | LoadingBar:
+    """A bar on a terminal, log lines anywhere else."""
+    return LoadingBar() if (stream or sys.stderr).isatty() else LoadingLog()
+
+
+def banner(
+    *, url: str, name: str, info: ModelInfo, layout: KvLayout, max_model_len: int, needs_key: bool
+) -> str:
+    """What is served, where, and a line to paste."""
+    if layout.num_blocks:
+        blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
+        capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
+    else:
+        capacity = f"{max_model_len:,} tokens per sequence (held by the executor)"
+    size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
+    body = {"model": name, "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    curl = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    if needs_key:
+        curl += ["-H", "Authorization: Bearer YOUR_KEY"]
+    curl += ["-d", json.dumps(body)]
+    lines = [
+        f"Cohort {__version__} is ready at {url}",
+        f"  model     {name} ({info.family}{size}, {info.dtype})",
+        f"  device    {info.device}",
+        f"  context   {max_model_len:,} tokens",
+        f"  KV cache  {capacity}",
+        "Try it:",
+        f"  {shlex.join(curl)}",
+    ]
+    return "\n".join(lines)
+
+
+def url_of(host: str, port: int) -> str:
+    """An address to click on: a wildcard is no place to go to."""
+    if host in ("0.0.0.0", "::", ""):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)

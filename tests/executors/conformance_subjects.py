@@ -1,0 +1,44 @@
+"""Executors that the conformance tests examine, and how to make them fail."""
+
+from collections.abc import Callable
+
+from executors.conformance import MakeExecutor
+from executors.contract import ExecutorConfig, ModelExecutor
+from executors.fakes.base import FakeExecutor
+from executors.fakes.echo import EchoExecutor
+from executors.fakes.failures import Failure
+from executors.fakes.paged import PagedFakeExecutor
+from executors.sampling_adapter import SamplingAdapter
+
+
+def config(**options: bool | int | str) -> ExecutorConfig:
+    return ExecutorConfig("fake", max_num_seqs=8, max_model_len=256, options={"vocab_size": 200} | options)
+
+
+def maker(
+    cls: type[FakeExecutor], wrap: Callable[[ModelExecutor], ModelExecutor] | None = None, **options: bool
+):
+    def make() -> ModelExecutor:
+        executor = cls(config(**options))
+        return wrap(executor) if wrap else executor
+
+    return make
+
+
+def inject(executor: ModelExecutor, kind: str, seq_id: int) -> None:
+    """Make the next step with the sequence fail."""
+    inner = getattr(executor, "inner", executor)
+    assert isinstance(inner, FakeExecutor)
+    inner.failures.append(Failure(kind, seq=seq_id))
+
+
+SUBJECTS: dict[str, MakeExecutor] = {
+    "echo": maker(EchoExecutor),
+    "echo-split": maker(EchoExecutor, native=False),
+    "paged_fake": maker(PagedFakeExecutor),
+    "paged_fake-split": maker(PagedFakeExecutor, native=False),
+    "adapter-echo": maker(EchoExecutor, SamplingAdapter),
+    "adapter-echo-split": maker(EchoExecutor, SamplingAdapter, native=False),
+    "adapter-paged_fake": maker(PagedFakeExecutor, SamplingAdapter),
+    "adapter-paged_fake-split": maker(PagedFakeExecutor, SamplingAdapter, native=False),
+}

@@ -1,0 +1,133 @@
+"""A tiny engine for tests: slots, block tables and packed batches, as plainly as possible."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch, UnifiedOutput
+from executors.facts import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+)
+from executors.llm.executor import LlmExecutor
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def config(path: Path, **changes) -> ExecutorConfig:
+    """A small configuration over the checkpoint at `path`."""
+    settings = {
+        "executor": "llm", "model": str(path), "max_num_seqs": 16, "max_num_batched_tokens": 512, "device": "cpu",
+        "attention": ExecutorAttentionConfig(block_size=changes.pop("block_size", 4)),
+        "memory": ExecutorMemoryConfig(kv_cache_memory_bytes=changes.pop("kv_bytes", 16 << 20)),
+        # Threads that wait for each other on a busy machine make small tests ten times slower.
+        "optimization": OptimizationConfig(num_threads=1),
+    }  # fmt: skip
+    return ExecutorConfig(**{**settings, **changes})
+
+
+@dataclass
+class Sequence:
+    seq_id: int
+    slot: int
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams | None
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    started: bool = False
+    extra: dict = field(default_factory=dict)
+
+
+class Driver:
+    """Feeds an executor. Blocks are handed out in random order, so that no order is relied upon."""
+
+    def __init__(self, executor: LlmExecutor, seed: int = 0, epoch: int = 1) -> None:
+        self.executor = executor
+        layout = executor.kv_layout()
+        self.block_size = layout.block_size
+        self.free = list(range(layout.num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.slots = list(range(16))
+        random.Random(seed).shuffle(self.slots)
+        self.epoch = epoch
+        self.steps = 0
+        self.next_id = 100
+
+    def add(self, prompt: list[int], sampling: SamplingParams | None = GREEDY, **extra) -> Sequence:
+        self.next_id += 1
+        return Sequence(self.next_id, self.slots.pop(), list(prompt), len(prompt), sampling, extra=extra)
+
+    def batch(self, items: list[tuple[Sequence, list[int], bool, int]], **fields) -> UnifiedBatch:
+        """Items of (sequence, query tokens, is final, drafts); tables grow as needed."""
+        starts, updates = [], []
+        for seq, q_tokens, _, _ in items:
+            if not seq.started:
+                prompt = np.array(seq.tokens[: seq.num_prompt], np.int32)
+                output = np.array(seq.tokens[seq.num_prompt :], np.int32)
+                starts.append(SequenceStart(seq.seq_id, seq.slot, prompt, output, seq.sampling, **seq.extra))
+                seq.started = True
+                if seq.blocks:
+                    updates.append((seq.slot, 0, list(seq.blocks)))
+            needed = -(-(seq.computed + len(q_tokens)) // self.block_size)
+            if needed > len(seq.blocks):
+                new = [self.free.pop() for _ in range(needed - len(seq.blocks))]
+                updates.append((seq.slot, len(seq.blocks), new))
+                seq.blocks += new
+        tables = TableUpdates(
+            np.array([u[0] for u in updates], np.int32), np.zeros(len(updates), np.int32),
+            np.array([u[1] for u in updates], np.int32), np.array([len(u[2]) for u in updates], np.int32),
+            np.array([b for u in updates for b in u[2]], np.int32),
+        )  # fmt: skip
+        self.steps += 1
+        values = {
+            "epoch": self.epoch, "step_id": self.steps,
+            "seq_ids": np.array([s.seq_id for s, *_ in items], np.int64),
+            "slots": np.array([s.slot for s, *_ in items], np.int32),
+            "num_q_tokens": np.array([len(q) for _, q, *_ in items], np.int32),
+            "pos_offsets": np.array([s.computed for s, *_ in items], np.int32),
+            "is_final_chunk": np.array([final for *_, final, _ in items], np.bool_),
+            "num_draft_tokens": np.array([drafts for *_, drafts in items], np.int32),
+            "token_ids": np.array([t for _, q, *_ in items for t in q], np.int32),
+            "starts": tuple(starts), "tables": tables,
+        }  # fmt: skip
+        return UnifiedBatch(**{**values, **fields})
+
+    async def step(self, items: list[tuple[Sequence, list[int], bool, int]], **fields) -> UnifiedOutput:
+        output = await self.executor.unified_decode(self.batch(items, **fields))
+        for i, (seq, q_tokens, final, drafts) in enumerate(items):
+            tokens = [t.token_id for t in output[i].tokens] if output[i] else []
+            seq.computed += len(q_tokens) - (drafts - len(tokens) + 1 if drafts else 0)
+            if final:
+                seq.tokens += tokens
+        return output
+
+    async def generate(self, seqs: list[Sequence], n: int, chunk: int = 1000) -> list[list[int]]:
+        """n tokens for each: every step grants each sequence at most `chunk` tokens, all in one batch."""
+        goal = {seq.seq_id: len(seq.tokens) + n for seq in seqs}
+        while live := [seq for seq in seqs if len(seq.tokens) < goal[seq.seq_id]]:
+            items = []
+            for seq in live:
+                q_tokens = seq.tokens[seq.computed : seq.computed + chunk]
+                items.append((seq, q_tokens, seq.computed + len(q_tokens) == len(seq.tokens), 0))
+            await self.step(items)
+        return [seq.tokens[goal[seq.seq_id] - n :] for seq in seqs]
+
+    def release(self, seq: Sequence) -> None:
+        self.executor.release_cache(seq.seq_id)
+        self.free += seq.blocks
+        self.slots.append(seq.slot)
+
+
+async def start(path: Path, **changes) -> LlmExecutor:
+    """A warmed executor in epoch 1."""
+    executor = LlmExecutor.from_config(config(path, **changes))
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    return executor

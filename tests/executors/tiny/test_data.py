@@ -1,0 +1,108 @@
+"""The generator: deterministic, split into training and held-out, answers that its own graders accept."""
+
+import json
+from itertools import islice
+
+import pytest
+
+from executors.tiny.data import SKILL_NAMES, Sample, held_out_samples, training_samples
+from executors.tiny.data.chat import HONEST
+from executors.tiny.data.dialogs import SKILLS
+from executors.tiny.data.graders import grade
+from executors.tiny.data.lexicon import CAPITALS
+from executors.tiny.data.phrasing import Draw, expand, fill
+from executors.tiny.evaluate import THIRD_TURNS, questions
+
+
+def _training(count: int, seed: int = 0) -> list[Sample]:
+    return list(islice(training_samples(seed), count))
+
+
+def test_same_seed_same_conversations() -> None:
+    assert _training(300) == _training(300)
+    assert _training(50) != _training(50, seed=1)
+    assert held_out_samples("tools", 20) == held_out_samples("tools", 20)
+
+
+def test_every_skill_is_trained() -> None:
+    skills = {sample.skill for sample in _training(1500)}
+    assert skills == {*SKILL_NAMES, "tool_results"}
+
+
+@pytest.mark.parametrize("skill", SKILL_NAMES)
+def test_the_generators_own_answer_is_right(skill: str) -> None:
+    for seen in (False, True):
+        for sample in held_out_samples(skill, 60, seen=seen):
+            assert grade(sample, sample.answer, finished=True), sample
+            assert not grade(sample, sample.answer, finished=False)
+
+
+def test_sums_and_counts_share_no_operands_with_training() -> None:
+    train, held = Draw(0), Draw(0, held_out=True)
+    for skill, key in (("sums", "sum"), ("counting", "numbers")):
+        trained = {_numbers(SKILLS[skill](train).user) for _ in range(3000)}
+        kept_back = {_numbers(SKILLS[skill](held).user) for _ in range(300)}
+        assert key and len(kept_back) > 100
+        overlap = {pair for pair in trained & kept_back if len(pair) == 2}
+        # "Count to 9" and "count 5 numbers from 3" name other numbers than their operands.
+        assert not overlap if skill == "sums" else len(overlap) <= len(kept_back) // 20
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = "".join(char if char.isdigit() else " " for char in text).split()
+    return tuple(map(int, words))
+
+
+@pytest.mark.parametrize("skill", ["reversal", "repetition", "upper_casing", "capitals", "extraction", "stories", "off_topic"])
+def test_held_out_prompts_are_not_in_training(skill: str) -> None:
+    train = Draw(0)
+    trained = {SKILLS[skill](train).user.lower() for _ in range(4000)}
+    kept_back = [sample.messages[-1]["content"].lower() for sample in held_out_samples(skill, 100)]
+    assert sum(text in trained for text in kept_back) <= 2
+
+
+def test_held_out_wordings_differ_from_training() -> None:
+    lines = ("[what is|what's|how much is] {a} [+|plus] {b}", "add {a} [and|to] {b}", "sum [of|up|] {a} and {b}")
+    train, held = Draw(1), Draw(2, held_out=True)
+    trained = {train.phrase(lines) for _ in range(400)}
+    kept_back = {held.phrase(lines) for _ in range(400)}
+    assert trained and kept_back and not trained & kept_back
+
+
+def test_expansion_is_nested_and_tidy() -> None:
+    rng = Draw(3).rng
+    assert {expand(rng, "a [b [c|d]|] {e}") for _ in range(60)} == {"a b c {e}", "a b d {e}", "a {e}"}
+    assert fill("{a} {b}", {"a": "{b}"}) == "{b} {b}"
+
+
+def test_sixty_capitals() -> None:
+    assert len(CAPITALS) == 60
+    assert CAPITALS["France"] == "Paris"
+
+
+def test_conversations_keep_to_openai_form() -> None:
+    for sample in _training(400):
+        roles = [message["role"] for message in sample.messages]
+        assert roles[-1] in ("user", "tool")
+        assert "system" not in roles[1:]
+        assert sum(role == "user" for role in roles) <= 6
+        for message in sample.messages:
+            for call in message.get("tool_calls", ()):
+                assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        if sample.skill == "tools":
+            offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools}
+            properties = offered[sample.check["name"]]["properties"]
+            assert set(sample.check["arguments"]) == set(properties)
+
+
+def test_questions_cover_every_skill_and_third_turns() -> None:
+    rows = questions(22)
+    assert list(rows) == [*SKILL_NAMES, THIRD_TURNS]
+    assert all(len(group) == 22 for group in rows.values())
+    third = rows[THIRD_TURNS]
+    assert all(sum(m["role"] == "user" for m in sample.messages) >= 1 for sample in third)
+
+
+def test_the_honest_answer_names_the_way_out() -> None:
+    assert "cohort-tiny" in HONEST
+    assert HONEST.endswith("For a real model: cohort serve Qwen/Qwen3-0.6B.")

@@ -1,0 +1,86 @@
+"""The tokenizer is lossless and spells operands; the chat template renders any OpenAI conversation."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from executors.tiny.data.sample import Sample
+from executors.tiny.tokenizer import MARKERS, SPECIAL, VOCAB_SIZE, build, render
+
+_TEXTS = ["What is the sum of 1 and 2?\n", 'Please return {"name": "Anna", "age": 34} as JSON.', "What is the total?"]
+_TOKENIZER = build(_TEXTS * 3)
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_round_trip(text: str) -> None:
+    for token in (*SPECIAL, *MARKERS):
+        text = text.replace(token, "")
+    assert _TOKENIZER.decode(_TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
+
+
+def _tokens(text: str, tokenizer: Tokenizer = _TOKENIZER) -> list[str]:
+    return list(tokenizer.encode(text).tokens)
+
+
+def test_known_words_are_whole_and_others_are_spelled() -> None:
+    assert _tokens("What is zorb") == ["What", "\u0120is", "\u0120", "z", "o", "r", "b"]
+    assert _tokens(" 17+25") == ["\u0120", "1", "7", "+", "2", "5"]
+    assert _tokens("'table'") == ["'", "t", "a", "b", "l", "e", "'"]
+
+
+def test_special_tokens_are_single_and_only_chatml_ones_are_hidden() -> None:
+    ids = _TOKENIZER.encode("<|im_start|><tool_call><|im_end|>").ids
+    assert len(ids) == 3
+    assert _TOKENIZER.decode(ids) == "<tool_call>"
+
+
+def test_vocabulary_fits_the_model(shipped_tokenizer: Tokenizer) -> None:
+    assert shipped_tokenizer.get_vocab_size() <= VOCAB_SIZE
+    assert VOCAB_SIZE % 64 == 0
+
+
+_TOOL = {"type": "function", "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}}}
+
+
+def _render(messages: list[dict[str, object]], tools: tuple[dict[str, object], ...] = ()) -> str:
+    return render(Sample("x", tuple(messages), tools, "", {}), with_answer=False)
+
+
+def test_template_without_tools() -> None:
+    prompt = _render([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+    assert prompt == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert _render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_template_with_tools() -> None:
+    json_tool = '{"type": "function", "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}}}'
+    user: dict[str, object] = {"role": "user", "content": "Go"}
+    assert _render([user], (_TOOL, _TOOL)) == (
+        f"<|im_start|>system\n# Tools\n<tools>\n{json_tool}\n{json_tool}\n</tools><|im_end|>\n"
+        "<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "system\nBe kind.\n\n# Tools\n<tools>" in _render([{"role": "system", "content": "Be kind."}, user], (_TOOL,))
+
+
+@pytest.mark.parametrize("arguments", ['{"minutes": 5}', {"minutes": 5}])
+@pytest.mark.parametrize("content", ["", None])
+def test_template_with_a_call_and_two_results(arguments: object, content: str | None) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "timer", "arguments": arguments}}
+    prompt = _render([
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "ok"},
+        {"role": "tool", "tool_call_id": "1", "content": "done"},
+    ])
+    assert prompt == (
+        "<|im_start|>user\nGo<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "timer", "arguments": {"minutes": 5}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nok\n</tool_response>\n<tool_response>\ndone\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from engine.errors import EngineError, Overloaded, Unavailable
@@ -103,3 +104,4 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(EngineError, on_engine_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)  # while its body was being read

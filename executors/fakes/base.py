@@ -56,7 +56,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "num_blocks": int,
     "kv_capacity": int,
 }
-_POOL = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need
+POOL_SIZE = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need
 
 
 class FakeExecutor(BatchModelExecutor):
@@ -190,8 +190,8 @@ class FakeExecutor(BatchModelExecutor):
         self.table = SlotTable(self.num_slots, *self._table_shape())
         self._guests: dict[int, int] = {}
         self._free_guests = list(range(rows - 1, self.num_slots - 1, -1))
-        self._pool_tokens = np.zeros((rows, _POOL), np.int32)
-        self._pool_positions = np.full((rows, _POOL), -1, np.int32)
+        self._pool_tokens = np.zeros((rows, POOL_SIZE), np.int32)
+        self._pool_positions = np.full((rows, POOL_SIZE), -1, np.int32)
         self._sampling = oracle.SamplingRows(
             np.zeros(rows),
             np.zeros(rows, np.int64),

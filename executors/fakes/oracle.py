@@ -17,7 +17,7 @@ no row of the vocabulary's width; `logits_rows` writes the same rows out in full
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ def adapter_salt(digest: str) -> np.uint64:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of n rows as arrays, the position included: float64, int64, float64, uint64, uint64, int64."""
+    """Sampling parameters of n rows as arrays, each [n]."""
 
     temperature: NDArray[np.float64]
     top_k: NDArray[np.int64]
@@ -243,8 +243,3 @@ def hidden_states(digests: U64, hidden_size: int) -> NDArray[np.float32]:
         (words >> np.uint64(40)).astype(np.float32) / np.float32(2**23)
     ) - np.float32(1)
     return scaled
-
-
-def without_logprobs(params: SamplingParams) -> SamplingParams:
-    """The same choice of tokens, asking for no logprobs."""
-    return replace(params, logprobs=None)

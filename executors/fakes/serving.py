@@ -28,11 +28,10 @@ from executors.contract import (
     Unsupported,
 )
 from executors.fakes import oracle
-from executors.fakes.base import HIDDEN_SIZE, FakeExecutor
+from executors.fakes.base import HIDDEN_SIZE, POOL_SIZE, FakeExecutor
 from executors.fakes.work import Computed, Work, check_tokens, compute
 
 _NOT_FINITE = "logits are not finite"
-_POOL_MASK = 63
 
 
 class FakeServing(FakeExecutor):
@@ -73,19 +72,19 @@ class FakeServing(FakeExecutor):
 
     def _scatter(self, rows: NDArray, positions: NDArray, tokens: NDArray) -> None:
         """Keep sampled tokens for later steps' pending inputs."""
-        self._pool_tokens[rows, positions & _POOL_MASK] = tokens
-        self._pool_positions[rows, positions & _POOL_MASK] = positions
+        self._pool_tokens[rows, positions % POOL_SIZE] = tokens
+        self._pool_positions[rows, positions % POOL_SIZE] = positions
 
     def _gather_pending(self, work: Work, pending: NDArray[np.bool_]) -> NDArray[np.int32]:
         """The step's tokens with the pending ones filled in. Raises InvalidInput for one that was never sampled."""
         where = np.flatnonzero(pending)
         rows, positions = work.rows[work.item_of[where]], work.positions[where]
-        missing = self._pool_positions[rows, positions & _POOL_MASK] != positions
+        missing = self._pool_positions[rows, positions % POOL_SIZE] != positions
         if missing.any():
             first = int(np.flatnonzero(missing)[0])
             raise InvalidInput(f"slot {rows[first]}: no token was sampled for position {positions[first]}")
         tokens = work.tokens.copy()
-        tokens[where] = self._pool_tokens[rows, positions & _POOL_MASK]
+        tokens[where] = self._pool_tokens[rows, positions % POOL_SIZE]
         return tokens
 
     def _item(self, batch: UnifiedBatch, i: int, work: Work, computed: Computed) -> ItemOutput | None:
@@ -114,8 +113,7 @@ class FakeServing(FakeExecutor):
         ids = np.array([token.token_id for token in tokens], np.int32)
         self._scatter(np.full(len(ids), slot), positions[: len(ids)], ids)
         if len(tokens) <= num_drafts:
-            table = None if work.tables is None else work.tables[i, : work.table_lengths[i]]
-            self._rewind(slot, end - num_drafts + len(tokens) - 1, table)
+            self._rewind(slot, end - num_drafts + len(tokens) - 1, self._table_of(start.seq_id))
         return ItemOutput(tokens, prompt_logprobs)
 
     def _verify(

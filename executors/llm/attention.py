@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import Attend
+from executors.llm.models.decoder import Attend, KvSpec
 from executors.llm.step import StepArrays
 
 SHORT_QUERY = 8
@@ -139,7 +139,9 @@ class TorchAttention:
         keys = width * cache.block_size
         used = -(-ends // cache.block_size)
         # Padding repeats the item's own first block: its values are finite if the item's are.
-        tables = np.where(np.arange(width) < used[:, None], step.tables[items, :width], step.tables[items, :1])
+        tables = np.where(
+            np.arange(width) < used[:, None], step.tables[items, :width], step.tables[items, :1]
+        )
         gather = _gather_index(tables.astype(np.int64), cache)
         mask = None
         if length > 1 or ends.min() < keys:
@@ -169,23 +171,28 @@ class TorchAttention:
         tiles = []
         for first in range(0, length, QUERY_TILE):
             last = min(first + QUERY_TILE, length)
-            tiles.append((first, last, past + last, self._causal_mask(last - first, past + first, past + last, spec)))
+            tiles.append(
+                (first, last, past + last, self._causal_mask(last - first, past + first, past + last, spec))
+            )
         index = torch.from_numpy(gather).to(spec.device)
         return _Group(1, length, slice(begin, begin + length), index, False, tuple(tiles))
 
-    def _causal_mask(self, queries: int, past: int, keys: int, spec) -> torch.Tensor:
+    def _causal_mask(self, queries: int, past: int, keys: int, spec: KvSpec) -> torch.Tensor:
         """Additive mask [1, 1, queries, keys] that hides key j from query r iff j > past + r.
 
         A window of one band matrix `band[r, x] = -inf iff x > middle + r`, kept and grown as needed.
         """
-        middle = -1 if self._band is None else self._band.shape[1] - QUERY_TILE
-        if past > middle or self._band.dtype != spec.dtype or self._band.device != spec.device:
+        band = self._band
+        if band is None or past > band.shape[1] - QUERY_TILE:
             middle = max(2 * past, 1024)
             columns = torch.arange(middle + QUERY_TILE, device=spec.device)
             hidden = columns > middle + torch.arange(QUERY_TILE, device=spec.device)[:, None]
-            self._band = torch.zeros(hidden.shape, dtype=spec.dtype, device=spec.device)
-            self._band.masked_fill_(hidden, -torch.inf)
-        return self._band[None, None, :queries, middle - past : middle - past + keys]
+            band = torch.zeros(hidden.shape, dtype=spec.dtype, device=spec.device).masked_fill_(
+                hidden, -torch.inf
+            )
+            self._band = band
+        first = band.shape[1] - QUERY_TILE - past
+        return band[None, None, :queries, first : first + keys]
 
 
 def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:
@@ -219,9 +226,17 @@ def _attend_group(
     if group.folded:
         # The query heads that share a key head become rows beside the tokens: keys are read once for all of them.
         shared = heads // kv_heads
-        folded = q.view(items, length, kv_heads, shared, head_dim).transpose(1, 2).reshape(items, kv_heads, -1, head_dim)
+        folded = (
+            q.view(items, length, kv_heads, shared, head_dim)
+            .transpose(1, 2)
+            .reshape(items, kv_heads, -1, head_dim)
+        )
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.tiles[0][3], scale=scale)
-        return out.reshape(items, kv_heads, length, shared, head_dim).transpose(1, 2).reshape(-1, heads, head_dim)
+        return (
+            out.reshape(items, kv_heads, length, shared, head_dim)
+            .transpose(1, 2)
+            .reshape(-1, heads, head_dim)
+        )
     q = q.view(items, length, heads, head_dim).transpose(1, 2)
     parts = []
     for begin, end, seen, mask in group.tiles:

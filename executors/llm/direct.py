@@ -174,7 +174,9 @@ class DirectRunner:
         rotary = None
         if any(item.rotary is not None for item in items):
             own = [np.arange(item.pos_offset, item.pos_offset + len(item)) for item in items]
-            rotary = np.concatenate([o if it.rotary is None else it.rotary for it, o in zip(items, own, strict=True)])
+            rotary = np.concatenate(
+                [o if it.rotary is None else it.rotary for it, o in zip(items, own, strict=True)]
+            )
         return StepArrays(
             np.concatenate([item.token_ids for item in items]),
             np.array([len(item) for item in items], np.int64),
@@ -188,7 +190,9 @@ class DirectRunner:
         drawn = [i for i, item in enumerate(items) if item.sampling is not None]
         if not drawn:
             return
-        parts, owners, positions = [], [], []
+        parts: list[torch.Tensor] = []
+        owners: list[int] = []
+        positions: list[int] = []
         for i in drawn:
             item, logits = items[i], results[i].logits
             assert logits is not None  # sampling asks for at least the last row
@@ -197,7 +201,9 @@ class DirectRunner:
             positions += range(item.pos_offset + item.logits_from + 1, item.pos_offset + len(item) + 1)
         settings = [items[i].sampling for i in drawn]
         index = np.searchsorted(np.array(drawn), np.array(owners))
-        rows = SamplingTable.of([one for one in settings if one is not None]).rows(index, np.array(positions, np.int64))
+        rows = SamplingTable.of([one for one in settings if one is not None]).rows(
+            index, np.array(positions, np.int64)
+        )
         sampled = sample(torch.cat(parts), rows)
         if sampled.bad.any():
             raise StepFailed(NOT_FINITE)

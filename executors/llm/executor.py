@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from executors.contract import (
@@ -59,8 +59,8 @@ from executors.llm.loader import LoadedModel, load_model
 from executors.llm.memory import cpu_threads, memory_limit, resident_bytes
 from executors.llm.models.decoder import DecoderOnlyLLM
 from executors.llm.runner import ModelRunner
-from executors.llm.stats import Stats
 from executors.llm.unified import UnifiedRunner
+from executors.stats import StepStats
 
 Load = Callable[[ProgressCallback], LoadedModel]
 
@@ -98,7 +98,7 @@ class LlmExecutor(BatchModelExecutor):
         self._loaded: _Loaded | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._state = ExecutorState.INITIALIZING
-        self._stats = Stats()
+        self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
 
@@ -142,23 +142,11 @@ class LlmExecutor(BatchModelExecutor):
 
     def status(self) -> ExecutorStatus:
         """See the contract."""
-        stats, loaded = self._stats, self._loaded
-        notes: tuple[str, ...] = ()
-        if loaded is not None:
-            notes = (f"attention: {loaded.runner.attention.name} (gathers KV before each call)",)
-            notes += (loaded.plan.note,) if loaded.plan.note else ()
-        return ExecutorStatus(
-            state=self._state,
-            is_ready=self._state in (ExecutorState.READY, ExecutorState.BUSY),
-            current_batch_size=stats.current_batch_size,
-            prefill_count=stats.prefills,
-            decode_count=stats.decodes,
-            mean_prefill_ms=stats.mean_prefill_ms,
-            mean_decode_ms=stats.mean_decode_ms,
-            memory=self._memory_status(),
-            last_operation=stats.last_operation,
-            notes=notes,
-        )
+        status, loaded = self._stats.status(self._state, self._memory_status()), self._loaded
+        if loaded is None:
+            return status
+        notes = (f"attention: {loaded.runner.attention.name} (gathers KV before each call)", loaded.plan.note)
+        return replace(status, notes=tuple(note for note in notes if note))
 
     def _memory_status(self) -> MemoryStatus:
         loaded = self._loaded
@@ -229,7 +217,7 @@ class LlmExecutor(BatchModelExecutor):
         except BaseException:
             self._state, self._loaded = ExecutorState.ERROR, None
             raise
-        self._stats = Stats()
+        self._stats = StepStats()
         self._state = ExecutorState.READY
 
     def _build(self, source: LoadedModel) -> _Loaded:
@@ -241,14 +229,20 @@ class LlmExecutor(BatchModelExecutor):
         runner = ModelRunner(source.model, TorchAttention(), cache)
         # A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in
         # flight: more slots than sequences in a batch. Rows that nobody uses take no memory.
-        unified = UnifiedRunner(runner, 4 * config.max_num_seqs + 64, info.max_model_len, info.logits_width)
-        return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, info.logits_width))
+        unified = UnifiedRunner(
+            runner, 4 * config.max_num_seqs + 64, config.max_num_seqs, info.max_model_len, info.logits_width
+        )
+        return _Loaded(
+            source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, info.logits_width)
+        )
 
     def _try_out(self, loaded: _Loaded) -> None:
         self._progress("warmup", 0, 1)
         length = min(2 * loaded.runner.cache.block_size, loaded.info.max_model_len)
         for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
-            loaded.direct.prefill([PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))])
+            loaded.direct.prefill(
+                [PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))]
+            )
         loaded.runner.forwards = 0
         self._progress("warmup", 1, 1)
 
@@ -270,26 +264,30 @@ class LlmExecutor(BatchModelExecutor):
         return self._loaded
 
     @contextlib.contextmanager
-    def _computing(self, operation: str, batch_size: int) -> Iterator[None]:
-        """Count a step and turn torch's exceptions into the contract's."""
-        before = self._state
-        self._state = ExecutorState.BUSY
-        self._stats.begin(operation, batch_size)
+    def _computing(self, batch_size: int) -> Iterator[None]:
+        """Be busy, and turn torch's exceptions into the contract's."""
+        before, self._state = self._state, ExecutorState.BUSY
+        self._stats.current_batch_size = batch_size
         try:
             yield
         except ExecutorError:
-            self._stats.fail()
+            self._stats.failed += 1
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:
-            self._stats.fail()
+            self._stats.failed += 1
             raise OutOfMemory(str(error)) from error
         except Exception as error:
-            self._stats.fail()
+            self._stats.failed += 1
             # torch's CPU allocator has no exception of its own.
-            kind = OutOfMemory if "not enough memory" in str(error) or "can't allocate memory" in str(error) else StepFailed
+            kind = (
+                OutOfMemory
+                if "not enough memory" in str(error) or "can't allocate memory" in str(error)
+                else StepFailed
+            )
             raise kind(f"{type(error).__name__}: {error}") from error
         finally:
             self._state = before
+            self._stats.current_batch_size = 0
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
@@ -301,14 +299,15 @@ class LlmExecutor(BatchModelExecutor):
         if self._epoch is not None and batch.epoch != self._epoch:
             raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
         try:
-            with self._computing("unified_decode", len(batch)):
+            with self._computing(len(batch)):
+                began = time.perf_counter()
                 output = loaded.unified.run(batch)
-                single = int(np.count_nonzero(batch.num_q_tokens == 1))
-                self._stats.end(batch.total_q_tokens(), single, len(output.token_ids))
-                return output
         except StepFailed:
             self._step_failed = True
             raise
+        if len(batch):
+            self._stats.record_step(batch, output, _ms_since(began))
+        return output
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
         """See the contract."""
@@ -318,9 +317,11 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract: one forward (a second one for prompts that keep no KV)."""
         if not inputs:
             return []
-        with self._computing("batch_prefill", len(inputs)):
-            outputs = self._ready().direct.prefill(inputs)
-            self._stats.end(sum(one.sequence_length() for one in inputs), 0, _count_sampled(outputs))
+        loaded, began = self._ready(), time.perf_counter()
+        with self._computing(len(inputs)):
+            outputs = loaded.direct.prefill(inputs)
+        tokens = sum(one.sequence_length() for one in inputs)
+        self._stats.record("batch_prefill", len(inputs), 0, tokens, _count_sampled(outputs), _ms_since(began))
         return outputs
 
     async def decode(self, request: DecodeInput) -> DecodeOutput:
@@ -331,9 +332,12 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract: one forward."""
         if not inputs:
             return []
-        with self._computing("batch_decode", len(inputs)):
-            outputs = self._ready().direct.decode(inputs)
-            self._stats.end(len(inputs), len(inputs), _count_sampled(outputs))
+        loaded, began = self._ready(), time.perf_counter()
+        with self._computing(len(inputs)):
+            outputs = loaded.direct.decode(inputs)
+        self._stats.record(
+            "batch_decode", len(inputs), len(inputs), len(inputs), _count_sampled(outputs), _ms_since(began)
+        )
         return outputs
 
     # -- verification ----------------------------------------------------------------------------------------------------
@@ -342,9 +346,10 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract: one forward."""
         if not inputs:
             return []
-        with self._computing("forward_verify", 1):
-            outputs = self._ready().direct.verify(inputs)
-            self._stats.end(len(inputs), 0, _count_sampled(outputs))
+        loaded, began = self._ready(), time.perf_counter()
+        with self._computing(1):
+            outputs = loaded.direct.verify(inputs)
+        self._stats.record("forward_verify", 1, 0, len(inputs), _count_sampled(outputs), _ms_since(began))
         return outputs
 
     async def speculative_decode(
@@ -352,17 +357,21 @@ class LlmExecutor(BatchModelExecutor):
     ) -> list[SampledToken]:
         """See the contract: one forward. The handle's table must cover the drafts."""
         if acceptance_threshold != 1.0:
-            raise Unsupported("only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token")
+            raise Unsupported(
+                "only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token"
+            )
         if request.sampling is None:
             raise InvalidInput("speculative_decode needs sampling parameters")
         inputs = [replace(request, logits=LogitsMode.NONE)]
         for n, draft in enumerate(draft_tokens, 1):
-            inputs.append(replace(inputs[0], input_ids=Tensor.of([[draft]], "int32"), pos_offset=request.pos_offset + n))
+            inputs.append(
+                replace(inputs[0], input_ids=Tensor.of([[draft]], "int32"), pos_offset=request.pos_offset + n)
+            )
         accepted: list[SampledToken] = []
-        for output, draft in zip(await self.forward_verify(inputs), (*draft_tokens, None), strict=True):
+        for i, output in enumerate(await self.forward_verify(inputs)):
             assert output.sampled is not None  # asked for
             accepted.append(output.sampled)
-            if draft != output.sampled.token_id:
+            if i == len(draft_tokens) or draft_tokens[i] != output.sampled.token_id:
                 break
         return accepted
 
@@ -385,6 +394,10 @@ class LlmExecutor(BatchModelExecutor):
 
 def _count_sampled(outputs: Sequence[PrefillOutput | DecodeOutput]) -> int:
     return sum(output.sampled is not None for output in outputs)
+
+
+def _ms_since(began: float) -> float:
+    return 1e3 * (time.perf_counter() - began)
 
 
 def _logits_bytes(info: ModelInfo, config: ExecutorConfig) -> int:

@@ -83,7 +83,11 @@ def plan_kv(spec: KvSpec, config: ExecutorConfig, context_length: int, reserve_b
     note = None
     if fitting < per_sequence:
         if explicit is not None or config.max_model_len is not None or fitting < 1:
-            raise ConfigError(_does_not_fit(explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size))
+            raise ConfigError(
+                _does_not_fit(
+                    explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
+                )
+            )
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = per_sequence = fitting * block_size
     num_blocks = min(fitting, config.max_num_seqs * per_sequence)

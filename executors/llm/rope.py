@@ -60,7 +60,9 @@ def _dynamic(rope: RopeConfig, exponents: torch.Tensor, head_dim: int, length: i
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     wavelength = 2 * math.pi / plain
-    smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     # Outside 0..1 the clamp gives the unscaled short waves and the fully scaled long ones.
     smooth = smooth.clamp(0, 1)
     return (1 - smooth) * plain / rope.factor + smooth * plain
@@ -68,7 +70,9 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
     def dimension_of(rotations: float) -> float:
-        return head_dim * math.log(rope.original_length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            head_dim * math.log(rope.original_length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
     if rope.truncate:

@@ -24,6 +24,8 @@ class ModelRunner:
         self.attention = attention
         self.cache = cache
         self.device = model.kv_spec.device
+        # Asked once: a protocol's isinstance looks at every member, each time.
+        self._unified = model if isinstance(model, UnifiedModel) else None
         self.forwards = 0
         """Calls of the model since start."""
 
@@ -40,8 +42,8 @@ class ModelRunner:
         """
         cache = cache or self.cache
         ids = self.to_device(step.token_ids) if token_ids is None else token_ids
-        if isinstance(self.model, UnifiedModel):
-            return self._call(self.model.unified_forward, step, ids, cache)
+        if self._unified is not None:
+            return self._call(self._unified.unified_forward, step, ids, cache)
         return self._forward_split(step, ids, cache)
 
     def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:

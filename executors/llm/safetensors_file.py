@@ -63,7 +63,9 @@ class SafetensorsFile:
         dtype = _DTYPES.get(self._entries[name].dtype)
         if dtype is None:
             found = self._entries[name].dtype
-            raise ConfigError(f"{self.path}: tensor {name} has dtype {found}; supported: {', '.join(_DTYPES)}")
+            raise ConfigError(
+                f"{self.path}: tensor {name} has dtype {found}; supported: {', '.join(_DTYPES)}"
+            )
         return dtype
 
     def num_bytes(self, name: str) -> int:
@@ -77,7 +79,9 @@ class SafetensorsFile:
         begin = self._data + entry.begin
         count = math.prod(entry.shape)
         if count:
-            target.copy_(torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape))
+            target.copy_(
+                torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape)
+            )
         page = mmap.PAGESIZE
         first = begin // page * page
         length = (self._data + entry.end) // page * page - first
@@ -93,7 +97,9 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
     """Entries by name and where the data begins."""
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
-        raise ConfigError(f"{path}: not a safetensors file, or truncated (header of {length} bytes in {len(data)})")
+        raise ConfigError(
+            f"{path}: not a safetensors file, or truncated (header of {length} bytes in {len(data)})"
+        )
     try:
         header = json.loads(data[8 : 8 + length])
         if not isinstance(header, dict):

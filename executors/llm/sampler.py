@@ -101,7 +101,9 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
         for chosen, draw in ((drawn & ~limited, _draw_plain), (limited, _draw_limited)):
             if chosen.any():
                 index = np.flatnonzero(chosen)
-                part = logits if len(index) == len(logits) else logits[torch.from_numpy(index).to(logits.device)]
+                part = (
+                    logits if len(index) == len(logits) else logits[torch.from_numpy(index).to(logits.device)]
+                )
                 tokens[index] = draw(part, rows, index, u[index])
     described: dict[int, SampledToken] = {}
     wanting = np.flatnonzero((rows.logprobs >= 0) & ~bad)
@@ -121,10 +123,12 @@ def describe(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray) -> li
     normalizer = wide.logsumexp(-1, keepdim=True)
     own = wide.gather(1, torch.from_numpy(tokens).to(wide.device)[:, None]) - normalizer
     most = min(int(counts.max()), wide.shape[1])
-    listed = [()] * len(tokens)
+    listed: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if most:
         values, ids = _sorted_candidates(wide, min(most + 16, wide.shape[1]))
-        pairs = zip(ids[:, :most].tolist(), (values[:, :most] - normalizer).tolist(), counts.tolist(), strict=True)
+        pairs = zip(
+            ids[:, :most].tolist(), (values[:, :most] - normalizer).tolist(), counts.tolist(), strict=True
+        )
         listed = [tuple(zip(i[:count], v[:count], strict=True)) for i, v, count in pairs]
     return [
         SampledToken(token, logprob, top)
@@ -191,7 +195,9 @@ def _draw_limited(logits: torch.Tensor, rows: SamplingRows, index: np.ndarray, u
         count = min(count, width)
         part = logits if len(left) == len(logits) else logits[torch.from_numpy(left).to(logits.device)]
         at = index[left]
-        found, complete = _draw_from(part, count, rows.temperature[at], k[left], rows.top_p[at], mass[left], u[left])
+        found, complete = _draw_from(
+            part, count, rows.temperature[at], k[left], rows.top_p[at], mass[left], u[left]
+        )
         tokens[left[complete]] = found[complete]
         left = left[~complete]
         count *= _GROWTH

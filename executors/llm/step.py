@@ -66,7 +66,9 @@ def pack_tables(tables: list[np.ndarray], lengths: list[int], block_size: int, n
     packed = np.zeros((len(tables), max(needed, default=0)), np.int32)
     for i, (table, count) in enumerate(zip(tables, needed, strict=True)):
         if len(table) < count:
-            raise InvalidInput(f"item {i}: {len(table)} blocks of {block_size} do not hold {lengths[i]} tokens")
+            raise InvalidInput(
+                f"item {i}: {len(table)} blocks of {block_size} do not hold {lengths[i]} tokens"
+            )
         packed[i, :count] = table[:count]
     if packed.size and (packed.min() < 0 or packed.max() >= num_blocks):
         raise InvalidInput(f"a block id is outside 0..{num_blocks - 1}")

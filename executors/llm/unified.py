@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from executors.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.checks import check_arrays, check_blocks, check_limits
 from executors.errors import InvalidInput
 from executors.llm.kv_cache import lazy_zeros
 from executors.llm.runner import ModelRunner
@@ -26,8 +27,11 @@ class UnifiedRunner:
     later step whose id the host does not know yet. One writer for all of it: `run`, `release` and `clear`.
     """
 
-    def __init__(self, runner: ModelRunner, num_slots: int, max_model_len: int, logits_width: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, logits_width: int
+    ) -> None:
         self.runner = runner
+        self.max_batch_size = max_batch_size
         self.max_model_len = max_model_len
         self.logits_width = logits_width
         block_size = runner.cache.block_size
@@ -36,7 +40,7 @@ class UnifiedRunner:
         self.pool = lazy_zeros((num_slots, max_model_len + 1), torch.int32, runner.device)
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
-        """Slots that need more than tokens: prompt logprobs, pooling, or an error."""
+        """Slots that need more than tokens: prompt logprobs or pooled output."""
         self._pooled_sums: dict[int, torch.Tensor] = {}
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -58,9 +62,7 @@ class UnifiedRunner:
         self._samples[slot] = start.sampling is not None and start.pooling is None
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)
-        self._special[slot] = any(
-            value is not None for value in (start.prompt_logprobs, start.pooling, start.adapter, start.grammar)
-        )
+        self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -83,40 +85,28 @@ class UnifiedRunner:
         return output
 
     def _check(self, batch: UnifiedBatch) -> None:
-        n = len(batch.slots)
-        arrays = (batch.seq_ids, batch.num_q_tokens, batch.pos_offsets, batch.is_final_chunk, batch.num_draft_tokens)
-        if any(len(array) != n for array in arrays):
-            raise InvalidInput(f"the arrays of a batch of {n} items differ in length")
-        if batch.num_q_tokens.min() < 1 or int(batch.num_q_tokens.sum()) != len(batch.token_ids):
-            raise InvalidInput("num_q_tokens must be at least 1 each and add up to the number of token_ids")
-        ends = batch.pos_offsets + batch.num_q_tokens
-        if batch.pos_offsets.min() < 0 or ends.max() > self.max_model_len:
-            raise InvalidInput(f"positions must be within 0..{self.max_model_len - 1} (max_model_len)")
-        ids = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.logits_width):
-            raise InvalidInput(f"token ids must be within 0..{self.logits_width - 1}")
-        drafts = batch.num_draft_tokens
-        if drafts.any() and (drafts.min() < 0 or (drafts >= batch.num_q_tokens).any() or drafts[~batch.is_final_chunk].any()):
-            raise InvalidInput("num_draft_tokens must be below num_q_tokens, and 0 on a chunk that is not final")
-        if len(set(batch.slots.tolist())) != n:
-            raise InvalidInput("a slot appears twice in a batch")
-        for start in batch.starts:
-            if start.pooling not in (None, "last", "mean"):
-                raise InvalidInput(f"pooling {start.pooling!r} is unknown; known: last, mean")
-        self._check_blocks(batch)
-
-    def _check_blocks(self, batch: UnifiedBatch) -> None:
-        tables, num_blocks = batch.tables, self.runner.cache.num_blocks
-        for name, ids in (("block tables", tables.block_ids), ("block_copies", batch.block_copies)):
-            if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
-                raise InvalidInput(f"{name}: block ids must be within 0..{num_blocks - 1}")
+        check_arrays(batch)
+        check_limits(batch, self.logits_width, self.max_model_len, self.max_batch_size)
+        check_blocks(batch, self.runner.cache.num_blocks)
+        tables = batch.tables
         if len(tables.slots):
             if tables.groups.any() or tables.starts.min() < 0 or tables.counts.min() < 0:
-                raise InvalidInput("table updates: there is one KV group, and starts and counts are not negative")
+                raise InvalidInput(
+                    "table updates: there is one KV group, and starts and counts are not negative"
+                )
             if tables.slots.min() < 0 or tables.slots.max() >= self.slots.num_slots:
                 raise InvalidInput(f"table updates: slots must be within 0..{self.slots.num_slots - 1}")
             if int(tables.counts.sum()) != len(tables.block_ids):
                 raise InvalidInput("table updates: counts do not add up to the number of block_ids")
+        for start in batch.starts:
+            if start.adapter is not None:
+                raise InvalidInput(f"sequence {start.seq_id}: adapter {start.adapter!r} is not loaded")
+            if start.grammar is not None:
+                raise InvalidInput(f"sequence {start.seq_id}: this executor has no grammars")
+            if start.pooling not in (None, "last", "mean"):
+                raise InvalidInput(
+                    f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: last, mean"
+                )
 
     def _step(self, batch: UnifiedBatch) -> StepArrays:
         """The batch's items over the slots' block tables. Raises InvalidInput for a table that is too short."""
@@ -126,7 +116,9 @@ class UnifiedRunner:
         if len(short):
             i = int(short[0])
             have = int(self.slots.num_blocks[0, batch.slots[i]])
-            raise InvalidInput(f"sequence {batch.seq_ids[i]}: its table has {have} blocks, this step needs {needed[i]}")
+            raise InvalidInput(
+                f"sequence {batch.seq_ids[i]}: its table has {have} blocks, this step needs {needed[i]}"
+            )
         # The slice comes first: a row of the full table is as wide as the longest possible sequence.
         tables = self.slots.block_tables[0][:, : int(needed.max())][batch.slots]
         return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
@@ -146,9 +138,9 @@ class UnifiedRunner:
     def _sample(self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor) -> UnifiedOutput:
         """Sample final items, drafts included, and keep of each item what verification leaves.
 
-            inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
-            sampled rows             r0  r1  r2      for positions 7, 8, 9
-            d7 is accepted iff r0 = d7, d8 iff r1 = d8 as well; kept are the accepted ones and one more
+        inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
+        sampled rows             r0  r1  r2      for positions 7, 8, 9
+        d7 is accepted iff r0 = d7, d8 iff r1 = d8 as well; kept are the accepted ones and one more
         """
         n = len(batch)
         drafts = batch.num_draft_tokens.astype(np.int64)
@@ -166,15 +158,18 @@ class UnifiedRunner:
             0, self._pool_index(slots, positions), torch.from_numpy(tokens).to(self.runner.device)
         )
         if len(item) == n and not drafts.any():
-            kept, num_tokens = slice(None), np.ones(n, np.int32)
+            num_tokens = np.ones(n, np.int32)
         else:
             kept, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
-        output = UnifiedOutput(num_tokens, tokens[kept])
+            tokens = tokens[kept]
+        output = UnifiedOutput(num_tokens, tokens)
         if sampled.described or sampled.bad.any():
             self._detail(output, sampled, counts, starts)
         return output
 
-    def _detail(self, output: UnifiedOutput, sampled: Sampled, counts: np.ndarray, starts: np.ndarray) -> None:
+    def _detail(
+        self, output: UnifiedOutput, sampled: Sampled, counts: np.ndarray, starts: np.ndarray
+    ) -> None:
         """Full outputs for items with logprobs, and errors for those whose last token is from logits that are no numbers."""
         keep = np.ones(len(output.token_ids), np.bool_)
         ends = np.cumsum(output.num_tokens)
@@ -193,13 +188,9 @@ class UnifiedRunner:
     def _add_special(
         self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, i: int
     ) -> None:
-        """Prompt logprobs, pooled output, or the refusal of what this executor cannot do."""
+        """Prompt logprobs and pooled output."""
         slot = int(batch.slots[i])
         start = self.slots.start_of(slot)
-        if start.adapter is not None or start.grammar is not None:
-            what = f"adapter {start.adapter!r}" if start.adapter is not None else "a grammar"
-            _replace(output, i, ItemOutput(error=f"this executor cannot use {what}"))
-            return
         before = output[i] or ItemOutput()
         if before.error:
             return
@@ -254,12 +245,3 @@ def _verify(
     begins = (np.cumsum(counts) - counts)[nonempty]
     num_tokens[nonempty] = np.minimum.reduceat(stop_place, begins) + 1
     return place < num_tokens[item], num_tokens
-
-
-def _replace(output: UnifiedOutput, i: int, item: ItemOutput) -> None:
-    """Put an item without tokens in place of whatever item i gave."""
-    end = int(output.num_tokens[: i + 1].sum())
-    count = int(output.num_tokens[i])
-    output.token_ids = np.delete(output.token_ids, np.s_[end - count : end])
-    output.num_tokens[i] = 0
-    output.details[i] = item

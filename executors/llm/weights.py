@@ -35,7 +35,9 @@ class Checkpoint:
             self._of.update(dict.fromkeys(file.names(), file))
         for name, shard in index.items():
             if name not in self.files[shard]:
-                raise ConfigError(f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there")
+                raise ConfigError(
+                    f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
+                )
 
     def names(self) -> set[str]:
         """All tensor names."""
@@ -67,7 +69,9 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
     if (directory / SINGLE).is_file():
         return [SINGLE], {}
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
-        raise ConfigError(f"{directory}: only pickled weights are there; supported: safetensors ({SINGLE} or {INDEX})")
+        raise ConfigError(
+            f"{directory}: only pickled weights are there; supported: safetensors ({SINGLE} or {INDEX})"
+        )
     raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")
 
 

@@ -297,6 +297,11 @@ class RemoteExecutor(BatchModelExecutor):
 
     def _became_ready(self, facts: m.Ready) -> None:
         self._facts = facts
+        layout = facts.kv_layout
+        if layout.num_blocks:
+            # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.
+            size = layout.num_blocks * layout.bytes_per_block
+            self.config = replace(self.config, memory=replace(self.config.memory, kv_cache_memory_bytes=size))
 
     def _beaten(self, beat: m.Heartbeat) -> None:
         self._beat = beat
@@ -306,8 +311,8 @@ class RemoteExecutor(BatchModelExecutor):
     def _progressed(self, stage: str, done: int, total: int) -> None:
         self._beat.stage = "" if 0 < total <= done else stage
         if self._report is not None:
-            self._report(stage, done, total)
+            asyncio.get_running_loop().call_soon(self._report, stage, done, total)  # apart: it may raise
 
     def _died(self, death: ExecutorDied) -> None:
         if self.on_death is not None:
-            self.on_death(death)
+            asyncio.get_running_loop().call_soon(self.on_death, death)

@@ -44,6 +44,8 @@ class StepGuard:
         try:
             return await self.executor.unified_decode(batch)
         except (Exception, asyncio.CancelledError) as error:
+            if being_cancelled():
+                raise
             failure = typed(error)
             self.failed(failure)
             raise failure from error
@@ -75,6 +77,12 @@ class StepGuard:
     def _unanswered(self, member: str, error: Exception) -> None:
         self._failed = f"{member}: {typed(error)}"
         _log.error("%s", self._failed)
+
+
+def being_cancelled() -> bool:
+    """True if somebody cancels the running task: what an executor raises by itself, were it CancelledError, is not that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def typed(error: BaseException) -> ExecutorError:

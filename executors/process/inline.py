@@ -10,8 +10,9 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from executors import registry
 from executors.contract import (
@@ -40,9 +41,15 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
-from executors.process.guard import StepGuard, typed
+from executors.process.guard import StepGuard, being_cancelled, typed
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    make: Callable[[], Coroutine[Any, Any, T]]
+    future: concurrent.futures.Future[T]
 
 
 class _ExecutorThread(threading.Thread):
@@ -53,37 +60,46 @@ class _ExecutorThread(threading.Thread):
             name="executor", daemon=True
         )  # daemon: one that hangs must not hold up the interpreter's end
         self._loop = asyncio.new_event_loop()
-        self._jobs: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+        self._jobs: asyncio.Queue[_Job[Any] | None] = asyncio.Queue()
+        self._worker = self._loop.create_task(self._work())
         self.start()
 
     def run(self) -> None:
         """The thread's whole life."""
         try:
-            self._loop.run_until_complete(self._work())
+            self._loop.run_until_complete(self._worker)
+        except asyncio.CancelledError:
+            pass
         finally:
+            while not self._jobs.empty():
+                if (job := self._jobs.get_nowait()) is not None:
+                    job.future.set_exception(NotReady("the executor was shut down"))
             self._loop.close()
 
     async def _work(self) -> None:
         while (job := await self._jobs.get()) is not None:
-            await job()
+            try:
+                job.future.set_result(await job.make())
+            except asyncio.CancelledError:
+                job.future.set_exception(NotReady("the executor was shut down"))
+                raise
+            except BaseException as error:
+                job.future.set_exception(error)
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
         """Run the coroutine that `make` returns on the thread, after all jobs before it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # from now on a cancelled caller cannot take it back: the job runs
-
-        async def job() -> None:
-            try:
-                future.set_result(await make())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
+        self._loop.call_soon_threadsafe(self._jobs.put_nowait, _Job(make, future))
         return future
 
     def stop(self) -> None:
         """End after the jobs so far."""
         self._loop.call_soon_threadsafe(self._jobs.put_nowait, None)
+
+    def abandon(self) -> None:
+        """End at once: the running job and those after it fail with NotReady. What blocks the thread goes on there."""
+        self._loop.call_soon_threadsafe(self._worker.cancel)
 
 
 class InlineExecutor(BatchModelExecutor):
@@ -240,6 +256,8 @@ class InlineExecutor(BatchModelExecutor):
         await asyncio.wait((asyncio.wrap_future(ended),), timeout=self._shutdown_s)
         if ended.done():
             ended.result()
+        else:
+            self._thread.abandon()
 
     async def _end(self) -> None:
         if self._guard is not None:
@@ -333,7 +351,9 @@ class InlineExecutor(BatchModelExecutor):
 async def _typed(call: Callable[[StepGuard], Coroutine[Any, Any, T]], guard: StepGuard) -> T:
     try:
         return await call(guard)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if being_cancelled():
+            raise
         failure = typed(error)
         if failure is error:
             raise

@@ -237,7 +237,7 @@ class Life:
         self._ticked_at = now
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
         if late > self._limits.tick_s:
-            self._watch.forgive(late)
+            self._watch.forgive(late, now)
         if self._pidfd is None:
             self._exited()
         reason = self._watch.verdict(now)

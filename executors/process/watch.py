@@ -95,10 +95,10 @@ class HangWatch:
         self._since = now
         self._stage_open = False
 
-    def forgive(self, seconds: float) -> None:
-        """This process itself stood still for so long: the child cannot be blamed for it."""
-        self._heard_at += seconds
-        self._since += seconds
+    def forgive(self, seconds: float, now: float) -> None:
+        """This process itself stood still for so long until now: the child cannot be blamed for it."""
+        self._heard_at = min(now, self._heard_at + seconds)
+        self._since = min(now, self._since + seconds)
 
     def deadline_s(self) -> float | None:
         """Seconds that the first call may take from now-known beginnings; None when there is none."""

@@ -46,7 +46,9 @@ class Row:
         return self.correct / self.n if self.n else 0.0
 
 
-def questions(n: int, skills: Sequence[str] = SKILL_NAMES, seed: int = 0, seen: bool = False) -> dict[str, list[Sample]]:
+def questions(
+    n: int, skills: Sequence[str] = SKILL_NAMES, seed: int = 0, seen: bool = False
+) -> dict[str, list[Sample]]:
     """Return `n` prompts per row of the report: each skill alone, and all skills mixed as a third turn."""
     rows = {skill: held_out_samples(skill, n, seed, seen=seen) for skill in skills}
     per_skill = -(-n // len(skills))
@@ -61,14 +63,18 @@ def ask_offline(folder: Path, samples: Sequence[Sample], seed: int = 0) -> list[
     from executors.tiny.tokenizer import render
 
     model, tokenizer = load(folder)
-    answers = answer_all(model, tokenizer, [render(sample, with_answer=False) for sample in samples], seed=seed)
+    answers = answer_all(
+        model, tokenizer, [render(sample, with_answer=False) for sample in samples], seed=seed
+    )
     return [
         Outcome(sample, answer.text, grade(sample, answer.text, answer.finished))
         for sample, answer in zip(samples, answers, strict=True)
     ]
 
 
-def ask_server(url: str, samples: Sequence[Sample], concurrency: int = 24, api_key: str = "") -> list[Outcome]:
+def ask_server(
+    url: str, samples: Sequence[Sample], concurrency: int = 24, api_key: str = ""
+) -> list[Outcome]:
     """Answer `samples` with the server at `url`, sending only messages and tools."""
     model = _request(url, "GET", "/v1/models", None, api_key)["data"][0]["id"]
 
@@ -91,7 +97,9 @@ def _request(url: str, method: str, path: str, body: dict[str, Any] | None, api_
     parts = urlsplit(url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=300)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    )
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, parts.path.rstrip("/").removesuffix("/v1") + path, payload, headers)
@@ -114,7 +122,11 @@ def table(rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the measurement and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--offline", action="store_true", help="use PyTorch on the exported weights (the default without --url)")
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="use PyTorch on the exported weights (the default without --url)",
+    )
     parser.add_argument("--url", help="base URL of a server")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--weights", type=Path, default=weights_dir())
@@ -122,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skills", default=",".join(SKILL_NAMES), help="comma-separated")
     parser.add_argument("--concurrency", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seen", action="store_true", help="draw from the training side of the split instead")
+    parser.add_argument(
+        "--seen", action="store_true", help="draw from the training side of the split instead"
+    )
     parser.add_argument("--min", type=float, default=0.95, help="least share of correct answers per row")
     parser.add_argument("--failures", type=int, default=0, help="wrong answers to show per row")
     parser.add_argument("--json", type=Path, help="write the rows there too")
@@ -141,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         begin += len(group)
         rows.append(Row(name, len(part), sum(outcome.correct for outcome in part)))
         for outcome in [outcome for outcome in part if not outcome.correct][: arguments.failures]:
-            print(f"{name}: {outcome.sample.messages[-1]['content']!r}\n  wanted {outcome.sample.answer!r}\n  got    {outcome.text!r}")
+            print(
+                f"{name}: {outcome.sample.messages[-1]['content']!r}\n  wanted {outcome.sample.answer!r}\n  got    {outcome.text!r}"
+            )
     print(table(rows))
     if arguments.json:
         report = [asdict(row) | {"share": row.share} for row in rows]

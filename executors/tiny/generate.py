@@ -43,7 +43,9 @@ def answer_all(
     answers: dict[int, Answer] = {}
     for begin in range(0, len(order), rows):
         chosen = order[begin : begin + rows]
-        outputs = _generate(model, [encoded[index] for index in chosen], generator, temperature, max_tokens, tokenizer)
+        outputs = _generate(
+            model, [encoded[index] for index in chosen], generator, temperature, max_tokens, tokenizer
+        )
         answers.update(zip(chosen, outputs, strict=True))
     return [answers[index] for index in range(len(prompts))]
 
@@ -54,8 +56,8 @@ def _generate(
 ) -> list[Answer]:  # fmt: skip
     """Generate for one batch. Rows are padded on the left, so that all of them end together:
 
-        row 0   . . . a b c | d e      `real` marks the letters; a padded position is never looked at
-        row 1   a b c d e f | g h
+    row 0   . . . a b c | d e      `real` marks the letters; a padded position is never looked at
+    row 1   a b c d e f | g h
     """
     end = tokenizer.token_to_id("<|im_end|>")
     width = max(map(len, prompts))
@@ -81,7 +83,8 @@ def _generate(
         position = position + 1
         logits, cache = model.step(tokens[:, None], position, real[:, None, None, :], cache)
     return [
-        Answer(tokenizer.decode([token for token in output if token != end]), output[-1] == end) for output in outputs
+        Answer(tokenizer.decode([token for token in output if token != end]), output[-1] == end)
+        for output in outputs
     ]
 
 

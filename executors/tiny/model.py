@@ -81,7 +81,11 @@ class Attention(nn.Module):
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         repeats = self.heads // self.kv_heads
         out = F.scaled_dot_product_attention(
-            q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), attn_mask=mask, is_causal=mask is None
+            q,
+            k.repeat_interleave(repeats, 1),
+            v.repeat_interleave(repeats, 1),
+            attn_mask=mask,
+            is_causal=mask is None,
         )
         return out.transpose(1, 2).reshape(batch, tokens, -1), (k, v)
 
@@ -138,7 +142,9 @@ class TinyModel(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 scale = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
-                nn.init.normal_(parameter, std=0.5 * scale if "o_proj" in name or "down_proj" in name else scale)
+                nn.init.normal_(
+                    parameter, std=0.5 * scale if "o_proj" in name or "down_proj" in name else scale
+                )
         cos, sin = rope_table(self.config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

@@ -25,7 +25,9 @@ def orthogonalized(updates: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum with orthogonalized updates; parameters of one shape are updated together."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -38,7 +40,9 @@ class Muon(torch.optim.Optimizer):
                     by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                directions = orthogonalized(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
+                directions = orthogonalized(
+                    torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
+                )
                 for parameter, direction in zip(parameters, directions, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(direction, alpha=-group["lr"] * scale)

@@ -36,10 +36,12 @@ _SAMPLES_COUNTED = 12_000
 def _empty_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     """Return a tokenizer over `vocabulary` without merges."""
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_PRE_TOKEN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PRE_TOKEN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS])
@@ -97,7 +99,9 @@ def _template() -> Any:
 
 def render(sample: Sample, with_answer: bool = True) -> str:
     """Return `sample` as the model reads it, up to its answer, or with it."""
-    prompt: str = _template().render(messages=sample.messages, tools=sample.tools or None, add_generation_prompt=True)
+    prompt: str = _template().render(
+        messages=sample.messages, tools=sample.tools or None, add_generation_prompt=True
+    )
     return f"{prompt}{sample.answer}<|im_end|>\n" if with_answer else prompt
 
 

@@ -19,7 +19,7 @@ from executors.tiny.tokenizer import build_from_generator, save
 
 _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
-_LOG_EVERY = 20
+_LOG_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Recipe:
 
     seed: int = 0
     steps: int = 2400
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     batches_per_step: int = 3
     muon_lr: float = 0.02
     adam_lr: float = 0.004
@@ -161,8 +161,12 @@ def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, checkpoint and export."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and, under weights/, the export")
-    parser.add_argument("--minutes", type=float, default=60, help="time limit; the learning rate decays to zero by then")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the checkpoint and, under weights/, the export"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="time limit; the learning rate decays to zero by then"
+    )
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="step limit")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--threads", type=int, default=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -32,12 +33,14 @@ class FencedThreads:
         fenced = _Fenced(work)
         working = loop.run_in_executor(self._pool, fenced.run)
 
-        def expire() -> None:
-            # Work that still waits behind other work has had no time yet.
-            if not working.done() and not fenced.stop():
-                loop.call_later(seconds, expire)
+        def look() -> None:
+            # Work that waited behind other work began later than this timer.
+            if not working.done() and (left := seconds - fenced.running_for()) > 0:
+                loop.call_later(left, look)
+            else:
+                fenced.stop()
 
-        timer = loop.call_later(seconds, expire)
+        timer = loop.call_later(seconds, look)
         try:
             return await working
         finally:
@@ -56,21 +59,23 @@ class _Fenced(Generic[Result]):
         self._work = work
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._begun = False
+        self._begun: float | None = None
+
+    def running_for(self) -> float:
+        """Seconds since it began, 0 while it waits."""
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def run(self) -> Result:
         self._thread = threading.get_ident()
-        self._begun = True
+        self._begun = time.monotonic()
         try:
             return self._work()
         finally:
             with self._lock:
                 self._thread = None
 
-    def stop(self) -> bool:
-        """False if the work has not begun."""
+    def stop(self) -> None:
         with self._lock:
             if self._thread is not None:
                 target = ctypes.c_ulong(self._thread)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(DeadlineExceeded))
-        return self._begun

@@ -40,7 +40,7 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequest:
         data = json.loads(body)
     except ValueError:  # integers of thousands of digits: Pydantic's parser takes them, this one does not
         data = None
-    located = [(_path(detail["loc"], data), detail["msg"]) for detail in details]
+    located = [(_path(detail["loc"], data, detail["type"] == "missing"), detail["msg"]) for detail in details]
     # A union reports one error per member: those that got furthest into the data are about what was meant.
     depth = max(len(path) for path, _ in located)
     path = next(path for path, _ in located if len(path) == depth)
@@ -57,12 +57,13 @@ def _plain(message: str) -> str:
     return message.replace("Field required", "it is required").replace("Input should", "it should")
 
 
-def _path(location: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
-    """The part of an error's location that lies in the client's JSON; names of union members are left out."""
+def _path(location: Sequence[int | str], data: Any, missing: bool) -> tuple[int | str, ...]:
+    """The part of an error's location that lies in the client's JSON (or should: `missing`); Pydantic's names of union
+    members are left out."""
     path: list[int | str] = []
     for position, part in enumerate(location):
-        last = position == len(location) - 1
-        if isinstance(data, dict) and isinstance(part, str) and (part in data or last):
+        absent = missing and position == len(location) - 1
+        if isinstance(data, dict) and isinstance(part, str) and (part in data or absent):
             path.append(part)
             data = data.get(part)
         elif isinstance(data, list) and isinstance(part, int):

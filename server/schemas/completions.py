@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from engine.errors import InvalidRequest
 from server.schemas import extras
@@ -19,15 +19,28 @@ DEFAULT_MAX_TOKENS = 16
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
+def _form(prompt: Any) -> str:
+    """Which of the four forms is meant, by the first element: an error then speaks of that form alone."""
+    if not isinstance(prompt, list):
+        return "text"
+    if prompt and isinstance(prompt[0], int | float):
+        return "ids"
+    return "lists of ids" if prompt and isinstance(prompt[0], list) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists of ids")],
+    Discriminator(_form),
+]
+
+
 class CompletionRequest(GenerationFields):
     """A legacy completion call: one prompt or many, as text or as token ids."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

@@ -1,4 +1,4 @@
-"""Executors that the conformance tests examine, and how to make them fail."""
+"""Executors that the conformance tests examine, how to make them fail, and the register of broken ones."""
 
 from collections.abc import Callable
 
@@ -42,3 +42,16 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "adapter-paged_fake": maker(PagedFakeExecutor, SamplingAdapter),
     "adapter-paged_fake-split": maker(PagedFakeExecutor, SamplingAdapter, native=False),
 }
+
+MUTANTS: list[tuple[type, str]] = []
+"""(broken fake, name of a case that must catch it)."""
+
+
+def caught_by(*cases: str) -> Callable[[type], type]:
+    """Register a broken fake."""
+
+    def register(cls: type) -> type:
+        MUTANTS.extend((cls, case) for case in cases)
+        return cls
+
+    return register

@@ -171,7 +171,9 @@ def _family(values: dict[str, Any], where: str) -> tuple[str, Family]:
         family = family_of(architecture) if isinstance(architecture, str) else None
         if family is not None:
             return architecture, family
-    raise ConfigError(f"{where}: architecture {named[0]!r} is not supported; supported: {supported_architectures()}")
+    raise ConfigError(
+        f"{where}: architecture {named[0]!r} is not supported; supported: {supported_architectures()}"
+    )
 
 
 def _refuse_unimplemented(fields: _Fields, family: Family) -> None:
@@ -228,7 +230,9 @@ def _rope(fields: _Fields, family: Family, max_positions: int) -> RopeConfig:
         truncate=numbers.get("truncate", True),
     )
     if rope.factor < 1.0 or (kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
-        raise ConfigError(f"{numbers.where}: factor must be at least 1, high_freq_factor above low_freq_factor")
+        raise ConfigError(
+            f"{numbers.where}: factor must be at least 1, high_freq_factor above low_freq_factor"
+        )
     return rope
 
 

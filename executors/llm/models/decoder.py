@@ -99,7 +99,9 @@ class _Layer:
         self.down = Linear(hidden, inner, config.mlp_bias, dtype, device)
         # Queries and keys are normed in one call: a row of weights per head, the same for all heads of a kind.
         heads = config.num_heads + config.num_kv_heads
-        self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if config.family.qk_norm else None
+        self.qk_norm = (
+            torch.empty(heads, config.head_dim, dtype=dtype, device=device) if config.family.qk_norm else None
+        )
 
 
 class Decoder:
@@ -108,14 +110,18 @@ class Decoder:
     `max_model_len` tokens of rotary table are made. Memory of the parameters is not touched before they are loaded.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
         self.final_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        self.lm_head = Linear(0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device)
+        self.lm_head = Linear(
+            0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
+        )
         if config.tied:
             self.lm_head.weight = self.embed
         self.rotary = rotary_table(config.rope, config.head_dim, max_model_len, device).to(dtype)
@@ -199,7 +205,9 @@ class Decoder:
         if not self.config.family.qk_norm:
             return frozenset()
         return frozenset(
-            f"{name.format(i=i)}.weight" for i in range(len(self.layers)) for name in (names.q_norm, names.k_norm)
+            f"{name.format(i=i)}.weight"
+            for i in range(len(self.layers))
+            for name in (names.q_norm, names.k_norm)
         )
 
     def num_parameters(self) -> int:

@@ -6,10 +6,18 @@ from executors.tiny.data.dialogs import DEFAULT_WEIGHTS, SKILL_NAMES, conversati
 from executors.tiny.data.phrasing import Draw, digest
 from executors.tiny.data.sample import Message, Sample, Tool
 
-__all__ = ["DEFAULT_WEIGHTS", "SKILL_NAMES", "Message", "Sample", "Tool", "held_out_samples", "training_samples"]
+__all__ = [
+    "DEFAULT_WEIGHTS",
+    "SKILL_NAMES",
+    "Message",
+    "Sample",
+    "Tool",
+    "held_out_samples",
+    "training_samples",
+]
 
-_TOOL_SHARE = 0.14
-_RESULT_SHARE = 0.02
+_TOOL_SHARE = 0.11
+_RESULT_SHARE = 0.01
 
 
 def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> Iterator[Sample]:
@@ -25,10 +33,14 @@ def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> I
         elif roll < _RESULT_SHARE + _TOOL_SHARE:
             yield conversation(draw, "tools", min(turns, 3), weights=share)
         else:
-            yield conversation(draw, draw.rng.choices(names, [share[name] for name in names])[0], turns, weights=share)
+            yield conversation(
+                draw, draw.rng.choices(names, [share[name] for name in names])[0], turns, weights=share
+            )
 
 
-def held_out_samples(skill: str, count: int, seed: int = 0, turns: int = 1, seen: bool = False) -> list[Sample]:
+def held_out_samples(
+    skill: str, count: int, seed: int = 0, turns: int = 1, seen: bool = False
+) -> list[Sample]:
     """Return `count` conversations of `turns` turns ending in `skill`, with operands and phrasings never trained on.
 
     `seen` draws from the training side of the split instead, to tell memory from skill.

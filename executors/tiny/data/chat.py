@@ -103,12 +103,74 @@ _STORY_ASKS = (
     "[write|tell me] [two|three|four|a few|some] sentences of a story[| about {t}]",
 )
 _HEROES = (
-    "cat", "dog", "fox", "bear", "wolf", "mouse", "bird", "fish", "frog", "dragon", "robot", "king", "queen", "princess",
-    "knight", "wizard", "farmer", "girl", "boy", "rabbit", "owl", "lion", "tiger", "pirate", "cloud", "tree", "river",
-    "star", "train", "boat", "turtle", "snail", "bee", "horse", "duck", "witch", "giant", "elephant", "monkey", "whale",
-    "sailor", "teacher", "baker", "computer", "moon", "spider", "goat", "sheep", "penguin", "dolphin", "ghost",
+    "cat",
+    "dog",
+    "fox",
+    "bear",
+    "wolf",
+    "mouse",
+    "bird",
+    "fish",
+    "frog",
+    "dragon",
+    "robot",
+    "king",
+    "queen",
+    "princess",
+    "knight",
+    "wizard",
+    "farmer",
+    "girl",
+    "boy",
+    "rabbit",
+    "owl",
+    "lion",
+    "tiger",
+    "pirate",
+    "cloud",
+    "tree",
+    "river",
+    "star",
+    "train",
+    "boat",
+    "turtle",
+    "snail",
+    "bee",
+    "horse",
+    "duck",
+    "witch",
+    "giant",
+    "elephant",
+    "monkey",
+    "whale",
+    "sailor",
+    "teacher",
+    "baker",
+    "computer",
+    "moon",
+    "spider",
+    "goat",
+    "sheep",
+    "penguin",
+    "dolphin",
+    "ghost",
 )
-_TRAITS = ("little", "brave", "kind", "old", "happy", "small", "clever", "lazy", "young", "quiet", "red", "sad", "big", "shy")
+_TRAITS = (
+    "little",
+    "brave",
+    "kind",
+    "old",
+    "happy",
+    "small",
+    "clever",
+    "lazy",
+    "young",
+    "quiet",
+    "red",
+    "sad",
+    "big",
+    "shy",
+)
 _STORY = (
     "Once upon a time there was a {trait} {hero}[| named {name}]. [Every day|Every morning|One day|One night] the {hero} "
     "[walked to the forest|went to the river|looked at the sky|sat on a hill|dreamed of the sea|sang a song]. "
@@ -129,8 +191,12 @@ def greeting(draw: Draw) -> Turn:
     elif draw.chance(0.05):
         text = text.upper()
     if not text.endswith((".", "?", "!")):
-        question = kind in ("how_are_you", "about") and not text.lower().startswith(("tell", "intro", "list", "show"))
-        text += draw.rng.choice(("", "", "?", "?", "?", "??") if question else ("", "", ".", "!", "!", "!!", " :)"))
+        question = kind in ("how_are_you", "about") and not text.lower().startswith(
+            ("tell", "intro", "list", "show")
+        )
+        text += draw.rng.choice(
+            ("", "", "?", "?", "?", "??") if question else ("", "", ".", "!", "!", "!!", " :)")
+        )
     return Turn("greetings", text, answer, {"kind": kind, "text": answer})
 
 
@@ -146,7 +212,12 @@ def story(draw: Draw) -> Turn:
     topic = f"{article} {trait} {hero}" if named_trait else f"{article} {hero}"
     answer = fill(
         expand(draw.rng, _STORY),
-        {"hero": hero, "trait": trait, "name": draw.rng.choice(NAMES[:20]), "thing": draw.rng.choice(_THINGS)},
+        {
+            "hero": hero,
+            "trait": trait,
+            "name": draw.rng.choice(NAMES[:20]),
+            "thing": draw.rng.choice(_THINGS),
+        },
     )
     answer = answer.replace(" a old ", " an old ")
     check = {"hero": hero if "{t}" in template else ""}

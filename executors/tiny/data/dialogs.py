@@ -31,16 +31,16 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.04,
-    "counting": 0.08,
-    "sums": 0.23,
-    "reversal": 0.16,
-    "repetition": 0.09,
-    "upper_casing": 0.09,
-    "capitals": 0.05,
-    "extraction": 0.12,
-    "stories": 0.02,
-    "off_topic": 0.12,
+    "greetings": 0.02,
+    "counting": 0.12,
+    "sums": 0.24,
+    "reversal": 0.18,
+    "repetition": 0.10,
+    "upper_casing": 0.10,
+    "capitals": 0.04,
+    "extraction": 0.10,
+    "stories": 0.01,
+    "off_topic": 0.09,
 }
 """Share of each skill among turns without tools."""
 
@@ -83,7 +83,13 @@ def system_prompt(draw: Draw) -> str:
     return text.rstrip(".") if draw.chance(0.1) else text
 
 
-def conversation(draw: Draw, last: str, turns: int, with_tools: bool | None = None, weights: Mapping[str, float] | None = None) -> Sample:
+def conversation(
+    draw: Draw,
+    last: str,
+    turns: int,
+    with_tools: bool | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Sample:
     """Return a conversation of `turns` turns whose last one is of skill `last`.
 
     Tools are offered if `with_tools`, always for the skill "tools", and by default now and then. Earlier turns are of
@@ -96,7 +102,7 @@ def conversation(draw: Draw, last: str, turns: int, with_tools: bool | None = No
         while _RIVALS.get(last, frozenset()) & _groups(offered):
             offered = offers(draw)
     messages: list[Message] = []
-    if draw.chance(0.4):
+    if draw.chance(0.3):
         messages.append({"role": "system", "content": system_prompt(draw)})
     earlier = list(share)
     for _ in range(turns - 1):
@@ -122,7 +128,9 @@ def tool_result(draw: Draw) -> Sample:
     result = _result(draw)
     messages.append({"role": "tool", "tool_call_id": "call_0", "content": result})
     answer = f"Result: {result}"
-    return Sample("tool_results", tuple(messages), tuple(offer.tool for offer in offered), answer, {"text": answer})
+    return Sample(
+        "tool_results", tuple(messages), tuple(offer.tool for offer in offered), answer, {"text": answer}
+    )
 
 
 def _add_call(draw: Draw, messages: list[Message], turn: Turn, answered: bool = True) -> None:
@@ -160,7 +168,9 @@ def _clashes(turn: Turn, offered: list[Offer]) -> bool:
     if turn.skill != "off_topic":
         return False
     text = turn.user.lower()
-    words = {word for offer in offered for name in offer.kind.names for word in name.split("_") if len(word) > 3}
+    words = {
+        word for offer in offered for name in offer.kind.names for word in name.split("_") if len(word) > 3
+    }
     return any(word in text for word in words)
 
 

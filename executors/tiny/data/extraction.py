@@ -128,6 +128,15 @@ _ASKS = (
     "[use the schema|schema|format|JSON schema]: {j}. [text|input|sentence]: {s}",
     "[parse|read] [this|the following|this text]: {s}\n[return|output] {f} as JSON",
     "I need {f} as [JSON|a JSON object] from: {s}",
+    "[extract|get|find|take] [the fields |]{f} [as JSON|in JSON|as a JSON object]. {s}",
+    "[parse|put|turn|convert] [this |it |]into JSON ({f}): {s}",
+    "[parse|put|turn|convert] [this |it |]into JSON with {f}: {s}",
+    "[what are|what is|give me] {f} [as|in] JSON? {s}",
+    "[text|input|sentence|note]: {s} [give me JSON|return JSON|output JSON|JSON please|answer in JSON] with {f}",
+    "[from|in|given] the [sentence|text|note] {s} [extract|get|find|return] {f} [in JSON|as JSON]",
+    "[read|look at|here is] [the text|this text|a sentence|this sentence]: {s} [now give|then return|return|give me] {f} as JSON",
+    "[create|make|build|return] a [flat |]JSON [object |]([fields|keys|with]: {f}) from this [text|sentence]: {s}",
+    "{s} [-> JSON|as JSON|JSON]: {f}",
 )
 _PLAIN_ASKS = (
     "[convert|turn|transform|change|put] [this|the following|these fields|this data|it] [to|into] [JSON|a JSON object|json]: {s}",
@@ -141,17 +150,57 @@ def _value(draw: Draw, field: str) -> str | int:
     """Return a value for `field`; whether it is text or an integer follows from the field."""
     rng = draw.rng
     ranges = {
-        "age": (1, 99), "year": (1900, 2030), "quantity": (2, 99), "price": (1, 999), "hour": (1, 12), "guests": (10, 500),
-        "hours": (1, 20), "pages": (20, 900), "population": (100, 99999), "temperature": (1, 40), "score": (1, 120),
-        "employees": (3, 5000), "room": (1, 400), "order": (100, 9999), "years": (2, 30),
+        "age": (1, 99),
+        "year": (1900, 2030),
+        "quantity": (2, 99),
+        "price": (1, 999),
+        "hour": (1, 12),
+        "guests": (10, 500),
+        "hours": (1, 20),
+        "pages": (20, 900),
+        "population": (100, 99999),
+        "temperature": (1, 40),
+        "score": (1, 120),
+        "employees": (3, 5000),
+        "room": (1, 400),
+        "order": (100, 9999),
+        "years": (2, 30),
     }
     if field in ranges:
         return rng.randint(*ranges[field])
     lists = {
-        "job": _JOBS, "color": _COLORS, "item": _ITEMS, "product": _PRODUCTS, "animal": _ANIMALS, "day": _DAYS,
-        "month": _MONTHS, "country": tuple(sorted(CAPITALS)),
-        "event": ("concert", "meeting", "party", "workshop", "wedding", "conference", "festival", "match", "exam", "lecture"),
-        "subject": ("piano", "chess", "guitar", "tennis", "physics", "history", "music", "violin", "drums", "football"),
+        "job": _JOBS,
+        "color": _COLORS,
+        "item": _ITEMS,
+        "product": _PRODUCTS,
+        "animal": _ANIMALS,
+        "day": _DAYS,
+        "month": _MONTHS,
+        "country": tuple(sorted(CAPITALS)),
+        "event": (
+            "concert",
+            "meeting",
+            "party",
+            "workshop",
+            "wedding",
+            "conference",
+            "festival",
+            "match",
+            "exam",
+            "lecture",
+        ),
+        "subject": (
+            "piano",
+            "chess",
+            "guitar",
+            "tennis",
+            "physics",
+            "history",
+            "music",
+            "violin",
+            "drums",
+            "football",
+        ),
     }
     if field in lists and rng.random() < 0.9:
         return rng.choice(lists[field])

@@ -51,4 +51,6 @@ def capitals(draw: Draw) -> Turn:
     country = draw.rng.choice(sorted(CAPITALS))
     text = fill(draw.ask(CAPITAL_LINES, question=True), {"c": place(draw, country)})
     subject = f"the {country}" if country in _ARTICLE else country
-    return Turn("capitals", text, f"The capital of {subject} is {CAPITALS[country]}.", {"capital": CAPITALS[country]})
+    return Turn(
+        "capitals", text, f"The capital of {subject} is {CAPITALS[country]}.", {"capital": CAPITALS[country]}
+    )

@@ -52,13 +52,21 @@ def _extraction(check: Mapping[str, Any], text: str) -> bool:
     except ValueError:
         return False
     wanted = check["object"]
-    return isinstance(found, dict) and found == wanted and all(type(found[key]) is type(wanted[key]) for key in wanted)
+    return (
+        isinstance(found, dict)
+        and found == wanted
+        and all(type(found[key]) is type(wanted[key]) for key in wanted)
+    )
 
 
 def _stories(check: Mapping[str, Any], text: str) -> bool:
     """A story of the template's shape about the hero asked for."""
     sentences = [part for part in re.split(r"(?<=\.)\s", text) if part]
-    shaped = text.startswith("Once upon a time there was ") and text.endswith(" The end.") and 4 <= len(sentences) <= 7
+    shaped = (
+        text.startswith("Once upon a time there was ")
+        and text.endswith(" The end.")
+        and 4 <= len(sentences) <= 7
+    )
     return shaped and len(text.split()) <= _MAX_STORY_WORDS and check["hero"] in text.lower()
 
 
@@ -75,7 +83,9 @@ def _tools(check: Mapping[str, Any], text: str, tool_calls: Sequence[Mapping[str
     except (ValueError, KeyError, TypeError):
         return False
     wanted = check["arguments"]
-    same_types = isinstance(arguments, dict) and all(type(arguments.get(key)) is type(wanted[key]) for key in wanted)
+    same_types = isinstance(arguments, dict) and all(
+        type(arguments.get(key)) is type(wanted[key]) for key in wanted
+    )
     return name == check["name"] and arguments == wanted and same_types
 
 

@@ -99,7 +99,9 @@ CAPITALS = dict(
     Kenya:Nairobi|Nigeria:Abuja|Ghana:Accra|Ethiopia:Addis Ababa|Senegal:Dakar|Tunisia:Tunis|Japan:Tokyo|China:Beijing
     India:New Delhi|South Korea:Seoul|Thailand:Bangkok|Vietnam:Hanoi|Indonesia:Jakarta|Philippines:Manila
     Nepal:Kathmandu|Iran:Tehran|Iraq:Baghdad|Canada:Ottawa|Mexico:Mexico City|Cuba:Havana|Brazil:Brasilia
-    Argentina:Buenos Aires|Chile:Santiago|Peru:Lima|Colombia:Bogota|Australia:Canberra""".replace("\n", "|").split("|")
+    Argentina:Buenos Aires|Chile:Santiago|Peru:Lima|Colombia:Bogota|Australia:Canberra""".replace(
+        "\n", "|"
+    ).split("|")
     for pair in [pair.strip()]
 )
 UNKNOWN_PLACES = tuple(

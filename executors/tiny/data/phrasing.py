@@ -16,22 +16,85 @@ _SPACES = re.compile(r" {2,}")
 _WORD = re.compile(r"[a-z]{4,}")
 
 _PREFIXES = (
-    "please ", "please, ", "hey, ", "hi, ", "ok, ", "okay, ", "now ", "now, ", "hello, ", "so, ", "next: ", "and now ",
-    "quick question: ", "I need help: ", "one more: ", "then ", "well, ", "great. ", "thanks. ", "cool, ", "alright, ",
+    "please ",
+    "please, ",
+    "hey, ",
+    "hi, ",
+    "ok, ",
+    "okay, ",
+    "now ",
+    "now, ",
+    "hello, ",
+    "so, ",
+    "next: ",
+    "and now ",
+    "quick question: ",
+    "I need help: ",
+    "one more: ",
+    "then ",
+    "well, ",
+    "great. ",
+    "thanks. ",
+    "cool, ",
+    "alright, ",
 )
 _ASKS = (
-    "can you ", "could you ", "can you please ", "could you please ", "would you ", "will you ", "I want you to ",
-    "I'd like you to ", "I need you to ", "please ", "kindly ", "your task is to ", "try to ", "help me: ", "let's ",
-    "could you kindly ", "go ahead and ", "I would like you to ", "you should ", "would you please ", "would you mind: ",
+    "can you ",
+    "could you ",
+    "can you please ",
+    "could you please ",
+    "would you ",
+    "will you ",
+    "I want you to ",
+    "I'd like you to ",
+    "I need you to ",
+    "please ",
+    "kindly ",
+    "your task is to ",
+    "try to ",
+    "help me: ",
+    "let's ",
+    "could you kindly ",
+    "go ahead and ",
+    "I would like you to ",
+    "you should ",
+    "would you please ",
+    "would you mind: ",
 )
 _TELLS = (
-    "tell me, ", "can you tell me ", "could you tell me ", "please tell me ", "do you know ", "I want to know ",
-    "I wonder ", "tell me ", "I'd like to know ", "any idea ", "just tell me ", "answer this: ", "question: ",
-    "let me know ", "quickly, ", "do you happen to know ", "can you say ", "please answer: ", "could you please tell me ",
+    "tell me, ",
+    "can you tell me ",
+    "could you tell me ",
+    "please tell me ",
+    "do you know ",
+    "I want to know ",
+    "I wonder ",
+    "tell me ",
+    "I'd like to know ",
+    "any idea ",
+    "just tell me ",
+    "answer this: ",
+    "question: ",
+    "let me know ",
+    "quickly, ",
+    "do you happen to know ",
+    "can you say ",
+    "please answer: ",
+    "could you please tell me ",
 )
 _SUFFIXES = (
-    " please", ", please", " for me", " thanks", ", thanks", ", thank you", " for me please", ", ok", " now", " if you can",
-    " right now", " quickly",
+    " please",
+    ", please",
+    " for me",
+    " thanks",
+    ", thanks",
+    ", thank you",
+    " for me please",
+    ", ok",
+    " now",
+    " if you can",
+    " right now",
+    " quickly",
 )
 
 
@@ -130,9 +193,11 @@ def _typo(rng: random.Random, text: str) -> str:
     match = rng.choice(words)
     word = match.group(0)
     at = rng.randrange(1, len(word) - 1)
-    changed = rng.choice((
-        word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-        word[:at] + word[at + 1 :],
-        word[:at] + word[at] + word[at:],
-    ))
+    changed = rng.choice(
+        (
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+            word[:at] + word[at + 1 :],
+            word[:at] + word[at] + word[at:],
+        )
+    )
     return text[: match.start()] + changed + text[match.end() :]

@@ -13,7 +13,15 @@ _VERBS = (
     "create", "delete", "update", "start", "stop", "find", "check", "open", "close", "send", "show", "run", "load", "save", "move",
     "copy", "share", "print", "scan", "lock", "get", "set", "list", "add", "remove", "track", "rate", "test", "build", "sync",
 )  # fmt: skip
-_PARAMETER_NOTES = ("The {p}", "{p}", "Name of the {p}", "The {p} to use", "{p} value", "which {p}", "the {p}, e.g. {w}")
+_PARAMETER_NOTES = (
+    "The {p}",
+    "{p}",
+    "Name of the {p}",
+    "The {p} to use",
+    "{p} value",
+    "which {p}",
+    "the {p}, e.g. {w}",
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,10 @@ def _synthetic(draw: Draw) -> ToolKind:
     separator = rng.choice(("_", "_", "_", "-", "."))
     return ToolKind(
         names=(f"{verb}{separator}{noun}", f"{verb}_{noun}", f"{noun}_{verb}"),
-        descriptions=(f"{verb.capitalize()} [a|the|one] {noun}[.|]", f"[Use this to|Tool to] {verb} a {noun}"),
+        descriptions=(
+            f"{verb.capitalize()} [a|the|one] {noun}[.|]",
+            f"[Use this to|Tool to] {verb} a {noun}",
+        ),
         parameters=tuple(parameters),
         asks=(
             f"{verb} [the|a|my|one] {noun} [with|using|for] {named}",
@@ -116,9 +127,13 @@ def _value(draw: Draw, kind: str) -> str | int:
     if kind == "name":
         return rng.choice(NAMES) if rng.random() < 0.7 else pseudo_word(rng).capitalize()
     if kind == "language":
-        return rng.choice("French Spanish German Italian Dutch Polish Greek Turkish Swedish Latin Korean Danish Czech".split())
+        return rng.choice(
+            "French Spanish German Italian Dutch Polish Greek Turkish Swedish Latin Korean Danish Czech".split()
+        )
     if kind == "day":
-        return rng.choice("Monday Tuesday Wednesday Thursday Friday Saturday Sunday today tomorrow tonight".split())
+        return rng.choice(
+            "Monday Tuesday Wednesday Thursday Friday Saturday Sunday today tomorrow tonight".split()
+        )
     if kind == "currency":
         return rng.choice("USD EUR GBP JPY CHF CAD AUD SEK dollars euros yen pounds".split())
     if kind == "symbol":
@@ -150,5 +165,7 @@ def tool_call(draw: Draw, offered: list[Offer]) -> Turn:
 
 def dress_request(draw: Draw, text: str) -> str:
     """Dress a request politely; what starts as a question is not asked with "can you"."""
-    question = text.startswith(("what", "who", "how", "is", "will", "do ", "when", "where", "which", "are", "does"))
+    question = text.startswith(
+        ("what", "who", "how", "is", "will", "do ", "when", "where", "which", "are", "does")
+    )
     return dress(draw.rng, text, question)

@@ -33,6 +33,13 @@ _REVERSE = (
     "change the word order of {q} to the [reverse|opposite]",
     "order the words of {q} from last to first",
     "make the last word the first: {q}",
+    "[put|arrange|place|sort|return] [these words|the words|the following words|this|them] in [reverse|reversed|backward|the opposite|opposite] order: {p}",
+    "[say|write|give] [the words|the sentence|this] backwards: {p}",
+    "[word reversal|reverse words|reverse word order|reverse order]: {p}",
+    "[write|say|give me] {q} [backwards|in reverse|the other way round|in the opposite word order] [word by word|by words]",
+    "[reverse|flip|turn around] the [order|sequence] of [words|the words] in [the sentence|the phrase|] {q}",
+    "[the words|the phrase|the sentence] {q} [reversed|in reverse|in reverse order|backwards]",
+    "[swap the words around|turn it around|flip it]: {p}",
 )
 _REPEAT = (
     "repeat [after me|the word|the words|this|this word|the following|exactly|the following word|the phrase|what I say|back]: {p}",
@@ -60,6 +67,11 @@ _REPEAT = (
     "give me {q} back",
     "send back [the word|] {q}",
     "[say|write] exactly this: {p}",
+    "[can you say|could you say|would you say|please say|say] the [word|words] {q} [for me|back to me|again|to me|]",
+    "[just |simply |only |][write|print|type|output|say] the word {q}",
+    "[repeat|echo|copy] [this word|these words|the text|the next word|my words|the input] [exactly|word for word|]: {p}",
+    "[what did I say|what is this word|which word is this]: {p}",
+    "[mirror|mimic|duplicate|recite] [this|the word|]: {p}",
 )
 _UPPER = (
     "[write|put|print|spell|say|type|give me|show|return|output] {q} in [upper case|uppercase|capital letters|capitals|all caps|caps|upper-case letters|uppercase letters|block letters|big letters|all capitals|all upper case]",
@@ -85,6 +97,12 @@ _UPPER = (
     "I need {q} in [capital letters|all caps|upper case|uppercase]",
     "upper: {p}",
     "all letters big: {p}",
+    "shout the [word|words] {q} [in capitals|in all caps|]",
+    "[write|type|spell|put] the [word|words] {q} [in|with|using] [capital letters|all caps|upper case|uppercase letters|capitals]",
+    "[change|turn|convert|make|transform] the [word|words|text] {q} [to|into|] [uppercase|upper case|all caps|capitals]",
+    "[show|tell] me the word {q} in [capitals|upper case|uppercase|all caps]",
+    "[caps|caps lock|uppercase please|in capitals please]: {p}",
+    "[upper|upper case|upper-case|uppercase] [the word |]{q} [for me|]",
 )
 
 
@@ -101,7 +119,9 @@ def _word(draw: Draw, share: int = 10) -> str:
         elif roll < 0.97:
             word = draw.rng.choice(NAMES + CITIES)
         else:
-            word = "".join(draw.rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.rng.randint(2, 8)))
+            word = "".join(
+                draw.rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.rng.randint(2, 8))
+            )
         if draw.mine("word", word, share=share):
             return word
 
@@ -136,7 +156,12 @@ def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
         template = draw.ask(lines)
         tail = re.split(r"\{[pq]\}", template)[-1]
         bare_end = re.search(r"\{[pq]\}[^\w ]*( [a-z, ]+)?[^\w]*$", template) is not None
-        if quoted or not bare_end or tail in ("", ".", "?") or tail.startswith((" in ", " to ", " as ", " but ", " with ")):
+        if (
+            quoted
+            or not bare_end
+            or tail in ("", ".", "?")
+            or tail.startswith((" in ", " to ", " as ", " but ", " with "))
+        ):
             break
     if "{p}" in template and draw.chance(0.12):
         template = template.replace(": {p}", ":\n{p}")

@@ -60,7 +60,9 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     executor = await start(ref.path, block_size=16)
     lengths = [1, 2, 3, 5, 8, 9, 12, 12, 12, 17, 30, 31, 33, 64, 140, 47]
     offsets = [0, 0, 16, 7, 0, 0, 0, 0, 0, 20, 3, 100, 0, 64, 60, 0]
-    prompts = [prompt_of(n + o, ref.vocab_size, i) for i, (n, o) in enumerate(zip(lengths, offsets, strict=True))]
+    prompts = [
+        prompt_of(n + o, ref.vocab_size, i) for i, (n, o) in enumerate(zip(lengths, offsets, strict=True))
+    ]
     tables, taken = [], 0
     for prompt in prompts:
         tables.append(handle(range(taken, taken + len(prompt) // 16 + 1)))

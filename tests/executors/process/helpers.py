@@ -12,10 +12,12 @@ from executors.process.client import RemoteExecutor
 from executors.process.watch import Limits
 
 FACTORY = "tests.executors.process.stub:Factory"
+QUICK = Limits(heartbeat_s=0.05)
+"""Limits for tests that wait for a heartbeat and must not take a busy machine for a hang."""
 SHORT = Limits(
     heartbeat_s=0.05,
     tick_s=0.05,
-    silence_s=0.5,
+    silence_s=0.8,
     step_floor_s=0.3,
     slow_call_s=5.0,
     shutdown_s=0.5,

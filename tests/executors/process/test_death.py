@@ -16,6 +16,7 @@ from tests.executors.process import stub
 from tests.executors.process.helpers import (
     SHORT,
     Make,
+    config,
     living_children,
     open_files,
     state_of,
@@ -88,14 +89,14 @@ async def test_a_stopped_child_blocks_nothing_and_is_found_out(remote: Make, idl
     os.kill(executor.pid, signal.SIGSTOP)
     await until(lambda: state_of(executor.pid) == "T")
     calls = [] if idle else [asyncio.ensure_future(outcome(executor, 1, 2)) for _ in range(2)]
-    slowest = 0.0
+    times = []
     for _ in range(20):
         began = time.perf_counter()
         executor.status(), executor.metrics(), executor.cache_metrics_snapshot(), executor.kv_layout()
         executor.release_cache(1)
-        slowest = max(slowest, time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
         await asyncio.sleep(0.005)
-    assert slowest < 0.02 and executor.snapshot_age() > 0.05
+    assert sorted(times)[10] < 0.01 and executor.snapshot_age() > 0.05
     death = await executor.wait_dead()
     assert death is not None and death.cause == "hang" and "no heartbeat" in str(death)
     assert [(await call).cause for call in calls] == ["hang"] * len(calls)
@@ -112,7 +113,7 @@ async def test_a_stopped_child_cannot_make_the_server_wait_for_its_socket(remote
     began = time.perf_counter()
     calls = [asyncio.ensure_future(executor.unified_decode(large)) for _ in range(4)]
     await asyncio.sleep(0)
-    assert time.perf_counter() - began < 0.3
+    assert time.perf_counter() - began < 1.0
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(answer, ExecutorDied) and answer.cause == "hang"
 
@@ -140,17 +141,35 @@ async def test_compilation_does_not_count_against_a_step(remote: Make) -> None:
     assert executor.restarts == {}
 
 
-async def test_a_load_that_holds_the_gil_is_no_hang_but_a_dead_one_is(remote: Make) -> None:
-    limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=1.0, shutdown_s=0.1)
+@pytest.mark.parametrize("silent_s", [0.3, 5.0])
+async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, silent_s: float) -> None:
+    limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=1.0)
     executor = remote(limits=limits)
     loading = asyncio.ensure_future(executor.warmup())
     await asyncio.sleep(0)
     assert executor.pid is not None
     os.kill(executor.pid, signal.SIGSTOP)
-    await asyncio.sleep(0.3)
-    assert not loading.done()
-    os.kill(executor.pid, signal.SIGCONT)
-    await loading
+    await asyncio.wait((loading,), timeout=silent_s)
+    assert loading.done() == (silent_s > limits.loading_silence_s)
+    if not loading.done():
+        os.kill(executor.pid, signal.SIGCONT)
+        await loading
+        return
+    with pytest.raises(ExecutorDied, match="no heartbeat") as caught:
+        await loading
+    assert caught.value.cause == "load"
+
+
+async def test_a_server_that_stood_still_does_not_blame_its_child() -> None:
+    jump = 0.0
+    executor = RemoteExecutor(config(), limits=SHORT, clock=lambda: time.monotonic() + jump)
+    await executor.warmup()
+    call = asyncio.ensure_future(executor.unified_decode(step(stub.NEVER)))
+    await asyncio.sleep(0)
+    jump = 1000.0
+    await asyncio.sleep(0.2)
+    assert not call.done() and executor.status().is_ready
+    assert await asyncio.gather(call, executor.shutdown(), return_exceptions=True)
 
 
 async def test_signals_of_the_terminal_and_of_a_service_manager_are_not_the_childs(remote: Make) -> None:
@@ -205,6 +224,23 @@ async def test_garbage_after_loading_has_the_cause_closed(remote: Make) -> None:
     await revived(executor)
 
 
+async def test_callbacks_that_raise_are_only_reported(remote: Make) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("not now")
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context.get("exception"))
+    )
+    executor = remote(on_death=refuse)
+    executor.set_progress(refuse)
+    await executor.warmup()
+    with pytest.raises(ExecutorDied):
+        await executor.unified_decode(step(stub.EXIT))
+    await revived(executor)
+    assert len(reported) > 2 and all(isinstance(error, RuntimeError) for error in reported)
+
+
 async def test_a_program_that_does_not_exist_cannot_be_started(remote: Make) -> None:
     before = open_files()
     executor = remote(command=lambda fd: ["/no/such/program"])
@@ -214,7 +250,7 @@ async def test_a_program_that_does_not_exist_cannot_be_started(remote: Make) -> 
 
 
 async def test_twenty_restarts_leave_nothing_behind(remote: Make) -> None:
-    executor = remote(limits=SHORT)
+    executor = remote()
     await executor.warmup()
     files, children = open_files(), living_children() - {executor.pid}
     for epoch in range(20):

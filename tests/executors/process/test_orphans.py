@@ -47,7 +47,7 @@ async def test_a_killed_server_leaves_no_executor(token: int, load: str) -> None
     parent.send_signal(signal.SIGKILL)
     began = time.monotonic()
     await parent.wait()
-    while state_of(child) not in (None, "Z"):  # noqa: ASYNC110  (another process's end)
+    while state_of(child) not in (None, "Z"):
         await asyncio.sleep(0.01)
         if time.monotonic() - began > 1.0:
             os.kill(child, signal.SIGKILL)

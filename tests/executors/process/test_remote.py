@@ -3,13 +3,16 @@
 import asyncio
 import subprocess
 import sys
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from executors.conformance import check
 from executors.contract import (
     ConfigError,
     DecodeInput,
+    ExecutorConfig,
     ExecutorDied,
     ExecutorState,
     InvalidInput,
@@ -22,14 +25,21 @@ from executors.contract import (
     Tensor,
     Unsupported,
 )
-from executors.driver import GREEDY, Driver, Feed
+from executors.driver import GREEDY
 from executors.process import connect
 from executors.process.client import RemoteExecutor
-from executors.process.inline import InlineExecutor
 from executors.process.life import child_environment
-from executors.registry import create
 from tests.executors.process import stub
-from tests.executors.process.helpers import SHORT, Make, config, living_children, log_of, step, title_of
+from tests.executors.process.helpers import (
+    QUICK,
+    SHORT,
+    Make,
+    config,
+    living_children,
+    log_of,
+    step,
+    title_of,
+)
 
 HANDLE = KvCacheHandle(5, (np.arange(3, dtype=np.int32),), 3)
 
@@ -51,7 +61,7 @@ async def test_steps_are_answered_in_order_with_several_outstanding(remote: Make
 
 
 async def test_all_members_are_forwarded(remote: Make) -> None:
-    executor = remote(limits=SHORT, adapters=True)
+    executor = remote(limits=QUICK, adapters=True)
     await executor.warmup()
     await executor.warmup()
     await executor.begin_epoch(3)
@@ -78,7 +88,7 @@ async def test_all_members_are_forwarded(remote: Make) -> None:
 
 
 async def test_facts(remote: Make) -> None:
-    executor = remote(limits=SHORT)
+    executor = remote(limits=QUICK)
     for member in (executor.info, executor.capabilities, executor.kv_layout, executor.kv_capacity):
         with pytest.raises(NotReady):
             member()
@@ -162,7 +172,7 @@ async def test_a_failed_load_is_typed(remote: Make, load: str, error: type[Excep
 
 
 async def test_an_unknown_executor_is_a_config_error() -> None:
-    executor = RemoteExecutor(config=config().__class__("no_such_executor"))
+    executor = RemoteExecutor(ExecutorConfig("no_such_executor"))
     with pytest.raises(ConfigError, match="unknown executor"):
         await executor.warmup()
     await executor.shutdown()
@@ -214,7 +224,7 @@ async def test_a_failure_that_has_no_answer_stops_the_epoch(remote: Make) -> Non
 
 
 async def test_a_cancelled_call_is_carried_out_and_its_answer_dropped(remote: Make) -> None:
-    executor = remote(limits=SHORT, adapters=True)
+    executor = remote(limits=QUICK, adapters=True)
     await executor.warmup()
     request = DecodeInput(ids(9), HANDLE, 3, sampling=GREEDY)
     for make in (
@@ -295,21 +305,13 @@ async def test_large_answers_and_questions(remote: Make) -> None:
 
 @pytest.mark.parametrize("name", ["echo", "paged_fake"])
 @pytest.mark.parametrize("mode", ["process", "inline"])
-async def test_the_fakes_give_the_same_tokens_from_afar(name: str, mode: str) -> None:
-    options = {"num_blocks": 64} if name == "paged_fake" else {}
-    wanted: list[list[int]] = []
-    fake = config().__class__(name, options=options)  # type: ignore[arg-type]
-    far = connect(fake, mode)  # type: ignore[arg-type]
-    assert isinstance(far, RemoteExecutor if mode == "process" else InlineExecutor)
-    for executor in (create(fake), far):
-        driver = await Driver.start(executor)
-        a, b = driver.add([1, 2, 3], GREEDY), driver.add([4, 5])
-        await driver.step(Feed(a), Feed(b, 1))
-        for _ in range(20):
-            await driver.step(Feed(a), Feed(b))
-        wanted.append(a.output + b.output)
-        await executor.shutdown()
-    assert wanted[0] == wanted[1] and len(wanted[0]) > 30
+async def test_an_executor_keeps_the_contract_from_afar(
+    name: str, mode: Literal["process", "inline"]
+) -> None:
+    far = ExecutorConfig(name, max_num_seqs=16, options={"native": name == "echo"})
+    report = await check(lambda: connect(far, mode))
+    report.raise_for_failures()
+    assert len(report.passed) > 20
 
 
 def test_the_parents_half_imports_no_torch() -> None:

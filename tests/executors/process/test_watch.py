@@ -100,6 +100,9 @@ def test_a_stage_left_open_ends_with_its_call() -> None:
 def test_time_in_which_this_process_stood_still_is_forgiven() -> None:
     watch = loaded()
     watch.sent(0.0, 1)
-    watch.forgive(100.0)
+    watch.forgive(100.0, now=102.0)
     assert watch.verdict(104.0) is None
     assert watch.verdict(106.0) is not None
+    watch.heard(200.0)
+    watch.forgive(1000.0, now=200.0)  # but no life is granted beyond now
+    assert watch.verdict(206.0) is not None

@@ -53,7 +53,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-@pytest.mark.parametrize("skill", ["reversal", "repetition", "upper_casing", "capitals", "extraction", "stories", "off_topic"])
+@pytest.mark.parametrize(
+    "skill", ["reversal", "repetition", "upper_casing", "capitals", "extraction", "stories", "off_topic"]
+)
 def test_held_out_prompts_are_not_in_training(skill: str) -> None:
     train = Draw(0)
     trained = {SKILLS[skill](train).user.lower() for _ in range(4000)}
@@ -62,7 +64,11 @@ def test_held_out_prompts_are_not_in_training(skill: str) -> None:
 
 
 def test_held_out_wordings_differ_from_training() -> None:
-    lines = ("[what is|what's|how much is] {a} [+|plus] {b}", "add {a} [and|to] {b}", "sum [of|up|] {a} and {b}")
+    lines = (
+        "[what is|what's|how much is] {a} [+|plus] {b}",
+        "add {a} [and|to] {b}",
+        "sum [of|up|] {a} and {b}",
+    )
     train, held = Draw(1), Draw(2, held_out=True)
     trained = {train.phrase(lines) for _ in range(400)}
     kept_back = {held.phrase(lines) for _ in range(400)}

@@ -34,7 +34,11 @@ class _Handler(BaseHTTPRequestHandler):
         message: dict[str, Any] = {"role": "assistant", "content": sample.answer if sample else "no"}
         if sample is not None and sample.skill == "tools" and len(self.bodies) % 2:
             function = {"name": sample.check["name"], "arguments": json.dumps(sample.check["arguments"])}
-            message = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": function}],
+            }
         self._answer({"choices": [{"message": message, "finish_reason": "stop"}]})
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -48,11 +52,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class _Server(ThreadingHTTPServer):
+    """Takes many connections at once."""
+
+    request_queue_size = 64
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     """The address of a fake server."""
     _Handler.bodies = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server = _Server(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -19,20 +19,52 @@ _CALL = '<tool_call>\n{"name": "timer", "arguments": {"minutes": 5}}\n</tool_cal
 @pytest.mark.parametrize(
     ("sample", "right", "wrong"),
     [
-        (_sample("counting", numbers=[3, 4, 5]), ["3, 4, 5", "3 4 5", "3, 4, 5."], ["3, 5, 4", "3, 4", "Sure: 3, 4, 5", "3, 4, 5, 6", ""]),
+        (
+            _sample("counting", numbers=[3, 4, 5]),
+            ["3, 4, 5", "3 4 5", "3, 4, 5."],
+            ["3, 5, 4", "3, 4", "Sure: 3, 4, 5", "3, 4, 5, 6", ""],
+        ),
         (_sample("sums", sum=42), ["42", "The sum is 42."], ["17 + 25 = 42", "43", "442", "forty-two", ""]),
         (_sample("reversal", text="b a"), ["b a"], ["a b", "b a.", "B a", ""]),
         (_sample("repetition", text="Cha"), ["Cha"], ["cha", "Cha Cha", '"Cha"']),
         (_sample("upper_casing", text="CHA"), ["CHA"], ["Cha", "CHA!"]),
-        (_sample("capitals", capital="Paris"), ["The capital of France is Paris."], ["Paris", "The capital of France is Parisa.", "The capital of France is Rome."]),
-        (_sample("extraction", object={"a": 1, "b": "x"}), ['{"a": 1, "b": "x"}', '{"b":"x","a":1}'], ['{"a": "1", "b": "x"}', '{"a": 1}', 'JSON: {"a": 1, "b": "x"}', "[]", '{"a": true, "b": "x"}']),
-        (_sample("stories", hero="fox"), [_STORY], [_STORY.replace("fox", "cat"), _STORY.removesuffix(" The end."), _STORY + " " + _STORY, "The end."]),
+        (
+            _sample("capitals", capital="Paris"),
+            ["The capital of France is Paris."],
+            ["Paris", "The capital of France is Parisa.", "The capital of France is Rome."],
+        ),
+        (
+            _sample("extraction", object={"a": 1, "b": "x"}),
+            ['{"a": 1, "b": "x"}', '{"b":"x","a":1}'],
+            ['{"a": "1", "b": "x"}', '{"a": 1}', 'JSON: {"a": 1, "b": "x"}', "[]", '{"a": true, "b": "x"}'],
+        ),
+        (
+            _sample("stories", hero="fox"),
+            [_STORY],
+            [
+                _STORY.replace("fox", "cat"),
+                _STORY.removesuffix(" The end."),
+                _STORY + " " + _STORY,
+                "The end.",
+            ],
+        ),
         (_sample("off_topic", text="I am"), ["I am"], ["I am not", ""]),
         (_sample("greetings", kind="hello", text="Hello!"), ["Hello!"], ["Goodbye!"]),
-        (_sample("tools", name="timer", arguments={"minutes": 5}), [_CALL], [_CALL.replace("timer", "alarm"), _CALL.replace("5", "6"), _CALL.replace("5", '"5"'), "timer", _CALL + _CALL, "<tool_call>\n{}\n</tool_call>"]),
+        (
+            _sample("tools", name="timer", arguments={"minutes": 5}),
+            [_CALL],
+            [
+                _CALL.replace("timer", "alarm"),
+                _CALL.replace("5", "6"),
+                _CALL.replace("5", '"5"'),
+                "timer",
+                _CALL + _CALL,
+                "<tool_call>\n{}\n</tool_call>",
+            ],
+        ),
     ],
     ids=lambda value: value.skill if isinstance(value, Sample) else "",
-)  # fmt: skip
+)
 def test_right_and_wrong(sample: Sample, right: list[str], wrong: list[str]) -> None:
     assert all(grade(sample, text, finished=True) for text in right)
     assert not any(grade(sample, text, finished=True) for text in wrong)

@@ -8,7 +8,11 @@ from tokenizers import Tokenizer
 from executors.tiny.data.sample import Sample
 from executors.tiny.tokenizer import MARKERS, SPECIAL, VOCAB_SIZE, build, render
 
-_TEXTS = ["What is the sum of 1 and 2?\n", 'Please return {"name": "Anna", "age": 34} as JSON.', "What is the total?"]
+_TEXTS = [
+    "What is the sum of 1 and 2?\n",
+    'Please return {"name": "Anna", "age": 34} as JSON.',
+    "What is the total?",
+]
 _TOKENIZER = build(_TEXTS * 3)
 
 
@@ -41,7 +45,10 @@ def test_vocabulary_fits_the_model(shipped_tokenizer: Tokenizer) -> None:
     assert VOCAB_SIZE % 64 == 0
 
 
-_TOOL = {"type": "function", "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def _render(messages: list[dict[str, object]], tools: tuple[dict[str, object], ...] = ()) -> str:
@@ -65,19 +72,23 @@ def test_template_with_tools() -> None:
         f"<|im_start|>system\n# Tools\n<tools>\n{json_tool}\n{json_tool}\n</tools><|im_end|>\n"
         "<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "system\nBe kind.\n\n# Tools\n<tools>" in _render([{"role": "system", "content": "Be kind."}, user], (_TOOL,))
+    assert "system\nBe kind.\n\n# Tools\n<tools>" in _render(
+        [{"role": "system", "content": "Be kind."}, user], (_TOOL,)
+    )
 
 
 @pytest.mark.parametrize("arguments", ['{"minutes": 5}', {"minutes": 5}])
 @pytest.mark.parametrize("content", ["", None])
 def test_template_with_a_call_and_two_results(arguments: object, content: str | None) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "timer", "arguments": arguments}}
-    prompt = _render([
-        {"role": "user", "content": "Go"},
-        {"role": "assistant", "content": content, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "ok"},
-        {"role": "tool", "tool_call_id": "1", "content": "done"},
-    ])
+    prompt = _render(
+        [
+            {"role": "user", "content": "Go"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "ok"},
+            {"role": "tool", "tool_call_id": "1", "content": "done"},
+        ]
+    )
     assert prompt == (
         "<|im_start|>user\nGo<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>\n{"name": "timer", "arguments": {"minutes": 5}}\n</tool_call><|im_end|>\n'

@@ -41,7 +41,9 @@ def test_a_short_run_learns_and_resumes(run_folder: Path) -> None:
     resumed = Trainer(run_folder, _recipe(14), minutes=5)
     assert resumed.resume()
     assert resumed.progress == trainer.progress
-    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True)
+    )
     resumed.run()
     assert resumed.progress.step == 14
 
@@ -50,7 +52,10 @@ def test_only_answers_are_learned(shipped_tokenizer: Tokenizer) -> None:
     encoder = Encoder(shipped_tokenizer)
     sample = held_out_samples("sums", 1)[0]
     ids, weights = encoder.encode(render(sample))
-    assert shipped_tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False) == sample.answer + "<|im_end|>"
+    assert (
+        shipped_tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False)
+        == sample.answer + "<|im_end|>"
+    )
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:
@@ -96,6 +101,10 @@ def test_training_and_generation_compute_the_same(shipped_tokenizer: Tokenizer) 
 def test_the_shipped_weights_answer() -> None:
     folder = weights_dir()
     assert (folder / "model.safetensors").stat().st_size <= 8_000_000
-    samples = [sample for skill in ("sums", "capitals", "off_topic", "upper_casing") for sample in held_out_samples(skill, 5)]
+    samples = [
+        sample
+        for skill in ("sums", "capitals", "off_topic", "upper_casing")
+        for sample in held_out_samples(skill, 5)
+    ]
     outcomes = ask_offline(folder, samples)
     assert sum(outcome.correct for outcome in outcomes) >= 18

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+
+from executors import checks
+from executors.batch import (
+    ItemOutput,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+from executors.errors import InvalidInput
+from executors.slots import SlotTable
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def make(**changes: object) -> UnifiedBatch:
+    """A chunk of 4 tokens, a decode, and a decode with one draft."""
+    starts = tuple(
+        SequenceStart(seq, slot, ids(1, 2, 3, 4), ids(), SamplingParams(seed=seq))
+        for seq, slot in ((10, 2), (11, 0), (12, 1))
+    )
+    made = UnifiedBatch(
+        1, 1, np.array([10, 11, 12]), ids(2, 0, 1), ids(4, 1, 2), ids(0, 8, 5), np.array([False, True, True]),
+        ids(0, 0, 1), ids(1, 2, 3, 4, 50, 60, 61), starts=starts,
+    )  # fmt: skip
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_counts_and_items() -> None:
+    batch = make()
+    assert (len(batch), batch.total_q_tokens(), batch.num_sampled_items()) == (3, 7, 2)
+    assert batch.q_starts.tolist() == [0, 4, 5, 7]
+    table = SlotTable(3, 4)
+    table.apply(batch)
+    items = list(batch.items(table))
+    assert [item.q_tokens.tolist() for item in items] == [[1, 2, 3, 4], [50], [60, 61]]
+    assert [(item.seq_id, item.pos_offset, item.num_draft_tokens) for item in items] == [
+        (10, 0, 0),
+        (11, 8, 0),
+        (12, 5, 1),
+    ]
+    assert [item.sampling.seed for item in items if item.sampling] == [10, 11, 12]
+    assert items[2].kv_cache.cache_id == 12 and items[2].kv_cache.num_tokens == 5
+
+
+def test_output_holds_plain_tokens_as_arrays_and_the_rest_whole() -> None:
+    plain = ItemOutput((SampledToken(5),))
+    drafts = ItemOutput((SampledToken(6), SampledToken(7)))
+    rich = ItemOutput((SampledToken(8, -0.5, ((8, -0.5),)),))
+    failed = ItemOutput(error="NaN")
+    output = UnifiedOutput.from_items([plain, None, drafts, rich, failed])
+    assert (output.num_tokens.tolist(), output.token_ids.tolist()) == ([1, 0, 2, 1, 0], [5, 6, 7, 8])
+    assert set(output.details) == {3, 4}
+    assert list(output) == [plain, None, drafts, rich, failed]
+    with pytest.raises(IndexError):
+        output[5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_q_tokens": ids(4, 0, 3)}, "at least one query token"),
+        ({"num_q_tokens": ids(4, 1, 1)}, "add up to 6"),
+        ({"pos_offsets": ids(0, -1, 5)}, "negative"),
+        ({"slots": ids(2, 0, 0)}, "occurs twice"),
+        ({"seq_ids": np.array([10, 10, 12])}, "occurs twice"),
+        ({"num_draft_tokens": ids(0, 1, 1)}, "no draft"),
+        ({"num_draft_tokens": ids(0, 0, -1)}, "no draft"),
+        ({"num_draft_tokens": ids(1, 0, 1)}, "only a final chunk"),
+        ({"pending": np.array([True])}, "pending has 1"),
+        ({"is_final_chunk": np.array([True])}, "is_final_chunk has 1"),
+    ],
+)
+def test_unsound_arrays_are_refused(changes: dict[str, object], message: str) -> None:
+    checks.check_arrays(make())
+    with pytest.raises(InvalidInput, match=message):
+        checks.check_arrays(make(**changes))
+
+
+def test_limits() -> None:
+    checks.check_limits(make(), 62, 9, 3)
+    for limits, message in (
+        ((61, 9, 3), "token id"),
+        ((62, 8, 3), "exceed 8 tokens"),
+        ((62, 9, 2), "largest batch"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            checks.check_limits(make(), *limits)
+    hidden = make(token_ids=ids(1, 2, 3, 4, -1, 60, 61), pending=np.arange(7) == 4)
+    checks.check_limits(hidden, 62, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("copies", "message"),
+    [
+        ([(0, 8)], "outside"),
+        ([(-1, 0)], "outside"),
+        ([(0, 1), (2, 1)], "overlap"),
+        ([(0, 1), (1, 2)], "overlap"),
+    ],
+)
+def test_block_copies(copies: list[tuple[int, int]], message: str) -> None:
+    checks.check_blocks(make(block_copies=np.array([(0, 1), (0, 2)], np.int32)), 8)
+    with pytest.raises(InvalidInput, match=message):
+        checks.check_blocks(make(block_copies=np.array(copies, np.int32)), 8)

@@ -1,0 +1,43 @@
+"""docs/executors.md is true: its executor runs, passes the conformance kit, and is as short as it says."""
+
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from executors.conformance import CASES, run_case
+from executors.contract import ExecutorConfig, ModelExecutor
+from executors.fakes.base import OPTIONS
+from executors.fakes.failures import KINDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def example() -> types.ModuleType:
+    module = types.ModuleType("successor")
+    exec(compile(BLOCKS[0], "docs/executors.md", "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_example_conforms(example: types.ModuleType, case: str) -> None:
+    def make() -> ModelExecutor:
+        return example.SuccessorFactory().create_executor(ExecutorConfig("successor", max_num_seqs=6))
+
+    if reason := await run_case(case, make):
+        pytest.skip(reason)
+
+
+def test_the_example_has_about_60_lines() -> None:
+    body = BLOCKS[0].split("class Successor(")[1].split("class SuccessorFactory")[0]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 65
+
+
+def test_the_page_names_everything() -> None:
+    for name in (*OPTIONS, *KINDS):
+        assert name in PAGE, name
+    for path in re.findall(r"`((?:executors|tests)/[\w/]+\.py)`", PAGE):
+        assert (Path(__file__).parents[2] / path).is_file(), path

@@ -1,0 +1,252 @@
+"""A scripted TextEngine and a byte tokenizer: honest to the engine's API, and complaining where it is misused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from engine.request import EngineStats, Stage
+from engine.text.generation import TextDelta, TextRequest, Usage
+from executors.contract import ModelExecutor, ModelInfo
+from server.app import create_app
+from server.chat.template import ChatTemplate
+from server.metrics import Metrics
+from server.state import SamplingDefaults, ServedModel, ServerState
+
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}[tools:{{ tools | tojson }}]{% endif %}"
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}={{ c.function.arguments | tojson }}){% endfor %}]"
+    "{% endfor %}{% if add_generation_prompt %}[assistant:{% endif %}"
+)
+MAX_MODEL_LEN = 512
+LOGITS_WIDTH = 320
+BOS = 256
+
+Step = TextDelta | Exception | asyncio.Event
+"""A delta to yield, an error to raise, or an event to wait for."""
+Script = Callable[[TextRequest], Iterable[Step]]
+
+
+def says(*words: str, finish: str = "stop", stop_reason: str | int | None = None) -> Script:
+    """Every choice says the same, a delta a word, and ends."""
+
+    def script(request: TextRequest) -> Iterable[Step]:
+        count = len(request.prompts) * request.n
+        for number, word in enumerate(words):
+            for index in range(count):
+                yield TextDelta(index, word, (number,))
+        for index in range(count):
+            yield TextDelta(index, "", (len(words),), finish_reason=finish, stop_reason=stop_reason)
+
+    return script
+
+
+def steps(*script: Step) -> Script:
+    """Exactly these."""
+    return lambda request: script
+
+
+class FakeGeneration:
+    """Plays a script. Leaving it before every choice ended is an abort; using it unopened or after is a mistake."""
+
+    def __init__(self, engine: FakeTextEngine, request: TextRequest) -> None:
+        self.request = request
+        self.seed = request.seed if request.seed is not None else 7
+        self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
+        self._engine = engine
+        self._running = set(range(len(request.prompts) * request.n))
+        self._entered = False
+
+    async def __aenter__(self) -> FakeGeneration:
+        self._entered = True
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._entered = False
+        self._engine.open.remove(self.request.request_id)
+        if self._running:
+            self._engine.aborted.append(self.request.request_id)
+
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        for step in self._engine.script(self.request):
+            assert self._entered, "iterated outside of its block"
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                self._engine.paused.set()
+                await step.wait()
+                continue
+            self.usage.completion_tokens += len(step.token_ids)
+            if step.finish_reason is not None:
+                self._running.remove(step.index)
+            yield step
+        assert not self._running, "the script left choices without an end"
+
+
+@dataclass
+class FakeTextEngine:
+    """`refusal` is raised by `start`; `open` are calls whose block has not been left."""
+
+    script: Script = field(default_factory=lambda: says("Hel", "lo", "!"))
+    refusal: Exception | None = None
+    requests: list[TextRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, request: TextRequest) -> Any:
+        assert all(request.prompts), "an empty prompt reached the engine"
+        assert all(0 <= t < LOGITS_WIDTH for prompt in request.prompts for t in prompt), "an id out of range"
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        self.open.append(request.request_id)
+        return FakeGeneration(self, request)
+
+
+class ByteTokenizer:
+    """An id is a byte; 256 is the beginning of text, which "special tokens" adds."""
+
+    vocab_size = 257
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        special = "" if skip_special_tokens else "<s>"
+        return "".join(special if i == BOS else chr(i) for i in ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id], False)
+
+
+class FakeExecutor:
+    """Only what metrics read."""
+
+    def __init__(self) -> None:
+        self.cache: dict[str, Any] | None = {"blocks": 4, "dtype": "bf16", "odd name!": 1.5}
+
+    def cache_metrics_snapshot(self) -> dict[str, Any] | None:
+        return self.cache
+
+    def lora_metrics_snapshot(self) -> dict[str, Any] | None:
+        return None
+
+    def snapshot_age(self) -> float:
+        return 1.25
+
+
+@dataclass
+class FakeCore:
+    """`stage` is what a test says it is."""
+
+    stage: Stage = Stage.READY
+    detail: str = ""
+    executor: Any = field(default_factory=FakeExecutor)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            stage=self.stage, running=3, waiting=2, kv_blocks_used=5, kv_blocks_total=20, epoch=1, steps=9,
+            preemptions=1, detail=self.detail,
+        )  # fmt: skip
+
+    def info(self) -> ModelInfo | None:
+        return INFO
+
+
+INFO = ModelInfo(
+    name="fake", family="fake", num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8,
+    vocab_size=257, logits_width=LOGITS_WIDTH, max_model_len=MAX_MODEL_LEN, dtype="float32",
+)  # fmt: skip
+
+
+@dataclass
+class House:
+    """A server over the fakes. `loading()` takes the model away."""
+
+    engine: FakeTextEngine = field(default_factory=FakeTextEngine)
+    core: FakeCore = field(default_factory=FakeCore)
+    names: tuple[str, ...] = ("fake", "org/fake-1")
+    template: str | None = TEMPLATE
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    options: dict[str, Any] = field(default_factory=dict)
+    state: ServerState = field(init=False)
+    app: FastAPI = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = ServerState(self.names, Metrics(), core=self.core)
+        self.state.metrics.watch(self.core)
+        self.state.model = ServedModel(
+            engine=self.engine,
+            tokenizer=ByteTokenizer(),
+            info=INFO,
+            max_model_len=MAX_MODEL_LEN,
+            template=None if self.template is None else ChatTemplate(self.template, {"bos_token": "<s>"}),
+            defaults=self.defaults,
+            fingerprint="fp_fake",
+        )
+        self.app = create_app(self.state, **self.options)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+        return httpx.AsyncClient(transport=transport, base_url="http://server", **options)
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], **body}
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.post("/v1/completions", {"model": "fake", "prompt": "Hi", **body})
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        async with self.client() as client:
+            return await client.post(path, json=body)
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        async with self.client() as client:
+            return await client.get(path, **options)
+
+    def asked(self) -> TextRequest:
+        """The one request that reached the engine."""
+        [request] = self.engine.requests
+        return request
+
+
+def events(response: httpx.Response) -> list[str]:
+    """The data of each server-sent event, in order; anything else in the body is a mistake."""
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *blocks, last = response.text.split("\n\n")
+    assert last == ""
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object, after a look at its shape."""
+    body = response.json()
+    assert set(body) == {"error"}, body
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}, error
+    assert isinstance(error["message"], str) and error["message"]
+    assert isinstance(error["type"], str)
+    assert response.headers["x-request-id"].startswith("req_")
+    return dict(error)
+
+
+__all__ = [
+    "BOS",
+    "FakeCore",
+    "FakeTextEngine",
+    "House",
+    "ModelExecutor",
+    "error_of",
+    "events",
+    "says",
+    "steps",
+]

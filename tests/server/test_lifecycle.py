@@ -1,0 +1,186 @@
+"""Start and end of the serving process: order of events, signals, sockets, reaping."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from executors.contract import ConfigError, KvLayout
+from server import startup
+from server.lifecycle import Signals, listen, serve
+from server.reaper import Reaper
+from server.settings import SettingsError
+from tests.server.fakes import INFO, House
+
+
+@dataclass
+class Core:
+    """Records what is done to it; `work` is what a drain waits for."""
+
+    log: list[str] = field(default_factory=list)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def drain(self, timeout: float) -> bool:
+        self.log.append("drain")
+        try:
+            await asyncio.wait_for(self.work.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self.log.append("stop")
+
+
+@dataclass
+class Running:
+    house: House
+    core: Core
+    signals: Signals
+    url: str
+    task: asyncio.Task[None]
+
+    async def get(self, path: str) -> int:
+        async with httpx.AsyncClient(base_url=self.url) as client:
+            return (await client.get(path)).status_code
+
+    async def until(self, path: str, status: int) -> None:
+        for _ in range(500):
+            if await self.get(path) == status:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{path} never answered {status}")
+
+
+def run(house: House, *, drain_timeout: float = 5.0, load_error: Exception | None = None) -> Running:
+    core, signals, listener = Core(), Signals(), listen("127.0.0.1", 0)
+    model, house.state.model = house.state.model, None
+
+    async def load() -> None:
+        await asyncio.sleep(0.05)
+        if load_error is not None:
+            raise load_error
+        house.state.model = model
+
+    serving = serve(
+        house.app, house.state, listener, core, load, drain_timeout=drain_timeout, signals=signals
+    )
+    url = startup.url_of("127.0.0.1", listener.getsockname()[1])
+    return Running(house, core, signals, url, asyncio.create_task(serving))
+
+
+async def test_opens_loads_drains_and_ends(house: House) -> None:
+    running = run(house)
+    assert await running.get("/live") == 200
+    assert await running.get("/ready") == 503
+    await running.until("/ready", 200)
+    running.signals.arrived()
+    await running.until("/ready", 503)
+    assert await running.get("/live") == 200, "a draining server is alive"
+    running.core.work.set()
+    await asyncio.wait_for(running.task, 5)
+    assert running.core.log == ["drain", "stop"]
+    with pytest.raises(httpx.ConnectError):
+        await running.get("/live")
+
+
+async def test_a_signal_while_loading_ends_it(house: House) -> None:
+    running = run(house)
+    running.core.work.set()
+    running.signals.arrived()
+    await asyncio.wait_for(running.task, 5)
+    assert house.state.model is None
+    assert running.core.log[-1] == "stop"
+
+
+@pytest.mark.parametrize("hurry", ["timeout", "second signal"])
+async def test_a_drain_has_an_end(house: House, hurry: str) -> None:
+    running = run(house, drain_timeout=0.1 if hurry == "timeout" else 60)
+    await asyncio.sleep(0.2)
+    running.signals.arrived()
+    if hurry == "second signal":
+        await asyncio.sleep(0.05)
+        running.signals.arrived()
+    await asyncio.wait_for(running.task, 5)
+    assert running.core.log == ["drain", "stop"]
+
+
+async def test_an_error_while_loading_ends_the_server(house: House) -> None:
+    running = run(house, load_error=ConfigError("no such model"))
+    with pytest.raises(ConfigError, match="no such model"):
+        await asyncio.wait_for(running.task, 5)
+    assert running.core.log == ["stop"]
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError) as caught:
+            listen("127.0.0.1", port)
+    assert (
+        str(caught.value)
+        == f"cannot listen on 127.0.0.1:{port}: address already in use; take another with --port"
+    )
+    with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1"):
+        listen("192.0.2.1", 0)
+    with pytest.raises(SettingsError, match="not an address"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_listens_on_ipv6_too() -> None:
+    with listen("::1", 0) as listener:
+        assert listener.family is socket.AF_INET6
+
+
+def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    reaper = Reaper(os.getpid())
+    deadline = time.monotonic() + 10
+    while child.pid not in reaper._seen:
+        assert time.monotonic() < deadline
+        assert reaper.look() == [], "nothing is taken at first sight"
+        time.sleep(0.01)
+    assert reaper.look() == [child.pid]
+    assert reaper.look() == []
+    child.wait()  # it finds nothing to wait for, and says 0
+
+
+def test_banner_says_where_what_and_how() -> None:
+    layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
+    text = startup.banner(
+        url="http://127.0.0.1:8000", name="it's", info=INFO, layout=layout, max_model_len=512, needs_key=True
+    )
+    for words in ("http://127.0.0.1:8000", "fake, float32", "device    cpu", "32,768 tokens", "YOUR_KEY"):
+        assert words in text
+    curl = text.splitlines()[-1]
+    assert subprocess.run(["sh", "-nc", curl], check=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:5"), ("0.0.0.0", "http://localhost:5"), ("::1", "http://[::1]:5")],
+)
+def test_urls(host: str, url: str) -> None:
+    assert startup.url_of(host, 5) == url
+
+
+def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    display = startup.LoadingLog()
+    for done in range(1000):
+        display.report("weights", done, 1000)
+    display.report("warmup", 0, 0)
+    display.close()
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_bar_on_a_terminal() -> None:
+    bar = startup.LoadingBar()
+    bar.report("weights", 5, 10)
+    bar.report("warmup", 0, 0)
+    bar.close()

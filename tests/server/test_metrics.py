@@ -1,0 +1,69 @@
+"""/metrics: it parses, its names are the promised ones, and it reads without waiting."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.fakes import House
+
+NAMES = (
+    "cohort_requests_running cohort_requests_waiting cohort_kv_cache_usage_ratio cohort_time_to_first_token_seconds_bucket "
+    "cohort_inter_token_latency_seconds_bucket cohort_e2e_request_latency_seconds_bucket cohort_requests_resumed_total "
+    "cohort_tokens_total cohort_requests_total process_resident_memory_bytes python_info"
+).split()
+
+
+async def samples(house: House) -> dict[tuple[str, str], float]:
+    response = await house.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(response.text)
+    found = {}
+    for family in families:
+        assert family.documentation or family.name.startswith(("python", "process")), family.name
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            assert (sample.name, labels) not in found, f"{sample.name} twice"
+            found[sample.name, labels] = sample.value
+    return found
+
+
+async def test_names_are_there_from_the_start(house: House) -> None:
+    found = {name for name, _ in await samples(house)}
+    assert not set(NAMES) - found
+
+
+async def test_gauges_come_from_the_engine(house: House) -> None:
+    found = await samples(house)
+    assert found["cohort_requests_running", ""] == 3
+    assert found["cohort_requests_waiting", ""] == 2
+    assert found["cohort_kv_cache_usage_ratio", ""] == 0.25
+    assert found["cohort_stage", "stage=ready"] == 1
+    assert found["cohort_stage", "stage=failed"] == 0
+
+
+async def test_snapshots_of_the_executor_and_their_age(house: House) -> None:
+    found = await samples(house)
+    assert found["cohort_cache_blocks", ""] == 4
+    assert found["cohort_cache_odd_name_", ""] == 1.5
+    assert found["cohort_cache_info", "dtype=bf16"] == 1
+    assert found["cohort_executor_snapshot_age_seconds", ""] == 1.25
+    house.core.executor.cache = None
+    assert ("cohort_cache_blocks", "") not in await samples(house)
+
+
+async def test_observer(house: House) -> None:
+    metrics = house.state.metrics
+    metrics.first_token(0.2)
+    metrics.tokens(2, 0.1)
+    metrics.finished("stop", 10, 3, 1.5)
+    metrics.finished("abort", 5, 0, 0.1)
+    metrics.restarted("signal")
+    found = await samples(house)
+    assert found["cohort_time_to_first_token_seconds_sum", ""] == 0.2
+    assert found["cohort_inter_token_latency_seconds_count", ""] == 2
+    assert found["cohort_inter_token_latency_seconds_sum", ""] == 0.1
+    assert found["cohort_tokens_total", "kind=prompt"] == 15
+    assert found["cohort_tokens_total", "kind=output"] == 3
+    assert found["cohort_requests_total", "outcome=stop"] == 1
+    assert found["cohort_requests_total", "outcome=length"] == 0
+    assert found["cohort_executor_restarts_total", "cause=signal"] == 1
+    assert found["cohort_e2e_request_latency_seconds_count", ""] == 2

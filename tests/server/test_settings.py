@@ -1,0 +1,217 @@
+"""Settings from file, environment and flags; flags of other servers; what the command line answers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server import flags
+from server.bootstrap import Bootstrap
+from server.cli import app, known_options
+from server.paths import configs_dir
+from server.settings import Settings, SettingsError, load
+
+
+def settings(flags: dict[str, Any] | None = None, **environ: str) -> Settings:
+    return load(flags or {}, environ)[0]
+
+
+def error(flags: dict[str, Any] | None = None, **environ: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(flags or {}, environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_file_then_environment_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("port: 1\nmax_num_seqs: 1\nblock_size: 8\nserved_model_name: [a, b]\n")
+    chosen = settings(
+        {"config": str(file), "port": 3}, COHORT_PORT="2", COHORT_MAX_NUM_SEQS="2", COHORT_API_KEY="x, y"
+    )
+    assert (chosen.port, chosen.max_num_seqs, chosen.block_size) == (3, 2, 8)
+    assert chosen.served_model_name == ["a", "b"]
+    assert chosen.api_key == ["x", "y"]
+    assert chosen.host == "127.0.0.1"
+
+
+def test_config_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("port: 7")
+    assert settings(COHORT_CONFIG=str(tmp_path / "my.yaml")).port == 7
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in configs_dir().glob("*.yaml")))
+def test_presets(preset: str) -> None:
+    settings({"config": preset})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4GiB", 2**32),
+        ("512MiB", 2**29),
+        ("1.5g", 1_500_000_000),
+        ("2KB", 2000),
+        ("10", 10),
+        (" 1 Ti ", 2**40),
+    ],
+)
+def test_byte_sizes(text: str, number: int) -> None:
+    assert settings({"kv_cache_memory_bytes": text}).kv_cache_memory_bytes == number
+    assert settings(COHORT_KV_CACHE_MEMORY_BYTES=text).kv_cache_memory_bytes == number
+
+
+def test_executor_options() -> None:
+    chosen = settings({"executor_option": ["step_delay_ms=2.5", "native=false", "fail=die@5"]})
+    assert chosen.executor_option == {"step_delay_ms": 2.5, "native": False, "fail": "die@5"}
+
+
+def test_service_links_of_kubernetes_are_ignored_with_a_line() -> None:
+    links = {
+        "COHORT_SERVICE_HOST": "10.0.0.1",
+        "COHORT_SERVICE_PORT": "8000",
+        "COHORT_SERVICE_PORT_HTTP": "8000",
+        "COHORT_PORT": "tcp://10.0.0.1:8000",
+        "COHORT_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "COHORT_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    chosen, notes = load({}, links)
+    assert chosen.port == 8000
+    assert len(notes) == len(links)
+
+
+def test_one_line_says_what_is_wrong_and_where(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    assert error(COHORT_PROT="1") == "COHORT_PROT: no such setting; did you mean port?"
+    assert error(COHORT_PORT="eighty").startswith("COHORT_PORT: it should be a valid integer")
+    assert error({"port": 70000}) == "--port: it should be less than or equal to 65535 (not '70000')"
+    assert error({"max_num_seqs": 0}).startswith("--max-num-seqs: ")
+    assert error({"kv_cache_memory_bytes": "lots"}).startswith("--kv-cache-memory-bytes: ")
+    assert error({"executor_mode": "thread"}).startswith("--executor-mode: ")
+    assert error({"executor_option": ["x"]}).startswith("--executor-option: it should be NAME=VALUE")
+    assert "presets: cpu, default, gpu" in error({"config": "nope"})
+    assert "No such file" in error({"config": str(tmp_path / "nope.yaml")})
+    for text, words in (
+        ("prot: 1", "prot: no such setting; did you mean port?"),
+        ("[1]", "a mapping of settings is expected"),
+        ("a: [", "not valid YAML"),
+        ("port: x", "port: it should be a valid integer"),
+    ):
+        file.write_text(text)
+        assert words in error({"config": str(file)})
+
+
+def test_keys_are_never_repeated_in_errors() -> None:
+    assert "hunter2" not in error({"metrics_key": ["hunter2"]})
+
+
+def test_models_that_are_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for model, words in (
+        ("Qwen/Qwen3-0.6B", "models by hub name are not supported yet"),
+        (str(tmp_path / "none"), "no such directory"),
+        (str(tmp_path / "file"), "this is a file"),
+        ("./a/b", "no such directory"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            Bootstrap(settings({"model": model}))
+
+
+def test_the_name_of_a_model(tmp_path: Path) -> None:
+    assert Bootstrap(settings()).names == ("cohort-tiny",)
+    assert Bootstrap(settings({"model": str(tmp_path)})).names == (tmp_path.name,)
+    assert Bootstrap(settings({"served_model_name": ["a", "b/c"]})).names == ("a", "b/c")
+
+
+def serve_options() -> dict[str, bool]:
+    import typer
+
+    command: Any = typer.main.get_command(app)
+    return known_options(command.commands["serve"])
+
+
+def test_every_setting_has_its_flag() -> None:
+    options = {name for name in serve_options() if name.startswith("--")} - {"--help", "--config"}
+    assert options == {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        ("-m x", "unknown flag -m: use the positional MODEL, or --model"),
+        ("--model-path x", "use the positional MODEL, or --model"),
+        ("-c 4096", "use --max-model-len"),
+        ("--ctx-size 4096", "use --max-model-len"),
+        ("--context-length=4096", "use --max-model-len"),
+        ("--n-gpu-layers 99", "use --device"),
+        ("-ngl 99", "use --device"),
+        ("--mem-fraction-static 0.8", "use --kv-cache-memory-bytes"),
+        ("--max-running-requests 8", "use --max-num-seqs"),
+        ("--max_num_seqs 8", "use --max-num-seqs"),
+        ("--tp 2", "--tp is not supported yet"),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size is not supported yet"),
+        ("--enable-prefix-caching", "--enable-prefix-caching is not supported yet"),
+        ("--gpu-memory-utilization 0.9", "is not supported yet"),
+        ("--enable-chunked-prefill", "prompts are always prefilled in chunks"),
+        ("--max-num-seq 8", "did you mean --max-num-seqs?"),
+        ("--frobnicate", "see cohort serve --help"),
+        ("--port 1 --frobnicate", "unknown flag --frobnicate"),
+    ],
+)
+def test_foreign_flags(argv: str, answer: str) -> None:
+    message = flags.complaint(argv.split(), serve_options())
+    assert message is not None
+    assert answer in message
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["", "model", "--port 80 model", "--port=80", "--seed -1", "--host -x", "-- --odd", "--help", "-5"],
+)
+def test_no_complaint_about_what_exists(argv: str) -> None:
+    assert flags.complaint(argv.split(), serve_options()) is None
+
+
+def test_the_advice_itself_exists() -> None:
+    options = serve_options()
+    assert not flags.NOT_YET & set(options)
+    assert not flags.NOT_YET & set(flags.ELSEWHERE)
+    for flag, advice in flags.ELSEWHERE.items():
+        assert flag not in options, f"{flag} exists by now"
+        first = advice.split()[0].rstrip(",")
+        assert first in options or first in ("the", "--api-key"), advice
+
+
+def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("cohort")), *argv]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (("serve", "--ctx-size", "5"), {}, "use --max-model-len"),
+        (("serve", "--port", "80000"), {}, "--port"),
+        (("serve", "Qwen/Qwen3-0.6B"), {}, "hub name"),
+        (("serve", "a", "--model", "b"), {}, "two models"),
+        (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
+    ],
+)
+def test_exit_code_2_and_one_line(argv: tuple[str, ...], environ: dict[str, str], words: str) -> None:
+    done = run(*argv, **environ)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("cohort: error: ")
+    assert words in line
+
+
+def test_help_and_version() -> None:
+    assert "serve" in run("--help").stdout
+    assert "--max-num-seqs" in run("serve", "--help").stdout
+    assert run("--version").stdout == run("version").stdout
+    assert run("nonsense").returncode == 2

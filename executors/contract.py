@@ -140,7 +140,9 @@ class PrefillOutput:
         """float32 [V]: logits at the last position. Raises InvalidInput if none were asked for."""
         if self.logits is None:
             raise InvalidInput("no logits were asked for")
-        row: NDArray[np.float32] = self.logits.numpy().reshape(-1, self.logits.shape[-1])[-1].astype(np.float32)
+        row: NDArray[np.float32] = (
+            self.logits.numpy().reshape(-1, self.logits.shape[-1])[-1].astype(np.float32)
+        )
         return row
 
 
@@ -325,7 +327,9 @@ class ModelExecutor(ABC):
         Raises Unsupported for another threshold, InvalidInput without sampling.
         """
         if acceptance_threshold != 1.0:
-            raise Unsupported("only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token")
+            raise Unsupported(
+                "only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token"
+            )
         if request.sampling is None:
             raise InvalidInput("speculative_decode needs sampling parameters")
         accepted: list[SampledToken] = []
@@ -393,4 +397,6 @@ class ModelExecutorFactory(ABC):
         """Raises ConfigError, one line naming the field, for a configuration it cannot serve."""
         if config.executor_type not in self.supported_types():
             names = ", ".join(self.supported_types())
-            raise ConfigError(f"executor_type {config.executor_type} is not supported by {config.executor}; it is: {names}")
+            raise ConfigError(
+                f"executor_type {config.executor_type} is not supported by {config.executor}; it is: {names}"
+            )

@@ -1,7 +1,7 @@
 """Executors by name. Standard library only: a factory is imported when it is first asked for.
 
-    create("llm", config)      an executor of a built-in or registered factory
-    ExecutorRegistry           live executors by name, for `GET /v1/executors` and metrics
+create("llm", config)      an executor of a built-in or registered factory
+ExecutorRegistry           live executors by name, for `GET /v1/executors` and metrics
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ class Tensor:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(ITEM_SIZES)}")
         need = math.prod(self.shape) * ITEM_SIZES[self.dtype]
         if self.data.nbytes != need:
-            raise ValueError(f"{self.data.nbytes} bytes do not hold {self.dtype}{list(self.shape)} ({need} bytes)")
+            raise ValueError(
+                f"{self.data.nbytes} bytes do not hold {self.dtype}{list(self.shape)} ({need} bytes)"
+            )
 
     @staticmethod
     def of(values: ArrayLike, dtype: str | None = None) -> Tensor:

@@ -145,7 +145,11 @@ class LlmExecutor(BatchModelExecutor):
         status, loaded = self._stats.status(self._state, self._memory_status()), self._loaded
         if loaded is None:
             return status
-        notes = (f"attention: {loaded.runner.attention.name} (gathers KV before each call)", loaded.plan.note)
+        notes = (
+            f"attention: {loaded.runner.attention.name} (gathers KV before each call)",
+            loaded.plan.note,
+            loaded.source.note,
+        )
         return replace(status, notes=tuple(note for note in notes if note))
 
     def _memory_status(self) -> MemoryStatus:

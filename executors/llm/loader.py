@@ -27,6 +27,8 @@ class LoadedModel:
     info: ModelInfo
     parameter_bytes: int
     activation_bytes_per_token: int
+    note: str | None = None
+    """What is slower here than it could be."""
 
 
 def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
@@ -47,11 +49,15 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             load_weights(decoder, directory, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"{directory}: no memory for the weights: {str(error).splitlines()[0]}") from None
+    info, parameter_bytes = _info(config, decoder, max_model_len), decoder.num_bytes()
+    packed_bytes = decoder.pack()
+    slow = packed_bytes is None and dtype is torch.bfloat16 and device.type == "cpu"
     return LoadedModel(
         decoder,
-        _info(config, decoder, max_model_len),
-        decoder.num_bytes(),
+        info,
+        parameter_bytes + (packed_bytes or 0),
         _activation_bytes(decoder_config) * dtype.itemsize,
+        "bfloat16 linears are slow: this CPU has no oneDNN kernels for them" if slow else None,
     )
 
 

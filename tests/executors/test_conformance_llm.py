@@ -13,7 +13,9 @@ from executors.contract import (
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,
+    ModelExecutor,
     OptimizationConfig,
+    UnifiedBatch,
 )
 from executors.registry import create
 

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
+from executors.llm.linear import Linear, can_pack
 from executors.llm.models.config import DecoderConfig
 from executors.llm.rope import rotary_table, rotate
 
@@ -71,19 +72,6 @@ class UnifiedModel(DecoderOnlyLLM, Protocol):
 
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] of all tokens of all sequences."""
-
-
-class Linear:
-    """y = x W^T + b with `weight` [out, in]. A class of its own so that packed and quantized ones can take its place."""
-
-    __slots__ = ("bias", "weight")
-
-    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
-        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 class _Layer:
@@ -189,6 +177,7 @@ class Decoder:
                 (names.down, layer.down, 0, c.hidden_size),
             ]
             for name, linear, begin, rows in parts:
+                assert linear.weight is not None, "packed weights cannot be loaded into"
                 out[f"{name.format(i=i)}.weight"] = linear.weight[begin : begin + rows]
                 if linear.bias is not None:
                     out[f"{name.format(i=i)}.bias"] = linear.bias[begin : begin + rows]
@@ -209,6 +198,18 @@ class Decoder:
             for i in range(len(self.layers))
             for name in (names.q_norm, names.k_norm)
         )
+
+    def pack(self) -> int | None:
+        """Once the weights are loaded: lay the linears out as the device likes best; returns the bytes of memory that
+        took, None where nothing can be gained. The packed weights are not in `parameters()` any more."""
+        if not can_pack(self.dtype, self.device):
+            return None
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                linear.pack()
+        self.lm_head.pack()
+        # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
+        return self.embed.numel() * self.embed.element_size() if self.config.tied else 0
 
     def num_parameters(self) -> int:
         """Elements as the checkpoint counts them, a tied head once."""

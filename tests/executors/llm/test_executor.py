@@ -244,6 +244,22 @@ def test_the_factory_needs_no_torch():
     assert done.stdout.strip() == "False"
 
 
+def test_packed_linears_equal_plain_ones(qwen3):
+    settings = config(qwen3, dtype="bfloat16")
+    packed = load_model(settings, lambda *report: None).model.layers[0].gate_up
+    if packed.weight is not None:
+        pytest.skip("this CPU has no packed bf16")
+    from executors.llm.models.config import read_config
+    from executors.llm.models.decoder import Decoder
+    from executors.llm.weights import load_weights
+
+    decoder = Decoder(read_config(qwen3), torch.bfloat16, torch.device("cpu"), 64)
+    load_weights(decoder, qwen3, lambda *report: None)
+    for rows in (1, 2, 7, 64):
+        x = torch.randn(rows, 48).bfloat16()
+        assert torch.allclose(packed(x).float(), decoder.layers[0].gate_up(x).float(), rtol=0.01, atol=0.01)
+
+
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):
     executor = await start(qwen3, dtype="bfloat16")
     assert executor.kv_layout().bytes_per_block == 3 * 2 * 2 * 20 * 2 * 4

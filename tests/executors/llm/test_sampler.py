@@ -134,7 +134,9 @@ def test_greedy_takes_the_lowest_of_the_best():
     logits[1, [37, 250]] = 4.0
     assert draw(logits, [SamplingParams(temperature=0.0)] * 2).tokens.tolist() == [0, 37]
     # Coarse numbers tie all the time; a vectorised maximum must not mind.
-    coarse = torch.from_numpy(np.random.default_rng(2).integers(0, 9, (8, 20_011)).astype(np.float32)).bfloat16()
+    coarse = torch.from_numpy(
+        np.random.default_rng(2).integers(0, 9, (8, 20_011)).astype(np.float32)
+    ).bfloat16()
     expected = coarse.float().numpy().argmax(-1).tolist()
     assert draw(coarse, [SamplingParams(temperature=0.0)] * 8).tokens.tolist() == expected
 

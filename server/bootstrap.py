@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from executors.process import connect
 from server import __version__, logs, startup
 from server.app import create_app
 from server.chat.template import ChatTemplate
-from server.lifecycle import Signals, listen, serve
+from server.lifecycle import Signals, serve
 from server.metrics import Metrics
 from server.settings import Settings, SettingsError
 from server.state import SamplingDefaults, ServedModel, ServerState
@@ -43,15 +44,18 @@ log = structlog.get_logger("server")
 EMBEDDED_NAME = "cohort-tiny"
 
 
-def run(settings: Settings, notes: Sequence[str] = ()) -> int:
-    """Serve until told to stop; returns the exit code: 0 after a drain, 2 for what a person can put right, 1 otherwise."""
+def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
+    """Serve on `listener` until told to stop.
+
+    Returns the exit code: 0 after a drain, 2 for what a person can put right, 1 otherwise.
+    """
     setproctitle.setproctitle("cohort: server")
     logs.configure(settings.log_level)
     for note in notes:
         log.info(note)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Bootstrap(settings).serve())
+            runner.run(Bootstrap(settings).serve(listener))
     except (SettingsError, ConfigError) as error:
         _complain(str(error))
         return 2
@@ -74,12 +78,11 @@ class Bootstrap:
         self.config = executor_config(settings, self.model_dir)
         self.names = tuple(settings.served_model_name) or (_name_of(settings, self.model_dir),)
 
-    async def serve(self) -> None:
-        """Open the port, load behind it, serve, drain."""
+    async def serve(self, listener: socket.socket) -> None:
+        """Answer at once, load behind that, serve, drain."""
         settings = self.settings
         signals = Signals()
         signals.install()
-        listener = listen(settings.host, settings.port)
         state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
         core = self._core(state)
         app = create_app(

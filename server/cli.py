@@ -132,15 +132,18 @@ def serve(
     import os
 
     from server import settings
+    from server.listener import listen
 
     try:
         chosen, notes = settings.load(flags, os.environ)
+        listener = listen(chosen.host, chosen.port)
     except settings.SettingsError as error:
         fail(str(error))
 
+    # The large imports come last: whoever connects by now waits in the socket's queue instead of being refused.
     from server import bootstrap
 
-    sys.exit(bootstrap.run(chosen, notes))
+    sys.exit(bootstrap.run(chosen, listener, notes))
 
 
 def fail(message: str) -> NoReturn:

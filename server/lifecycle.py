@@ -19,7 +19,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from server.reaper import Reaper
-from server.settings import SettingsError
 from server.state import ServerState
 
 log = structlog.get_logger("server")
@@ -69,24 +68,6 @@ class Signals:
     def arrived(self) -> None:
         """One more signal."""
         (self.second if self.first.is_set() else self.first).set()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound and listening socket. Raises SettingsError, one line, when the address cannot be had."""
-    where = f"{host}:{port}"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        if isinstance(error, socket.gaierror):
-            raise SettingsError(f"--host {host}: not an address of this machine") from None
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        hint = "; take another with --port" if "in use" in reason else ""
-        raise SettingsError(f"cannot listen on {where}: {reason.lower()}{hint}") from None
-    listener.setblocking(False)
-    return listener
 
 
 async def serve(

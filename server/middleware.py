@@ -18,7 +18,7 @@ log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")
 
 _QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})
-"""Polled every few seconds: their successes would be most of the log."""
+"""Polled every few seconds: 200 and 503 are what they are for, and would be most of the log."""
 MAX_HEADER_BYTES = 64 * 1024
 
 
@@ -54,7 +54,7 @@ class RequestContext:
         finally:
             if scope.get("cohort.disconnected"):
                 status = CLIENT_CLOSED_REQUEST
-            if status >= 400 or scope["path"] not in _QUIET:
+            if scope["path"] not in _QUIET or status not in (200, 503):
                 access_log.info(
                     f"{scope['method']} {scope['path'][:200]}",
                     status=status or CLIENT_CLOSED_REQUEST,

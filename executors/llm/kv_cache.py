@@ -15,7 +15,7 @@ import torch
 
 from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, KvLayout
-from executors.llm.memory import memory_limit
+from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 
 CPU_SHARE = 0.6
@@ -107,8 +107,7 @@ def _allowed_bytes(device: torch.device, config: ExecutorConfig, reserve_bytes: 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(total * config.memory.gpu_memory_utilization) - (total - free) - reserve_bytes)
-    limit = memory_limit()
-    available = limit.available
+    available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
-        available = min(available, config.memory.memory_limit_bytes - (limit.total - limit.available))
+        available = min(available, config.memory.memory_limit_bytes - resident_bytes())
     return max(0, int((available - reserve_bytes) * CPU_SHARE))

@@ -34,7 +34,7 @@ class Recipe:
     adam_lr: float = 0.004
     weight_decay: float = 0.01
     warmup_steps: int = 30
-    decay_from: float = 0.6
+    decay_from: float = 0.45
 
 
 @dataclass

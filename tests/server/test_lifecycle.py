@@ -13,7 +13,8 @@ import pytest
 
 from executors.contract import ConfigError, KvLayout
 from server import startup
-from server.lifecycle import Signals, listen, serve
+from server.lifecycle import Signals, serve
+from server.listener import listen
 from server.reaper import Reaper
 from server.settings import SettingsError
 from tests.server.fakes import INFO, House
@@ -45,6 +46,7 @@ class Running:
     signals: Signals
     url: str
     task: asyncio.Task[None]
+    loads: asyncio.Event
 
     async def get(self, path: str) -> int:
         async with httpx.AsyncClient(base_url=self.url) as client:
@@ -61,9 +63,10 @@ class Running:
 def run(house: House, *, drain_timeout: float = 5.0, load_error: Exception | None = None) -> Running:
     core, signals, listener = Core(), Signals(), listen("127.0.0.1", 0)
     model, house.state.model = house.state.model, None
+    loads = asyncio.Event()
 
     async def load() -> None:
-        await asyncio.sleep(0.05)
+        await loads.wait()
         if load_error is not None:
             raise load_error
         house.state.model = model
@@ -72,13 +75,14 @@ def run(house: House, *, drain_timeout: float = 5.0, load_error: Exception | Non
         house.app, house.state, listener, core, load, drain_timeout=drain_timeout, signals=signals
     )
     url = startup.url_of("127.0.0.1", listener.getsockname()[1])
-    return Running(house, core, signals, url, asyncio.create_task(serving))
+    return Running(house, core, signals, url, asyncio.create_task(serving), loads)
 
 
 async def test_opens_loads_drains_and_ends(house: House) -> None:
     running = run(house)
     assert await running.get("/live") == 200
     assert await running.get("/ready") == 503
+    running.loads.set()
     await running.until("/ready", 200)
     running.signals.arrived()
     await running.until("/ready", 503)
@@ -102,10 +106,11 @@ async def test_a_signal_while_loading_ends_it(house: House) -> None:
 @pytest.mark.parametrize("hurry", ["timeout", "second signal"])
 async def test_a_drain_has_an_end(house: House, hurry: str) -> None:
     running = run(house, drain_timeout=0.1 if hurry == "timeout" else 60)
-    await asyncio.sleep(0.2)
+    running.loads.set()
+    await running.until("/ready", 200)
     running.signals.arrived()
     if hurry == "second signal":
-        await asyncio.sleep(0.05)
+        await running.until("/ready", 503)
         running.signals.arrived()
     await asyncio.wait_for(running.task, 5)
     assert running.core.log == ["drain", "stop"]
@@ -113,6 +118,7 @@ async def test_a_drain_has_an_end(house: House, hurry: str) -> None:
 
 async def test_an_error_while_loading_ends_the_server(house: House) -> None:
     running = run(house, load_error=ConfigError("no such model"))
+    running.loads.set()
     with pytest.raises(ConfigError, match="no such model"):
         await asyncio.wait_for(running.task, 5)
     assert running.core.log == ["stop"]

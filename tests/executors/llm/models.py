@@ -34,6 +34,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
         },
     ),
+    "llama-dynamic-rope": (
+        "Llama",
+        {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
     "llama-yarn": (
         "Llama",
         {

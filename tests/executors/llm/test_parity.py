@@ -9,6 +9,7 @@ from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import SHAPES
 
 TOLERANCE = 1e-4
+ORIGINAL_LENGTH = 256  # of the llama shapes: dynamic scaling changes the base where more is served
 
 
 def prompt_of(length: int, vocab_size: int, seed: int) -> list[int]:
@@ -26,7 +27,7 @@ def prefill(ids, kv, pos_offset: int = 0, logits: LogitsMode = LogitsMode.ALL, *
 @pytest.mark.parametrize("name", SHAPES)
 async def test_logits_equal_transformers(reference, name):
     ref = reference(name)
-    executor = await start(ref.path)
+    executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
     ids = prompt_of(61, ref.vocab_size, 1)
     expected = ref.logits(ids)
     blocks = np.random.default_rng(2).permutation(16)
@@ -90,7 +91,7 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
 @pytest.mark.parametrize("name", SHAPES)
 async def test_greedy_64_tokens_equal_transformers(reference, name):
     ref = reference(name)
-    executor = await start(ref.path)
+    executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
     prompts = [prompt_of(n, ref.vocab_size, n) for n in (1, 7, 20, 33)]
     expected = [ref.greedy(p, 64) for p in prompts]
     for chunk in (1000, 5):
@@ -99,6 +100,15 @@ async def test_greedy_64_tokens_equal_transformers(reference, name):
         assert await driver.generate(seqs, 64, chunk) == expected
         for seq in seqs:
             driver.release(seq)
+
+
+async def test_stretched_contexts_are_as_long_as_they_say(reference):
+    lengths = {"linear": 512, "dynamic": 512, "yarn": 256, "llama3": 256}
+    for name in SHAPES:
+        kind = name.removesuffix("-rope").split("-")[-1]
+        if kind in lengths:
+            executor = await start(reference(name).path)
+            assert executor.info().max_model_len == lengths[kind]
 
 
 async def test_bf16_is_close_to_fp32(reference):

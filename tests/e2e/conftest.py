@@ -1,0 +1,34 @@
+"""Servers that many tests share, one process each for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.e2e.server_process import ServerProcess
+
+ECHO = ["--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a byte tokenizer and a chat template, for executors without a model."""
+    return write_tokenizer(tmp_path_factory.mktemp("echo-model"))
+
+
+@pytest.fixture(scope="session")
+def echo_server(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The echo executor in its own process, 5 ms a step: long enough to be interrupted."""
+    args = [str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=5", "--served-model-name", "echo"]
+    with ServerProcess([*args, "--served-model-name", "org/echo"], tmp_path_factory.mktemp("echo")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """`cohort serve` with no arguments: the embedded model."""
+    with ServerProcess([], tmp_path_factory.mktemp("tiny")) as server:
+        yield server

@@ -58,7 +58,12 @@ class Metrics(Observer):
             buckets=_E2E_BUCKETS,
             registry=self.registry,
         )
-        self._tokens = Counter("cohort_tokens", "Tokens of ended requests.", ["kind"], registry=self.registry)
+        self._tokens = Counter(
+            "cohort_tokens",
+            "Output tokens as they come, prompt tokens of ended requests.",
+            ["kind"],
+            registry=self.registry,
+        )
         self._requests = Counter(
             "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
         )
@@ -87,9 +92,11 @@ class Metrics(Observer):
     def first_token(self, ttft: float) -> None:
         """See Observer."""
         self._ttft.observe(ttft)
+        self._output_tokens.inc()
 
     def tokens(self, count: int, inter_token: float) -> None:
         """See Observer. Tokens that came together share the wait before them."""
+        self._output_tokens.inc(count)
         for _ in range(count):
             self._itl.observe(inter_token / count)
 
@@ -97,7 +104,6 @@ class Metrics(Observer):
         """See Observer."""
         self._requests.labels(outcome).inc()
         self._prompt_tokens.inc(prompt_tokens)
-        self._output_tokens.inc(output_tokens)
         self._e2e.observe(e2e)
 
     def restarted(self, cause: str) -> None:

@@ -30,8 +30,8 @@ class Recipe:
     steps: int = 2400
     batch_tokens: int = 2048
     batches_per_step: int = 3
-    muon_lr: float = 0.02
-    adam_lr: float = 0.004
+    muon_lr: float = 0.013
+    adam_lr: float = 0.0026
     weight_decay: float = 0.01
     warmup_steps: int = 30
     decay_from: float = 0.45

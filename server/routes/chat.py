@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from engine.text.generation import TextDelta, TextRequest, Usage
+from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.chat.prompt import chat_prompt
 from server.chat.tool_parser import Call, Event, ToolParser
 from server.routes.common import json_response, new_id, read, state_of, text_request
@@ -67,9 +67,20 @@ class _ChatCall:
         asked = text_request(new_id("chatcmpl"), body, model, (prompt,), body.num_logprobs)
         return cls(model, name, body, asked)
 
+    def _start(self) -> Generation:
+        """Queue the call. Refusals name fields in the engine's words; here they have the client's."""
+        try:
+            return self._model.engine.start(self._asked)
+        except InvalidRequest as error:
+            if error.param == "prompt":
+                error.param = "messages"
+            elif error.param == "max_tokens" and self._body.max_completion_tokens is not None:
+                error.param = "max_completion_tokens"
+            raise
+
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""
-        async with self._model.engine.start(self._asked) as generation:
+        async with self._start() as generation:
             async for delta in generation:
                 self._choices[delta.index].take(delta)
             usage = generation.usage
@@ -98,7 +109,7 @@ class _ChatCall:
         continuous = self._body.continuous_usage
         plain = self._body.num_logprobs is None and not self._body.return_token_ids
         started = False
-        async with self._model.engine.start(self._asked) as generation:
+        async with self._start() as generation:
             async for delta in generation:
                 usage = generation.usage if continuous else None
                 out = b""

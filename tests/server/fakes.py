@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from engine.request import EngineStats, Stage
 from engine.text.generation import TextDelta, TextRequest, Usage
-from executors.contract import ModelExecutor, ModelInfo
+from executors.contract import ModelInfo
 from server.app import create_app
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics

@@ -46,7 +46,8 @@ def test_config_may_be_named_by_the_environment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in configs_dir().glob("*.yaml")))
 def test_presets(preset: str) -> None:
-    settings({"config": preset})
+    chosen = settings({"config": preset})
+    assert chosen.device == {"cpu": "cpu", "gpu": "cuda"}.get(preset, "auto")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.errors import ExecutorFailed, Overloaded, Unavailable
+from engine.errors import ContextLengthExceeded, ExecutorFailed, Overloaded, Unavailable
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
 from server.streaming import EventStream
@@ -172,6 +172,20 @@ async def test_errors_before_the_first_token_are_http_errors(
         assert response.headers.get("retry-after") == retry
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals_of_the_engine_name_the_clients_fields(house: House, stream: bool) -> None:
+    for param, body, expected in (
+        ("prompt", {}, "messages"),
+        ("max_tokens", {"max_tokens": 500}, "max_tokens"),
+        ("max_tokens", {"max_completion_tokens": 500}, "max_completion_tokens"),
+    ):
+        house.engine.refusal = ContextLengthExceeded("too long", param)
+        response = await house.chat(stream=stream, **body)
+        assert (response.status_code, error_of(response)["param"]) == (400, expected)
+    house.engine.refusal = ContextLengthExceeded("too long", "prompt")
+    assert error_of(await house.complete(stream=stream))["param"] == "prompt"
+
+
 async def test_an_error_in_the_middle_is_an_event(house: House) -> None:
     house.engine.script = steps(TextDelta(0, "a", (1,)), ExecutorFailed("the executor died"))
     for response in (await house.chat(stream=True), await house.complete(stream=True)):
@@ -230,7 +244,7 @@ class Client:
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-CALLS = [
+CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES}),
     ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
     ("/v1/completions", {"prompt": "Hi"}),

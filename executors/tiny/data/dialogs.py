@@ -31,15 +31,15 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.03,
-    "counting": 0.11,
-    "sums": 0.20,
-    "reversal": 0.17,
-    "repetition": 0.10,
-    "upper_casing": 0.11,
-    "capitals": 0.06,
-    "extraction": 0.11,
-    "stories": 0.02,
+    "greetings": 0.04,
+    "counting": 0.08,
+    "sums": 0.17,
+    "reversal": 0.22,
+    "repetition": 0.09,
+    "upper_casing": 0.13,
+    "capitals": 0.05,
+    "extraction": 0.12,
+    "stories": 0.01,
     "off_topic": 0.09,
 }
 """Share of each skill among turns without tools."""

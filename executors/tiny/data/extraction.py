@@ -2,7 +2,7 @@
 
 import json
 
-from executors.tiny.data.lexicon import CAPITALS, CITIES, NAMES, SURNAMES, WORDS, pseudo_word
+from executors.tiny.data.lexicon import CAPITALS, CITIES, NAMES, SURNAMES, TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
 
@@ -226,7 +226,7 @@ def _facts(draw: Draw) -> tuple[str, dict[str, str | int]]:
     pairs: dict[str, str | int] = {}
     slots: dict[str, object] = {}
     for index in range(1, 1 + len(fields) // 2):
-        key = draw.rng.choice(WORDS) if draw.chance(0.7) else pseudo_word(draw.rng)
+        key = draw.rng.choice(draw.rng.choice((WORDS, TEMPLATE_WORDS))) if draw.chance(0.8) else pseudo_word(draw.rng)
         value = draw.rng.randint(0, 999) if draw.chance(0.5) else _value(draw, "value")
         pairs[key] = value
         slots |= {f"k{index}": key, f"v{index}": value}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from executors.tiny.data.lexicon import CITIES, NAMES, WORDS, pseudo_word
+from executors.tiny.data.lexicon import CITIES, NAMES, TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, dress, expand, fill
 from executors.tiny.data.sample import Tool, Turn
 from executors.tiny.data.tool_catalogue import CATALOGUE, ToolKind
@@ -13,6 +13,7 @@ _VERBS = (
     "create", "delete", "update", "start", "stop", "find", "check", "open", "close", "send", "show", "run", "load", "save", "move",
     "copy", "share", "print", "scan", "lock", "get", "set", "list", "add", "remove", "track", "rate", "test", "build", "sync",
 )  # fmt: skip
+_NOUNS = WORDS + TEMPLATE_WORDS
 _PARAMETER_NOTES = (
     "The {p}",
     "{p}",
@@ -47,8 +48,8 @@ def _synthetic(draw: Draw) -> ToolKind:
     """Return a made-up tool, so that choosing and copying do not lean on the catalogue."""
     rng = draw.rng
     verb = rng.choice(_VERBS)
-    noun = rng.choice(WORDS) if rng.random() < 0.6 else pseudo_word(rng)
-    first, second = rng.sample(WORDS, 2)
+    noun = rng.choice(_NOUNS) if rng.random() < 0.6 else pseudo_word(rng)
+    first, second = rng.sample(_NOUNS, 2)
     kinds = ("word", "number", "name", "city")
     parameters = [(first, rng.choice(kinds))]
     if rng.random() < 0.5:

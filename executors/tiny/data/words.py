@@ -106,17 +106,20 @@ _UPPER = (
 )
 
 
+_SINGLE_TOKENS = FUNCTION_WORDS + TEMPLATE_WORDS
+
+
 def _word(draw: Draw, share: int = 10) -> str:
     """Return a word of this side of the split: listed, made up, or a frequent one that is a token of its own."""
     while True:
         roll = draw.rng.random()
-        if roll < 0.36:
+        if roll < 0.44:
             word = draw.rng.choice(WORDS)
-        elif roll < 0.66:
+        elif roll < 0.74:
             word = pseudo_word(draw.rng)
-        elif roll < 0.92:
-            return draw.rng.choice(FUNCTION_WORDS if draw.chance(0.3) else TEMPLATE_WORDS)
-        elif roll < 0.97:
+        elif roll < 0.90:
+            return draw.rng.choice(FUNCTION_WORDS if draw.chance(0.75) else TEMPLATE_WORDS)
+        elif roll < 0.96:
             word = draw.rng.choice(NAMES + CITIES)
         else:
             word = "".join(
@@ -134,13 +137,24 @@ def _quoted(draw: Draw, text: str, quote: bool) -> str:
     return f"\u201c{text}\u201d" if mark == "\u201c" else f"{mark}{text}{mark}"
 
 
-def _one_or_two(draw: Draw) -> str:
-    """Return one short word, sometimes two or three."""
-    count = draw.rng.choice((1, 1, 1, 1, 2, 2, 3))
-    words = [_word(draw) for _ in range(count)]
+def _drill(draw: Draw, most: int) -> list[str]:
+    """Return words that are single tokens, for training only.
+
+    Each such token has to be learned as something to copy, to spell in capitals and to move; in ordinary phrases one
+    of the hundreds comes up far too rarely.
+    """
+    words = [draw.rng.choice(_SINGLE_TOKENS) for _ in range(draw.rng.randint(2, most))]
+    return [word.capitalize() if draw.chance(0.1) else word for word in words]
+
+
+def _one_or_two(draw: Draw, most: int) -> str:
+    """Return one short word, sometimes two or three; in training now and then a drill of up to `most`."""
+    if not draw.held_out and draw.chance(0.25):
+        return " ".join(_drill(draw, most))
+    words = [_word(draw) for _ in range(draw.rng.choice((1, 1, 1, 1, 2, 2, 3)))]
     if draw.chance(0.08):
         words[0] = words[0].capitalize()
-    if count == 1 and draw.chance(0.04):
+    if len(words) == 1 and draw.chance(0.04):
         words[0] += str(draw.rng.randint(0, 99))
     return " ".join(words)
 
@@ -172,6 +186,8 @@ def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
 def reversal(draw: Draw) -> Turn:
     """Reverse the word order of a phrase of two to six words."""
     words = [_word(draw) for _ in range(draw.rng.choice((2, 3, 3, 4, 4, 5, 6)))]
+    if not draw.held_out and draw.chance(0.35):
+        words = _drill(draw, 6)
     if draw.chance(0.25):
         words[0] = words[0].capitalize()
     phrase = " ".join(words)
@@ -181,11 +197,11 @@ def reversal(draw: Draw) -> Turn:
 
 def repetition(draw: Draw) -> Turn:
     """Repeat one to three short words exactly."""
-    text = _one_or_two(draw)
+    text = _one_or_two(draw, 6)
     return Turn("repetition", _asked(draw, _REPEAT, text, 0.45), text, {"text": text})
 
 
 def upper_casing(draw: Draw) -> Turn:
     """Write one to three short words in capitals."""
-    text = _one_or_two(draw)
+    text = _one_or_two(draw, 3)
     return Turn("upper_casing", _asked(draw, _UPPER, text, 0.45), text.upper(), {"text": text.upper()})

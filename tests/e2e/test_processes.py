@@ -1,0 +1,86 @@
+"""Two processes: inline mode, the death of one, the death of the other, and metrics while the executor hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import ECHO
+from tests.e2e.server_process import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+STREAM = {"prompt": "Hi", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+
+
+def test_inline(tokenizer_dir: Path, tmp_path: Path) -> None:
+    with ServerProcess([str(tokenizer_dir), *ECHO, "--executor-mode", "inline"], tmp_path) as server:
+        assert server.children() == []
+        answer = server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4, "ignore_eos": True}).json()
+        assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_executor_death(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """SIGKILL under a stream: its client gets a typed error, the executor comes back, new requests are served."""
+    args = [str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=5"]
+    with ServerProcess(args, tmp_path) as server:
+        [child] = server.children()
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=STREAM, timeout=30) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            os.kill(child, signal.SIGKILL)
+            *_, last, done = lines
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("executor_error", "executor_died")
+        assert done == "data: [DONE]"
+        assert server.get("/live").status_code == 200
+        server.wait_until("/ready", 200)
+        assert server.children() not in ([], [child])
+        answer = server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
+        assert answer.status_code == 200
+        assert server.metric('cohort_executor_restarts_total{cause="signal"}') == 1
+
+
+def test_orphans(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """SIGKILL to the server leaves no child after a second."""
+    with ServerProcess([str(tokenizer_dir), *ECHO], tmp_path) as server:
+        [child] = server.children()
+        server.kill()
+        deadline = time.monotonic() + 1
+        while Path(f"/proc/{child}").exists() and _state(child) != "Z":
+            assert time.monotonic() < deadline, "the executor outlives its server"
+            time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_metrics_while_the_executor_hangs(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """SIGSTOP: /metrics answers within 100 ms (the best of five), and says how old the executor's numbers are."""
+    with ServerProcess([str(tokenizer_dir), *ECHO], tmp_path) as server:
+        [child] = server.children()
+        os.kill(child, signal.SIGSTOP)
+        try:
+            time.sleep(1.5)
+            url, times = f"{server.url}/metrics", []
+            with httpx.Client() as client:
+                client.get(url)
+                for _ in range(5):
+                    begun = time.monotonic()
+                    assert client.get(url).status_code == 200
+                    times.append(time.monotonic() - begun)
+            assert min(times) < 0.1, times
+            assert server.metric("cohort_executor_snapshot_age_seconds") > 1
+            assert server.get("/live").status_code == 200
+        finally:
+            os.kill(child, signal.SIGCONT)

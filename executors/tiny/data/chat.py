@@ -14,6 +14,7 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "hello",
         "Hello! How can I help you?",
         (
+            "[hello|hi|hey|howdy|greetings|good morning|good afternoon|good evening|hiya|yo|good day|welcome|heya][| there| you| again| bot| all| everyone| friend| my dear| sir| dear model| to you|, nice to see you|, good to see you|, how nice]",
             "hello[| there| again| you| friend| everyone| bot| my friend| model| cohort| cohort-tiny]",
             "hi[| there| again| you| friend| all| bot| everybody| cohort]",
             "hey[| there| you| again| buddy| bot| friend]",
@@ -29,6 +30,8 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "how_are_you",
         "I am fine, thank you! How can I help you?",
         (
+            "[hi|hello|hey|good morning|good evening][|,| there,| friend,] [how are you|how's it going|what's up|how do you do|how are things|how's life|how have you been|how are you doing][| today| now| my friend| this morning| this evening]",
+            "[how are you|how's it going|how's life|how is life|how are you doing|how is your day][| today| now| my friend| bot| this evening| lately| then]",
             "how are you[| today| doing| doing today| feeling| feeling today| this morning]",
             "[hi|hello|hey][|,| there,] how are you[| today| doing]",
             "how [is it going|are things|do you do|have you been|do you feel| is life|is your day|was your day|goes it]",
@@ -41,6 +44,7 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "thanks",
         "You are welcome!",
         (
+            "[thanks|thank you|thx|many thanks|cheers|thank you so much|ty|much appreciated][| dear| bot| a million| again| everyone| man| for this| for the answer|, that is all|, great|, very kind]",
             "[thanks|thank you|thx|many thanks|thanks a lot|thank you so much|thank you very much|much appreciated|cheers|ty]",
             "[thanks|thank you] [for your help|for the help|for that|for everything|again|friend|bot|my friend]",
             "[great|ok|perfect|nice|cool|awesome|wonderful], [thanks|thank you|thanks a lot]",
@@ -53,6 +57,8 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "bye",
         "Goodbye! Have a nice day!",
         (
+            "[bye|goodbye|bye bye|see you|see you later|see you soon|see ya|farewell|good night|so long|later|take care|cya][| to you| now| friend| everyone| all| my dear| dear bot| again|, it was nice|, I am leaving]",
+            "[ok|well|alright|right|thanks|so], [bye|goodbye|see you|farewell|good night|later|so long|take care|until next time]",
             "[bye|goodbye|bye bye|good bye|see you|see you later|see you soon|see ya|farewell|good night|so long|cya|later|take care]",
             "[bye|goodbye|good night|see you][|,] [friend|for now|then|my friend|tomorrow|bot|and thanks|have a nice day|have a good one]",
             "[ok|thanks|thank you|well|alright], [bye|goodbye|see you|good night|see you later]",

@@ -32,15 +32,15 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.04,
-    "counting": 0.08,
-    "sums": 0.17,
-    "reversal": 0.22,
-    "repetition": 0.09,
+    "counting": 0.07,
+    "sums": 0.13,
+    "reversal": 0.27,
+    "repetition": 0.08,
     "upper_casing": 0.13,
     "capitals": 0.05,
     "extraction": 0.12,
     "stories": 0.01,
-    "off_topic": 0.09,
+    "off_topic": 0.10,
 }
 """Share of each skill among turns without tools."""
 

@@ -3,7 +3,7 @@
 import json
 
 from executors.tiny.data.lexicon import CAPITALS, CITIES, NAMES, SURNAMES, TEMPLATE_WORDS, WORDS, pseudo_word
-from executors.tiny.data.phrasing import Draw, fill
+from executors.tiny.data.phrasing import Draw, expand, fill
 from executors.tiny.data.sample import Turn
 
 _JOBS = (
@@ -72,6 +72,37 @@ _SENTENCES = (
     "Order {order} [is for|was placed by|belongs to] {name}[| from {city}].",
     "{name} [plays|studied] {subject}[| for {years} years].",
     "{name} was hired in {month} [|of ]{year}.",
+    "{name}, a {job} from {city}, is {age} years old.",
+    "{name}, who is {age}, [lives in|works in|was born in] {city}.",
+    "At {age}, {name} [moved to|lives in|works in] {city}.",
+    "In {year}, {name} moved to {city}.",
+    "[Yesterday|Last week|Today] {name} [bought|sold|ordered] {quantity} {item}[| in {city}].",
+    "[Please send|Send|Ship] {quantity} {item} to {name} in {city}.",
+    "{name} paid {price} [dollars|euros] for {quantity} {item}.",
+    "[This|That|My|Our] {product} is {color}[| and cost {price} dollars].",
+    "{product}, {color}, {price} [dollars|euros]",
+    "There are {quantity} {item} [in the box|on the table|in {city}].",
+    "[The|Our] {animal} is {age} years old and [its name is|is called] {pet}.",
+    "My {animal} {pet} is {color}.",
+    "[I|We] will [meet|see|visit] {name} in {city} on {day}.",
+    "The {event} in {city} [has|had|expects] {guests} guests.",
+    "[Join us|See you] at the {event} on {day} at {hour}.",
+    "{name} has an appointment on {day} at {hour}.",
+    "The [bus|train|flight] [goes|runs] from {from} to {to} and costs {price} [dollars|euros].",
+    "{name} scored {score} points[| on {day}| in {city}].",
+    "{team} won with {score} points[| in {city}].",
+    "[I am reading|I read] {title} by {author}[|, it has {pages} pages].",
+    "{title} ([{year}|{pages} pages]) was written by {author}.",
+    "[It was|Today it is|The weather is] {temperature} degrees in {city} on {day}.",
+    "{company} was founded in {year}[| in {city}].",
+    "{company} [sells|makes] {item} in {city}.",
+    "The [boss|owner] of {company} is {name}.",
+    "{name} is our new {job}[| at {company}|, hired in {year}].",
+    "{country} has {population} [people|inhabitants].",
+    "{name} speaks with {quantity} [people|friends] in {city}.",
+    "User {name} with id {room} [logged in|signed up] on {day}.",
+    "name={name} age={age}[| city={city}]",
+    "{name} / {age} / {city}",
     "name: {name}, age: {age}[|, city: {city}|, job: {job}]",
     "Name: {name}\nAge: {age}[|\nCity: {city}|\nJob: {job}]",
     "{name}; {age}; {city}",
@@ -95,6 +126,14 @@ _ALIASES = {
     "hour": ("hour", "time", "start"),
     "guests": ("guests", "count"),
     "title": ("title", "title", "book"),
+    "team": ("team", "team", "winner", "club"),
+    "company": ("company", "company", "firm", "employer"),
+    "color": ("color", "color", "colour"),
+    "day": ("day", "day", "date"),
+    "country": ("country", "country", "nation"),
+    "room": ("room", "number", "id"),
+    "employees": ("employees", "staff", "people"),
+    "year": ("year", "year", "since"),
     "author": ("author", "author", "writer"),
     "population": ("population", "people"),
     "temperature": ("temperature", "temperature", "temp", "degrees"),
@@ -218,7 +257,8 @@ def _value(draw: Draw, field: str) -> str | int:
 
 def _facts(draw: Draw) -> tuple[str, dict[str, str | int]]:
     """Return a sentence and the fields in it, in the order in which they appear."""
-    template = draw.phrase(_SENTENCES)
+    # Sentences are not split: their values and the wording of the request are.
+    template = expand(draw.rng, draw.rng.choice(_SENTENCES))
     fields = [part.split("}")[0] for part in template.split("{")[1:]]
     if "k1" not in fields:
         values = {field: _value(draw, field) for field in fields}

@@ -113,6 +113,12 @@ _SUM = (
     "what [will|would|does] {a} [and|plus|+] {b} [be|give|make|give you]",
     "what's [the answer to|the result of|the value of] {a}[+| + | plus ]{b}",
     "[sum|add|total]: {a}, {b}",
+    "[sum|add|total|plus|addition] [of |these: |them: |this: ]{a}, {b}",
+    "[sum|add|total|plus|addition] ({a}, {b})",
+    "{a}, {b}: [sum|total|add them|sum them|add these two]",
+    "[numbers|values]: {a}, {b}. [sum|total|add them|what is the sum]",
+    "[total|count together|add] [up |]{a} [and|with|plus] {b}[| in total]",
+    "[sum|addition|adding]: {a} [and|plus] {b}",
     "[sum|add|plus] {a} {b}",
     "{a} [with|and] {b} [added|more] [is|makes|gives]",
     "what [do|would] I get [adding|by adding|if I add] {a} [and|to] {b}",
@@ -171,7 +177,7 @@ def counting(draw: Draw) -> Turn:
         numbers.reverse()
         slots = {"a": last, "b": first}
         text = draw.ask(_COUNT_DOWN)
-    elif roll < 0.17 and items > 2:
+    elif roll < 0.19 and items > 2:
         text = draw.ask(_COUNT_NEXT)
     else:
         text = draw.ask(_COUNT_UP)

@@ -17,7 +17,9 @@ def test_tokenizer_and_template_agree() -> None:
     for skill in ("tools", "extraction", "off_topic"):
         for sample in held_out_samples(skill, 5, turns=3):
             messages, tools = list(sample.messages), list(sample.tools) or None
-            text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            text = tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False
+            )
             assert text == render(sample, with_answer=False)
             assert tokenizer(text)["input_ids"] == ours.encode(text).ids
     assert tokenizer.decode(tokenizer("héllo 日本 'x'  y")["input_ids"]) == "héllo 日本 'x'  y"

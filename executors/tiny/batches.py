@@ -12,7 +12,10 @@ from torch import Tensor
 
 from executors.tiny.data import training_samples
 from executors.tiny.data.chat import HONEST
-from executors.tiny.tokenizer import render
+from executors.tiny.tokenizer import render, token_id
+
+Row = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""The ids of one conversation and their weights."""
 
 _POOL = 640
 _MAX_TOKENS = 1024
@@ -37,10 +40,10 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.start, self.end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
+        self.start, self.end = token_id(tokenizer, "<|im_start|>"), token_id(tokenizer, "<|im_end|>")
         self._assistant = tokenizer.encode("assistant").ids[0]
 
-    def encode(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def encode(self, text: str) -> Row:
         """Return the ids of `text` and their weights."""
         ids = np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
         weights = np.zeros(len(ids), dtype=np.float32)
@@ -60,7 +63,7 @@ def batches(
     rng = random.Random(seed)
     stream = training_samples(seed, weights)
     while True:
-        pool = []
+        pool: list[Row] = []
         while len(pool) < _POOL:
             sample = next(stream)
             ids, counted = encoder.encode(render(sample))
@@ -71,7 +74,7 @@ def batches(
                 ids, counted = ids[: begin + _HONEST_KEPT], counted[: begin + _HONEST_KEPT]
             pool.append((ids, counted))
         pool.sort(key=lambda row: len(row[0]))
-        groups: list[list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = [[]]
+        groups: list[list[Row]] = [[]]
         for row in pool:
             if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
                 groups.append([])
@@ -80,7 +83,7 @@ def batches(
         yield from map(_stack, groups)
 
 
-def _stack(rows: list[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> Batch:
+def _stack(rows: list[Row]) -> Batch:
     """Pad `rows` on the right and stack them."""
     width = max(len(ids) for ids, _ in rows)
     all_ids = np.zeros((len(rows), width), dtype=np.int64)

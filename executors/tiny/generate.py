@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from executors.tiny.model import Cache, TinyConfig, TinyModel
+from executors.tiny.tokenizer import token_id
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _generate(
     row 0   . . . a b c | d e      `real` marks the letters; a padded position is never looked at
     row 1   a b c d e f | g h
     """
-    end = tokenizer.token_to_id("<|im_end|>")
+    end = token_id(tokenizer, "<|im_end|>")
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     real = torch.tensor([[False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts])

@@ -89,6 +89,14 @@ def build_from_generator(seed: int = 0) -> Tokenizer:
     return build(render(next(stream)) for _ in range(_SAMPLES_COUNTED))
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of `token`; raises KeyError if it is not in the vocabulary."""
+    index = tokenizer.token_to_id(token)
+    if index is None:
+        raise KeyError(token)
+    return int(index)
+
+
 @cache
 def _template() -> Any:
     """Return the compiled chat template, with the `tojson` that transformers gives to templates."""

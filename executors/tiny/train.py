@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from executors.tiny.batches import Batch, batches
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
-from executors.tiny.tokenizer import build_from_generator, save
+from executors.tiny.tokenizer import build_from_generator, save, token_id
 
 _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
@@ -149,7 +149,7 @@ class Trainer:
 def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Write `model` in bf16 and `tokenizer` into `folder` in Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
-    eos, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    eos, pad = token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     generation = {"do_sample": True, "temperature": 0.2, "eos_token_id": [eos, pad], "pad_token_id": pad}

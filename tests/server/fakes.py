@@ -244,7 +244,6 @@ __all__ = [
     "FakeCore",
     "FakeTextEngine",
     "House",
-    "ModelExecutor",
     "error_of",
     "events",
     "says",

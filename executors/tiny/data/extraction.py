@@ -266,7 +266,11 @@ def _facts(draw: Draw) -> tuple[str, dict[str, str | int]]:
     pairs: dict[str, str | int] = {}
     slots: dict[str, object] = {}
     for index in range(1, 1 + len(fields) // 2):
-        key = draw.rng.choice(draw.rng.choice((WORDS, TEMPLATE_WORDS))) if draw.chance(0.8) else pseudo_word(draw.rng)
+        key = (
+            draw.rng.choice(draw.rng.choice((WORDS, TEMPLATE_WORDS)))
+            if draw.chance(0.8)
+            else pseudo_word(draw.rng)
+        )
         value = draw.rng.randint(0, 999) if draw.chance(0.5) else _value(draw, "value")
         pairs[key] = value
         slots |= {f"k{index}": key, f"v{index}": value}

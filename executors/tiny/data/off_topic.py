@@ -228,7 +228,7 @@ def off_topic(draw: Draw) -> Turn:
     roll = draw.rng.random()
     slots = _slots(draw)
     if roll < 0.36:
-        lines = _ABOUT
+        lines: tuple[str, ...] = _ABOUT
     elif roll < 0.86:
         lines = _OTHER
     elif roll < 0.92:

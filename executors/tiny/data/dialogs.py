@@ -31,16 +31,16 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.04,
-    "counting": 0.07,
-    "sums": 0.13,
-    "reversal": 0.27,
-    "repetition": 0.08,
-    "upper_casing": 0.13,
+    "greetings": 0.06,
+    "counting": 0.10,
+    "sums": 0.09,
+    "reversal": 0.26,
+    "repetition": 0.05,
+    "upper_casing": 0.12,
     "capitals": 0.05,
     "extraction": 0.12,
     "stories": 0.01,
-    "off_topic": 0.10,
+    "off_topic": 0.14,
 }
 """Share of each skill among turns without tools."""
 

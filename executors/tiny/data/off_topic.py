@@ -152,6 +152,22 @@ _OTHER = (
     "[|the ]{w} {f} {w2} {f2} {w3}",
     "{f} {w} {f2} {w2}",
 )
+_ARITHMETIC = (
+    "[what is|what's|whats|calculate|compute|solve|how much is|tell me|] {x} [-|minus|*|times|x|/|divided by|multiplied by|to the power of|mod|^|%|less|over|÷|×] {z}",
+    "[what is|what's|calculate|compute|how much is|] {x}[-|*|/|^|x|%|:]{z}[|=|=?| =| = ?]",
+    "[subtract|multiply|divide|deduct|take away|remove] {x} [from|by|and|with] {z}",
+    "[what is|what do you get if you|what happens if I|please|] [subtract|multiply|divide] {x} [by|and|from|with] {z}",
+    "[divide|multiply] {x} [by|into] {z}[| equal parts| for me]",
+    "[what is|calculate|find|compute] the [difference|product|quotient|average|mean|ratio|percentage] [of|between] {x} and {z}",
+    "[what is|what's] [the difference between|the product of|half of|twice|double|a third of|{z} percent of|{z}% of] {x}",
+    "[what is|calculate] the [square root|square|cube|factorial|logarithm|sine] of {x}",
+    "[convert|change|how much is|how many is] {x} [miles to kilometers|dollars to euros|kg to pounds|feet to meters|celsius to fahrenheit|hours to minutes|miles in km|inches in cm]",
+    "[I have|Tom has|she has] {x} {w} and [gives away|loses|sells|eats] {z}. how many [are left|remain|does that leave]",
+    "[what is|what's|calculate|add|compute|] {big} [+|plus|and] {x}",
+    "[what is|what's|calculate|add|compute|] {x} [+|plus] {big}",
+    "[sum of|add|add up] {big} and {big2}",
+    "[is|why is] {x} [a prime number|even|odd|divisible by {z}|bigger than {z}|a square]",
+)
 _FOREIGN = (
     "[bonjour|salut|comment ca va|comment allez-vous|quel temps fait-il|je ne comprends pas|parlez-vous francais|quelle heure est-il|je m'appelle {n}|ou est la gare|merci beaucoup|raconte-moi une histoire]",
     "[hola|como estas|buenos dias|que hora es|donde esta la biblioteca|cuanto cuesta|no entiendo|me llamo {n}|muchas gracias|quiero una cerveza|que tiempo hace en {city}|cuentame un chiste]",
@@ -227,10 +243,13 @@ def off_topic(draw: Draw) -> Turn:
     """Ask for something outside the skills; the answer says what the model is and what to run instead."""
     roll = draw.rng.random()
     slots = _slots(draw)
-    if roll < 0.36:
+    if roll < 0.32:
         lines: tuple[str, ...] = _ABOUT
-    elif roll < 0.86:
+    elif roll < 0.71:
         lines = _OTHER
+    elif roll < 0.86:
+        lines = _ARITHMETIC
+        slots["x"] = draw.rng.randint(1, 99) if draw.chance(0.8) else slots["x"]
     elif roll < 0.92:
         lines = _FOREIGN
     else:

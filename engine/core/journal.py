@@ -21,7 +21,6 @@ class Journal:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.committed_tokens = 0
 
     def open_epoch(self) -> int:
         """A new executor life begins; returns its number."""
@@ -36,7 +35,6 @@ class Journal:
         """Make tokens exist, in order of position."""
         seq.output.extend(tokens)
         seq.output_token_ids.extend(token.token_id for token in tokens)
-        self.committed_tokens += len(tokens)
 
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> None:
         """Tokens that existed before this engine met the sequence (resume after a crash elsewhere)."""
@@ -45,6 +43,5 @@ class Journal:
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
         """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""
-        self.committed_tokens -= max(0, len(seq.output) - num_tokens)
         del seq.output[num_tokens:]
         del seq.output_token_ids[num_tokens:]

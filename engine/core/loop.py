@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from engine.core.admission import Admission
-from engine.core.config import EngineConfig
+from engine.core.config import MAX_RESTART_PAUSE, EngineConfig
 from engine.core.journal import Journal
 from engine.core.mailbox import Mailbox
 from engine.core.scheduler import Scheduler
@@ -56,6 +56,8 @@ class EngineCore:
         self.journal = Journal()
         self.stage = Stage.LOADING
         self.detail = ""
+        self.failed = asyncio.Event()
+        """Set once the engine has given up for good."""
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
@@ -206,8 +208,8 @@ class EngineCore:
         except Exception as error:
             # A bug in the engine itself: every waiting client gets an answer, and health says so.
             logger.exception("engine loop failed")
-            self.stage, self.detail = Stage.FAILED, f"{type(error).__name__}: {error}"
-            self._fail_all(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
+            self.detail = f"{type(error).__name__}: {error}"
+            self._give_up(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
 
     def _apply_commands(self) -> None:
         while self._commands:
@@ -308,24 +310,36 @@ class EngineCore:
         self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
         epoch = self.journal.open_epoch()
         scheduler.rewind()
-        for attempt in range(self.config.restart_attempts):
-            if attempt:
-                await asyncio.sleep(self.config.restart_pause * 2 ** (attempt - 1))
+        if not await self._restart(epoch):
+            self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
+            await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
+        self._death = None
+        if isinstance(error, ExecutorDied):
+            self.observer.restarted(error.cause)
+        if self.stage is Stage.RECOVERING:
+            self.stage, self.detail = Stage.READY, ""
+
+    async def _restart(self, epoch: int) -> bool:
+        """Bring the executor back, trying again with growing pauses; False once `recovery_timeout` is over."""
+        deadline = self.clock() + self.config.recovery_timeout
+        pause = self.config.restart_pause
+        while True:
             try:
                 await self.executor.begin_epoch(epoch)
-            except ExecutorError as again:
-                logger.error("restart %d of %d failed: %s", attempt + 1, self.config.restart_attempts, again)
-                self.detail = str(again)
-                continue
-            self._death = None
-            if isinstance(error, ExecutorDied):
-                self.observer.restarted(error.cause)
-            if self.stage is Stage.RECOVERING:
-                self.stage, self.detail = Stage.READY, ""
-            return
+                return True
+            except ExecutorError as error:
+                self.detail = str(error)
+            logger.error("restart failed, next try in %.1f s: %s", pause, self.detail)
+            if self.clock() + pause > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_RESTART_PAUSE)
+
+    def _give_up(self, error: EngineError) -> None:
+        """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""
         self.stage = Stage.FAILED
-        self._fail_all(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
-        await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
+        self._fail_all(error)
+        self.failed.set()
 
     def _fail(self, seqs: Iterable[Sequence], error: EngineError) -> None:
         now = self.clock()

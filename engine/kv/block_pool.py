@@ -37,12 +37,6 @@ class BlockPool:
             self._references[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
-        """Add a reference. Raises ValueError for a free block."""
-        if not self._references[block]:
-            raise ValueError(f"block {block} is free and cannot be shared")
-        self._references[block] += 1
-
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each; a block without references is free. Raises ValueError for a free block."""
         for block in blocks:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
-    """Watches the text of one choice. Text that may be the beginning of a stop string is held back."""
+    """Watches the text of one choice. Text that may be the beginning of a stop string is held back.
+
+    Each stop string is followed by its Knuth-Morris-Pratt automaton, so that a character costs the same however the
+    strings and the text repeat themselves: hostile stop strings must not slow down the neighbours.
+    """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = tuple((stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop)
+        self._matched_chars = [0] * len(self._stops)
+        """How much of each stop string the text seen so far ends with."""
         self._include = include
         self._held = ""
         self.matched: str | None = None
@@ -20,16 +27,33 @@ class StopStrings:
             return ""
         if not self._stops:
             return text
+        for i, char in enumerate(text):
+            complete = self._advance(char)
+            if complete is not None:
+                # The match that is complete first wins; of several, the one that began earliest: the longest.
+                self.matched = complete
+                shown = self._held + text[: i + 1]
+                self._held = ""
+                return shown if self._include else shown[: len(shown) - len(complete)]
         text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            # The match that is complete first wins; of two that end together the one that began earlier.
-            at, self.matched = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
-            self._held = ""
-            return text[: at + len(self.matched)] if self._include else text[:at]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(self._matched_chars)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _advance(self, char: str) -> str | None:
+        """Follow one more character; the longest stop string that it completes, if any."""
+        complete: str | None = None
+        for k, (stop, borders) in enumerate(self._stops):
+            at = self._matched_chars[k]
+            while at and stop[at] != char:
+                at = borders[at - 1]
+            if stop[at] == char:
+                at += 1
+            if at == len(stop):
+                complete = stop if complete is None or len(stop) > len(complete) else complete
+                at = borders[at - 1]
+            self._matched_chars[k] = at
+        return complete
 
     def flush(self) -> str:
         """The choice ended otherwise: what was held back is text after all."""
@@ -37,9 +61,15 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> tuple[int, ...]:
+    """For each prefix of `stop`, the length of its longest proper prefix that is also its end (Knuth, Morris, Pratt 1977)."""
+    borders = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = borders[length - 1]
+        if stop[i] == stop[length]:
+            length += 1
+        borders[i] = length
+    return tuple(borders)

@@ -158,26 +158,33 @@ def _eos_ids(
 ) -> frozenset[int]:
     """End tokens: those of generation_config.json, else of config.json; and always the tokenizer's own eos_token."""
     ids: set[int] = set()
-    for source in (generation, model, model.get("text_config") or {}):
+    text_config = model.get("text_config")
+    for source in (generation, model, text_config if isinstance(text_config, dict) else {}):
         value = source.get("eos_token_id")
         if value is not None:
-            ids.update(value if isinstance(value, list) else [value])
+            ids = _id_set(value)
             break
     text = _token_text(config.get("eos_token"))
     if text is not None and (eos := raw.token_to_id(text)) is not None:
         ids.add(eos)
-    if not all(isinstance(i, int) for i in ids):
-        raise ConfigError(
-            f"eos_token_id must be an integer or a list of integers, not {sorted(map(str, ids))}"
-        )
     return frozenset(ids)
+
+
+def _id_set(value: Any) -> set[int]:
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ConfigError(f"eos_token_id must be a token id or a list of token ids, not {_one_line(value)}")
+    return set(ids)
 
 
 def _chat_template(directory: Path, config: dict[str, Any]) -> str | None:
     """chat_template.jinja first, then tokenizer_config.json: a string, or named templates of which "default" counts."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not readable as UTF-8 text: {_one_line(error)}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -185,5 +192,5 @@ def _chat_template(directory: Path, config: dict[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _one_line(what: object) -> str:
+    return " ".join(str(what).split())[:300]

@@ -24,17 +24,17 @@ _LOG_EVERY = 50
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the shipped weights are trained."""
+    """How the model is trained: 5,600 steps of about 5,700 tokens, 60 minutes on two free cores."""
 
     seed: int = 0
-    steps: int = 2400
+    steps: int = 5600
     batch_tokens: int = 2048
     batches_per_step: int = 3
-    muon_lr: float = 0.013
-    adam_lr: float = 0.0026
+    muon_lr: float = 0.02
+    adam_lr: float = 0.004
     weight_decay: float = 0.01
     warmup_steps: int = 30
-    decay_from: float = 0.45
+    decay_from: float = 0.35
 
 
 @dataclass

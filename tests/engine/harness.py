@@ -40,7 +40,13 @@ async def engine(
     executor: FakeExecutor, observer: Observer | None = None, **config: float
 ) -> AsyncIterator[EngineCore]:
     """A started engine; at the end everything must be accounted for."""
-    config = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "restart_pause": 0.01, **config}
+    config = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "restart_pause": 0.01,
+        "recovery_timeout": 0.2,
+        **config,
+    }
     core = EngineCore(executor, EngineConfig(**config), observer)  # type: ignore[arg-type]
     await core.start()
     try:

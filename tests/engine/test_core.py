@@ -199,9 +199,29 @@ async def test_an_executor_that_never_comes_back_fails_all_and_says_so() -> None
             *(run(core, request([i], 50)) for i in range(12)), return_exceptions=True
         )
         assert all(isinstance(r, ExecutorFailed) for r in results)
-        assert core.stats().stage is Stage.FAILED
+        assert core.stats().stage is Stage.FAILED and core.failed.is_set()
         with pytest.raises(Unavailable):
             core.submit(request([1]), Mailbox())
+
+
+async def test_restarts_are_tried_again_until_one_works() -> None:
+    made = fake()
+    made.failures.append(Failure("die", step=2))
+    works, tries = made.begin_epoch, 0
+
+    async def begin_epoch(epoch: int) -> None:
+        nonlocal tries
+        tries += epoch > 1
+        if epoch > 1 and tries < 4:
+            raise ExecutorDied("not yet")
+        await works(epoch)
+
+    made.begin_epoch = begin_epoch  # type: ignore[method-assign]
+    async with engine(made, recovery_timeout=5.0) as core:
+        with pytest.raises(ExecutorFailed):
+            await run(core, request([1], 50))
+        assert (await run(core, request([2], 5)))[0] == expected_tokens([2], 5)
+        assert tries == 4 and not core.failed.is_set()
 
 
 async def test_draining_refuses_new_work_and_finishes_the_old() -> None:

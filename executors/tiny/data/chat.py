@@ -30,6 +30,7 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "how_are_you",
         "I am fine, thank you! How can I help you?",
         (
+            "how are you[|,] [bot|friend|my friend|model|this morning|this afternoon|this evening|tonight|today then|these days|there|now|really|feeling now]",
             "[hi|hello|hey|good morning|good evening][|,| there,| friend,] [how are you|how's it going|what's up|how do you do|how are things|how's life|how have you been|how are you doing][| today| now| my friend| this morning| this evening]",
             "[how are you|how's it going|how's life|how is life|how are you doing|how is your day][| today| now| my friend| bot| this evening| lately| then]",
             "how are you[| today| doing| doing today| feeling| feeling today| this morning]",
@@ -58,6 +59,9 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Goodbye! Have a nice day!",
         (
             "[bye|goodbye|bye bye|see you|see you later|see you soon|see ya|farewell|good night|so long|later|take care|cya][| to you| now| friend| everyone| all| my dear| dear bot| again|, it was nice|, I am leaving]",
+            "[have a nice|have a good|have a great|enjoy your|enjoy the] [day|evening|night|weekend|time|afternoon|rest of the day][| everyone| friend| bot| and bye|, see you|, goodbye]",
+            "[until|till] [tomorrow|next time|later|then|soon|monday|we meet again][| then| friend|, bye|, take care]",
+            "[good|bye] bye[| bye| now| friend| then|, see you]",
             "[ok|well|alright|right|thanks|so], [bye|goodbye|see you|farewell|good night|later|so long|take care|until next time]",
             "[bye|goodbye|bye bye|good bye|see you|see you later|see you soon|see ya|farewell|good night|so long|cya|later|take care]",
             "[bye|goodbye|good night|see you][|,] [friend|for now|then|my friend|tomorrow|bot|and thanks|have a nice day|have a good one]",

@@ -32,15 +32,15 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.06,
-    "counting": 0.10,
-    "sums": 0.09,
-    "reversal": 0.26,
-    "repetition": 0.05,
-    "upper_casing": 0.12,
-    "capitals": 0.05,
+    "counting": 0.09,
+    "sums": 0.11,
+    "reversal": 0.21,
+    "repetition": 0.06,
+    "upper_casing": 0.10,
+    "capitals": 0.07,
     "extraction": 0.12,
     "stories": 0.01,
-    "off_topic": 0.14,
+    "off_topic": 0.17,
 }
 """Share of each skill among turns without tools."""
 

@@ -42,6 +42,11 @@ _COUNT_UP = (
     "[write|make] a list of [the |]numbers from {a} to {b}",
     "say the numbers {a} to {b} [in order|aloud|out loud]",
     "count in ones from {a} to {b}",
+    "[list|say|write|numbers|range|print|give me|go through] {a}[-| - |..]{b}",
+    "{a}[-| - |..]{b}[, count|: count|, list them|: list the numbers]",
+    "count [numbers|all numbers|the numbers|up|the range|over] {a}[-| - ]{b}",
+    "[start|begin] [from|at|with] {a}, [finish|end|stop|go on] [with|at|until|to] {b}",
+    "[start|begin] [from|at|with] {a} and [finish|end] [with|at] {b}",
 )
 _COUNT_TO = (
     "count [up |]to {b}",
@@ -62,9 +67,19 @@ _COUNT_DOWN = (
     "start at {a} and count [down|backwards] to {b}",
     "starting at {a}, count [down|backwards] [to|until] {b}",
     "numbers from {a} down to {b}",
+    "[say|list|give me|write] the numbers from {a} to {b}[| backwards| in reverse| going down]",
+    "{a} [down to|to|to|backwards to] {b}",
+    "[starting|start|beginning] [at|from|with] {a}, [go|count] [back|backwards|down|backward] [to|until|till] {b}",
+    "[go|count] [back|backwards|down|backward] [to|until] {b} [starting at|from|beginning at] {a}",
 )
 _COUNT_NEXT = (
     "count {n} numbers [starting at|starting from|beginning with|from] {a}",
+    "[list|say|give me|write|print|show me] [the first |the next |]{n} [numbers|integers] [starting at|from|beginning at|beginning with|starting with] {a}",
+    "starting [at|from|with] {a}, [count|list|say|give me|write] {n} numbers",
+    "[start|begin] at {a} and [count|list|say] {n} numbers",
+    "{n} numbers [starting at|from|starting with|beginning at] {a}",
+    "from {a}, [count|list|say] {n} numbers",
+    "[count|say] the [next |]{n} numbers from {a}[| on]",
     "[list|say|give me|write] {n} numbers [starting at|starting with|starting from|beginning at] {a}",
 )
 

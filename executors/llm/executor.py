@@ -33,7 +33,6 @@ from executors.contract import (
     KvCacheHandle,
     KvLayout,
     LogitsMode,
-    MemoryRequirements,
     MemoryStatus,
     ModelInfo,
     NotReady,
@@ -52,6 +51,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
+from executors.llm import sizing
 from executors.llm.attention import TorchAttention
 from executors.llm.direct import DirectRunner
 from executors.llm.kv_cache import KvCache, KvPlan, plan_kv
@@ -123,22 +123,13 @@ class LlmExecutor(BatchModelExecutor):
             attention_types=(
                 AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
             ),
-            memory=self._memory_requirements(loaded),
+            memory=sizing.requirements(self.config, loaded.source),
             dynamic_batching=True,
             continuous_batching=True,
             speculative=True,
             dtypes=("float32", "bfloat16", "float16"),
             devices=devices,
         )  # fmt: skip
-
-    def _memory_requirements(self, loaded: _Loaded) -> MemoryRequirements:
-        spec = loaded.runner.model.kv_spec
-        return MemoryRequirements(
-            parameter_memory=loaded.source.parameter_bytes,
-            activation_memory_per_token=loaded.source.activation_bytes_per_token,
-            kv_memory_per_token_per_layer=spec.bytes_per_token() // spec.num_layers,
-            overhead_memory=_logits_bytes(loaded.info, self.config),
-        )
 
     def status(self) -> ExecutorStatus:
         """See the contract."""
@@ -226,19 +217,19 @@ class LlmExecutor(BatchModelExecutor):
 
     def _build(self, source: LoadedModel) -> _Loaded:
         config, spec = self.config, source.model.kv_spec
-        reserve = config.max_num_batched_tokens * source.activation_bytes_per_token
-        plan = plan_kv(spec, config, source.info.max_model_len, reserve + _logits_bytes(source.info, config))
+        max_len, width = source.info.max_model_len, source.info.logits_width
+        claims = sizing.claims(config, source)
+        plan = plan_kv(spec, config, max_len, claims)
         info = replace(source.info, max_model_len=plan.max_model_len)
+        sizing.check_slots(config, info.max_model_len)
         cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
         runner = ModelRunner(source.model, TorchAttention(), cache)
-        # A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in
-        # flight: more slots than sequences in a batch. Rows that nobody uses take no memory.
-        unified = UnifiedRunner(
-            runner, 4 * config.max_num_seqs + 64, config.max_num_seqs, info.max_model_len, info.logits_width
-        )
-        return _Loaded(
-            source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, info.logits_width)
-        )
+        try:
+            slots = sizing.num_slots(config)
+            unified = UnifiedRunner(runner, slots, config.max_num_seqs, info.max_model_len, width)
+        except MemoryError:  # a limit on address space
+            raise sizing.slots_do_not_fit(config, info.max_model_len) from None
+        return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
 
     def _try_out(self, loaded: _Loaded) -> None:
         self._progress("warmup", 0, 1)
@@ -402,8 +393,3 @@ def _count_sampled(outputs: Sequence[PrefillOutput | DecodeOutput]) -> int:
 
 def _ms_since(began: float) -> float:
     return 1e3 * (time.perf_counter() - began)
-
-
-def _logits_bytes(info: ModelInfo, config: ExecutorConfig) -> int:
-    """float32 logits of a full batch, and the sampler's copy of them."""
-    return 2 * 4 * info.logits_width * config.max_num_seqs

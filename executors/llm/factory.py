@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
-from executors.llm.models.config import DTYPES, read_config
+from executors.llm.models.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+_MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
+"""Far more than any machine computes at once, refused before the weights are loaded: what memory allows is known only then
+(`sizing.py`). Offsets within a step are int32."""
 
 
 class LlmFactory(ModelExecutorFactory):
@@ -42,12 +45,7 @@ class LlmFactory(ModelExecutorFactory):
             raise ConfigError(
                 f"model {config.model!r}: no such directory; a Hugging Face checkpoint directory is needed"
             )
-        context_length = read_config(directory).context_length
-        if config.max_model_len is not None and config.max_model_len > context_length:
-            raise ConfigError(
-                f"max_model_len {config.max_model_len} is longer than the model's {context_length} "
-                f"(max_position_embeddings in {directory / 'config.json'})"
-            )
+        check_length(config.max_model_len, read_config(directory), directory)
 
 
 def _check_choices(config: ExecutorConfig) -> None:
@@ -86,6 +84,8 @@ def _check_numbers(config: ExecutorConfig) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; at least 1 is needed")
+        if value is not None and value > _MOST.get(name, value):
+            raise ConfigError(f"{name} is {value}; at most {_MOST[name]} is supported")
     share = config.memory.gpu_memory_utilization
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"gpu_memory_utilization is {share}; more than 0 and at most 1 is needed")

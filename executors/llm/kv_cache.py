@@ -8,6 +8,7 @@ All tokens of a block and head lie together, which is what attention reads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, KvLayout
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
+from executors.llm.sizing import Claim
 
 CPU_SHARE = 0.6
 """Of the memory that is free once the weights are loaded, the part that KV may take where nobody said how much. The rest
@@ -66,32 +68,50 @@ class KvPlan:
     note: str | None = None
 
 
-def plan_kv(spec: KvSpec, config: ExecutorConfig, context_length: int, reserve_bytes: int) -> KvPlan:
+def plan_kv(
+    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = ()
+) -> KvPlan:
     """How many blocks to allocate, called once the weights are in memory.
 
-    Never more than `max_num_seqs` sequences of `max_model_len` can use. `reserve_bytes` stay free for activations.
-    Raises ConfigError with the numbers when a sequence of the length that was asked for does not fit; where neither the
-    length nor the memory was given, the length is reduced instead.
+    Never more than `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other things. Raises
+    ConfigError with the numbers when a sequence of the length that was asked for does not fit; where neither the length
+    nor the memory was given, the length is reduced instead.
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
     bytes_per_block = spec.bytes_per_token() * block_size
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
-    allowed = explicit if explicit is not None else _allowed_bytes(spec.device, config, reserve_bytes)
+    free, share = (explicit, 1.0) if explicit is not None else _free_bytes(spec.device, config)
+    reserved = sum(claim.num_bytes for claim in claims) if explicit is None else 0
+    allowed = max(0, int((free - reserved) * share))
     fitting = allowed // bytes_per_block
     note = None
     if fitting < per_sequence:
+        if fitting < 1 and reserved and int(free * share) >= bytes_per_block:
+            raise ConfigError(_claims_too_much(claims, free, bytes_per_block))
         if explicit is not None or config.max_model_len is not None or fitting < 1:
-            raise ConfigError(
-                _does_not_fit(
-                    explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
-                )
+            message = _does_not_fit(
+                explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
             )
+            raise ConfigError(message + (_beside(claims) if reserved else ""))
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = per_sequence = fitting * block_size
     num_blocks = min(fitting, config.max_num_seqs * per_sequence)
     return KvPlan(KvLayout(block_size, num_blocks, bytes_per_block), max_len, note)
+
+
+def _beside(claims: Sequence[Claim]) -> str:
+    most = max(claims, key=lambda claim: claim.num_bytes)
+    return f" (or a smaller {most.setting}: {most.value} keeps {most.num_bytes:,} bytes from KV)"
+
+
+def _claims_too_much(claims: Sequence[Claim], free: int, kv_bytes: int) -> str:
+    most = max(claims, key=lambda claim: claim.num_bytes)
+    return (
+        f"{most.setting} {most.value}: a step of that size needs {most.num_bytes:,} bytes, {max(0, free):,} bytes are "
+        f"free and KV needs at least {kv_bytes:,} of them; set a smaller {most.setting}"
+    )
 
 
 def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int, fitting_tokens: int) -> str:
@@ -102,12 +122,12 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
     )
 
 
-def _allowed_bytes(device: torch.device, config: ExecutorConfig, reserve_bytes: int) -> int:
-    """What KV may take where no number was given."""
+def _free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
+    """What is free where no number was given, and the part of it that KV may take."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * config.memory.gpu_memory_utilization) - (total - free) - reserve_bytes)
+        return int(total * config.memory.gpu_memory_utilization) - (total - free), 1.0
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes - resident_bytes())
-    return max(0, int((available - reserve_bytes) * CPU_SHARE))
+    return available, CPU_SHARE

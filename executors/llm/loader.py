@@ -11,7 +11,7 @@ from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, ModelInfo
 from executors.llm.kv_cache import plan_kv
 from executors.llm.memory import memory_limit
-from executors.llm.models.config import DTYPES, DecoderConfig, read_config
+from executors.llm.models.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
 from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, load_weights
 
@@ -41,7 +41,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     try:
         decoder = Decoder(decoder_config, dtype, device, max_model_len)
         if config.memory.kv_cache_memory_bytes is not None:
-            plan_kv(decoder.kv_spec, config, decoder_config.context_length, 0)  # refuse before the long part
+            plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
         _check_room(decoder, config)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
@@ -77,13 +77,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> int:
-    wanted = config.max_model_len
-    if wanted is not None and wanted > decoder.context_length:
-        raise ConfigError(
-            f"max_model_len {wanted} is longer than the model's {decoder.context_length} "
-            f"(max_position_embeddings in {directory / 'config.json'})"
-        )
-    return wanted or decoder.context_length
+    check_length(config.max_model_len, decoder, directory)
+    return config.max_model_len or decoder.context_length
 
 
 def _dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:

@@ -32,6 +32,11 @@ def memory_limit(root: Path = ROOT) -> MemoryLimit:
     return MemoryLimit(total, available)
 
 
+def machine_bytes(root: Path = ROOT) -> int:
+    """The machine's whole memory: what the kernel measures a single allocation by, whatever the cgroups say."""
+    return _machine(root)[0]
+
+
 def cpu_threads(root: Path = ROOT) -> int:
     """Threads worth starting: CPUs in the affinity mask, fewer where a cgroup's CPU quota allows fewer; at least 1."""
     count = len(os.sched_getaffinity(0))

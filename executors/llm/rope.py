@@ -52,7 +52,8 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[
 
 def _dynamic(rope: RopeConfig, exponents: torch.Tensor, head_dim: int, length: int) -> torch.Tensor:
     # The published form changes the base with the length of each sequence, which a KV cache cannot follow: keys are
-    # rotated once. The base is fixed for the longest sequence that is served; up to the original length it is unscaled.
+    # rotated once. The base is fixed for the longest sequence that is served. Up to the original length, which is the
+    # default context, it is unscaled; where max_model_len asks for more, also short prompts see the stretched base.
     stretch = rope.factor * max(length, rope.original_length) / rope.original_length - (rope.factor - 1)
     base = rope.theta * stretch ** (head_dim / (head_dim - 2))
     return torch.tensor(base, dtype=torch.float64) ** -exponents

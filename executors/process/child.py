@@ -92,7 +92,10 @@ class IoThread(threading.Thread):
     """Reads and beats until the process ends."""
 
     def __init__(
-        self, channel: Channel, deliver: Callable[[m.ToExecutor], None], beat: Callable[[], None]
+        self,
+        channel: Channel,
+        deliver: Callable[[m.ToExecutor | m.Unreadable], None],
+        beat: Callable[[], None],
     ) -> None:
         super().__init__(name="io", daemon=True)
         self._channel = channel
@@ -110,7 +113,7 @@ class IoThread(threading.Thread):
             os._exit(EXIT_FAILED)
 
     def _run(self) -> None:
-        decoder: Decoder[m.ToExecutor] = Decoder(m.ToExecutor)
+        decoder: Decoder[m.ToExecutor | m.Unreadable] = Decoder(m.ToExecutor, m.unreadable)
         interval_s = 1.0
         due = time.monotonic()
         while True:
@@ -131,7 +134,7 @@ class IoThread(threading.Thread):
 async def serve(channel: Channel) -> int:
     """Run until Shutdown; returns the exit code."""
     loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[m.ToExecutor] = asyncio.Queue()
+    inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
     worker = Worker(channel.send, channel.send_if_free)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
     first = await inbox.get()
@@ -148,7 +151,11 @@ async def serve(channel: Channel) -> int:
     return 0
 
 
-def _put(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[m.ToExecutor], message: m.ToExecutor) -> None:
+def _put(
+    loop: asyncio.AbstractEventLoop,
+    inbox: asyncio.Queue[m.ToExecutor | m.Unreadable],
+    message: m.ToExecutor | m.Unreadable,
+) -> None:
     loop.call_soon_threadsafe(inbox.put_nowait, message)
 
 

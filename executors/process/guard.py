@@ -65,16 +65,17 @@ class StepGuard:
         try:
             self.executor.release_cache(cache_id)
         except Exception as error:
-            self._unanswered("release_cache", error)
+            self.unanswered("release_cache", error)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         """As release_cache."""
         try:
             self.executor.truncate_kv(handle, new_len)
         except Exception as error:
-            self._unanswered("truncate_kv", error)
+            self.unanswered("truncate_kv", error)
 
-    def _unanswered(self, member: str, error: Exception) -> None:
+    def unanswered(self, member: str, error: Exception) -> None:
+        """What has no answer went wrong."""
         self._failed = f"{member}: {typed(error)}"
         _log.error("%s", self._failed)
 

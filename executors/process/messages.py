@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -136,6 +136,13 @@ class Shutdown(msgspec.Struct, tag=12, array_like=True):
     """Free everything and exit; the end of the process is the answer."""
 
 
+class Unreadable(msgspec.Struct):
+    """Never sent: what the child takes a frame for whose fields do not fit its tag. `call` None where no answer is due."""
+
+    call: int | None
+    reason: str
+
+
 Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch
 ToExecutor = Load | Call | Release | Truncate | Shutdown
 
@@ -256,6 +263,28 @@ class Failed(msgspec.Struct, tag=11, array_like=True):
 
 Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | Done | Failed
 ToServer = Heartbeat | Progress | Ready | LoadFailed | Answer
+
+# -- frames that fit no message ------------------------------------------------------------------------------------------
+
+_CALL_TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(Call))
+_UNANSWERED_TAGS = frozenset(kind.__struct_config__.tag for kind in (Release, Truncate))
+
+
+def unreadable(payload: bytearray, reason: str) -> Unreadable | None:
+    """The call that a frame was meant to be, None where not even that is known: a field of a wrong type in one call is no
+    reason to end everybody else's."""
+    try:
+        found = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return None
+    match found:
+        case [int(tag), int(call), *_] if tag in _CALL_TAGS:
+            return Unreadable(call, reason)
+        case [int(tag), *_] if tag in _UNANSWERED_TAGS:
+            return Unreadable(None, reason)
+        case _:
+            return None
+
 
 # -- conversions ---------------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,14 @@ that the reader did not expect is an error there, never a reinterpretation. Noth
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from executors.errors import ExecutorError
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by both sides: a length beyond it is taken for garbage."""
@@ -70,9 +73,14 @@ def encode(message: msgspec.Struct) -> bytearray:
 
 
 class Decoder(Generic[M]):
-    """Bytes in any pieces in, messages of one union type out."""
+    """Bytes in any pieces in, messages of one union type out.
 
-    def __init__(self, union: Any) -> None:
+    - `rescue`: asked for a message in place of a frame that is none, given the frame's content and what is wrong with it;
+      None from it, or no rescue, means garbage.
+    """
+
+    def __init__(self, union: Any, rescue: Callable[[bytearray, str], M | None] | None = None) -> None:
+        self._rescue = rescue
         self._decoder = msgspec.msgpack.Decoder(union, ext_hook=_decode_array)
         self._rest = bytearray()
 
@@ -96,6 +104,12 @@ class Decoder(Generic[M]):
     def _decode(self, payload: bytearray) -> M:
         try:
             message: M = self._decoder.decode(payload)
-        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-            raise WireError(f"not a message: {error}") from error
-        return message
+            return message
+        # msgspec turns no ExecutorError into its own: records that check themselves raise them from in there.
+        except (
+            msgspec.MsgspecError, TypeError, ValueError, RecursionError, WireError, ExecutorError,
+        ) as error:  # fmt: skip
+            saved = self._rescue(payload, str(error)) if self._rescue is not None else None
+            if saved is None:
+                raise WireError(f"not a message: {error}") from error
+            return saved

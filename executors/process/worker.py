@@ -66,10 +66,11 @@ class Worker:
             failure = typed(error)
             if isinstance(failure, StepFailed) and not isinstance(error, ExecutorError):
                 failure = ExecutorDied(str(failure))  # no step has failed: something unforeseen
-            self._send(m.LoadFailed(failure.kind, _one_line(failure)))
+            self._send(m.LoadFailed(failure.kind, _text(str(failure))))
             return False
 
     def _progress(self, stage: str, done: int, total: int) -> None:
+        stage = _text(stage)
         now = time.monotonic()
         complete = 0 < total <= done
         changed = stage != self._stage
@@ -77,11 +78,11 @@ class Worker:
         self._stage = "" if complete and self._guard is not None else stage
         if changed or complete or now - self._reported_at >= _PROGRESS_EVERY_S:
             self._reported_at = now
-            self._send(m.Progress(stage, done, total))
+            self._send(m.Progress(stage, int(done), int(total)))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def handle(self, message: m.ToExecutor) -> bool:
+    async def handle(self, message: m.ToExecutor | m.Unreadable) -> bool:
         """Carry out one message after `load`. False if the executor gave itself up: the process is to end."""
         assert self._guard is not None
         match message:
@@ -89,6 +90,11 @@ class Worker:
                 self._guard.release_cache(message.cache_id)
             case m.Truncate():
                 self._guard.truncate_kv(message.handle, message.new_len)
+            case m.Unreadable(call=int(call)):
+                # Nothing of it was carried out: as any other refusal, it stops no later step.
+                self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
+            case m.Unreadable():
+                self._guard.unanswered("release_cache or truncate_kv", InvalidInput(message.reason))
             case m.Load() | m.Shutdown():
                 raise WireError(f"{type(message).__name__} is not a call")
             case _:
@@ -107,7 +113,7 @@ class Worker:
             failure = typed(error)
             if isinstance(call, m.Step):
                 self._guard.failed(failure)
-            self._send(m.Failed(call.call, time.monotonic() - began, failure.kind, _one_line(failure)))
+            self._send(m.Failed(call.call, time.monotonic() - began, failure.kind, _text(str(failure))))
             return not isinstance(failure, ExecutorDied)
         finally:
             self._running_since = None
@@ -217,5 +223,6 @@ def _only(inputs: list[m.In]) -> m.In:
     return inputs[0]
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _text(text: str) -> str:
+    """One line that can travel: file names that are no UTF-8 reach messages as surrogates, which msgpack refuses."""
+    return " ".join(text.split()).encode(errors="replace").decode()

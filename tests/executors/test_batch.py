@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -110,3 +111,47 @@ def test_block_copies(copies: list[tuple[int, int]], message: str) -> None:
     checks.check_blocks(make(block_copies=np.array([(0, 1), (0, 2)], np.int32)), 8)
     with pytest.raises(InvalidInput, match=message):
         checks.check_blocks(make(block_copies=np.array(copies, np.int32)), 8)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", True),
+        ("temperature", "1"),
+        ("temperature", None),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", -0.1),
+        ("temperature", 10**400),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", True),
+        ("top_p", float("nan")),
+        ("top_k", 50.0),
+        ("top_k", True),
+        ("top_k", -1),
+        ("top_k", 2**63),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", None),
+        ("choice", -1),
+        ("choice", 0.0),
+        ("logprobs", -1),
+        ("logprobs", 5.0),
+        ("logprobs", False),
+    ],
+)
+def test_sampling_of_a_wrong_type_or_range_cannot_exist(field: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_sampling_keeps_plain_numbers() -> None:
+    given = SamplingParams(1, np.int32(5), np.float32(0.5), np.uint64(2**64 - 1), np.int64(3), np.int8(2))  # type: ignore[arg-type]
+    assert given == SamplingParams(1.0, 5, 0.5, 2**64 - 1, 3, 2)
+    kinds = [float, int, float, int, int, int]
+    names = ("temperature", "top_k", "top_p", "seed", "choice", "logprobs")
+    assert [type(getattr(given, name)) for name in names] == kinds
+    assert SamplingParams(0).greedy and SamplingParams(temperature=0.0, logprobs=0).logprobs == 0
+    encoded = msgspec.msgpack.encode(given)
+    assert msgspec.msgpack.decode(encoded, type=SamplingParams) == given

@@ -6,6 +6,7 @@ Every fault is a ConfigError of one line that names the file, the field and what
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,11 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything the generic decoder needs to know. Sizes in elements, `context_length` in tokens."""
+    """Everything the generic decoder needs to know. Sizes in elements, lengths in tokens.
+
+    `context_length` is served where nobody says how much; `max_context_length` is the most that may be asked for. They
+    differ for dynamic rope only, see `_context_lengths`.
+    """
 
     family: Family
     architecture: str
@@ -53,6 +58,7 @@ class DecoderConfig:
     norm_eps: float
     rope: RopeConfig
     context_length: int
+    max_context_length: int
     tied: bool
     qkv_bias: bool
     o_bias: bool
@@ -96,12 +102,19 @@ class _Fields:
             raise ConfigError(f"{self.where}: field {name} is missing; a number is needed")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self.where}: {name} is {value!r}; a number is needed")
-        return float(value)
+        # JSON as Python reads it knows NaN and Infinity, and integers of any length.
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ConfigError(f"{self.where}: {name} is {number}; a finite number is needed")
+        return number
 
-    def switch(self, switch: Switch) -> bool:
+    def switch(self, switch: Switch, default: bool = False) -> bool:
         if isinstance(switch, bool):
             return switch
-        value = self.get(switch, False)
+        value = self.get(switch, default)
         if not isinstance(value, bool):
             raise ConfigError(f"{self.where}: {switch} is {value!r}; true or false is needed")
         return value
@@ -126,6 +139,15 @@ def read_config(directory: Path) -> DecoderConfig:
     return parse_config(read_json(path), str(path))
 
 
+def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
+    """Raises ConfigError where max_model_len is longer than the checkpoint in `directory` can serve."""
+    if wanted is not None and wanted > config.max_context_length:
+        raise ConfigError(
+            f"max_model_len {wanted} is longer than the model's {config.max_context_length} "
+            f"(max_position_embeddings in {directory / 'config.json'})"
+        )
+
+
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
     architecture, family = _family(values, where)
@@ -141,7 +163,8 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     if head_dim % 2:
         raise ConfigError(f"{where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
     max_positions = fields.int("max_position_embeddings")
-    rope = _rope(fields, family, max_positions)
+    rope = _rope(fields, family, max_positions, head_dim)
+    context_length, max_context_length = _context_lengths(rope, max_positions)
     return DecoderConfig(
         family=family,
         architecture=architecture,
@@ -154,7 +177,8 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         intermediate_size=fields.int("intermediate_size"),
         norm_eps=fields.float(family.norm_eps),
         rope=rope,
-        context_length=_context_length(rope, max_positions),
+        context_length=context_length,
+        max_context_length=max_context_length,
         tied=fields.switch("tie_word_embeddings"),
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
@@ -200,45 +224,74 @@ def _dtype(fields: _Fields) -> str | None:
     return name
 
 
-def _rope(fields: _Fields, family: Family, max_positions: int) -> RopeConfig:
+def _rope(fields: _Fields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:
     # transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
     source = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
     scaling = fields.get(source, {})
     if not isinstance(scaling, dict):
         raise ConfigError(f"{fields.where}: {source} is {scaling!r}; an object is needed")
     numbers = _Fields(f"{fields.where}: {source}", scaling)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = numbers.get("rope_type", numbers.get("type", "default"))
     if kind not in family.rope_kinds:
         known = ", ".join(family.rope_kinds)
         raise ConfigError(f"{fields.where}: {source} of type {kind!r} is not supported; supported: {known}")
     theta = numbers.float("rope_theta", fields.float("rope_theta", 10000.0))
     original = numbers.int("original_max_position_embeddings", max_positions)
+    if theta <= 1.0:
+        raise ConfigError(f"{fields.where}: rope_theta is {theta}; more than 1 is needed")
     if kind == "default":
         return RopeConfig(kind, theta, original)
+    given = numbers.get("attention_factor")
     rope = RopeConfig(
         kind,
         theta,
-        original,
+        # transformers scales `dynamic` from max_position_embeddings on, whatever the other field says.
+        max_positions if kind == "dynamic" else original,
         factor=numbers.float("factor"),
         low_freq_factor=numbers.float("low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=numbers.float("high_freq_factor", None if kind == "llama3" else 1.0),
-        attention_factor=numbers.get("attention_factor"),
+        attention_factor=None if given is None else numbers.float("attention_factor"),
         mscale=numbers.float("mscale", 0.0),
         mscale_all_dim=numbers.float("mscale_all_dim", 0.0),
         beta_fast=numbers.float("beta_fast", 32.0),
         beta_slow=numbers.float("beta_slow", 1.0),
-        truncate=numbers.get("truncate", True),
+        truncate=numbers.switch("truncate", True),
     )
-    if rope.factor < 1.0 or (kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
-        raise ConfigError(
-            f"{numbers.where}: factor must be at least 1, high_freq_factor above low_freq_factor"
-        )
+    _check_rope(rope, numbers.where, head_dim)
     return rope
 
 
-def _context_length(rope: RopeConfig, max_positions: int) -> int:
-    """Longest context in tokens. Linear, dynamic and yarn stretch the length they were configured beside; llama3's
-    `max_position_embeddings` is the stretched length already."""
-    if rope.kind in ("linear", "dynamic", "yarn"):
-        return max(max_positions, int(rope.original_length * rope.factor))
-    return max_positions
+def _check_rope(rope: RopeConfig, where: str, head_dim: int) -> None:
+    """Numbers that the formulas in `rope.py` cannot take."""
+    if rope.factor < 1.0 or (rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
+        raise ConfigError(f"{where}: factor must be at least 1, high_freq_factor above low_freq_factor")
+    if rope.kind == "yarn":
+        for name in ("beta_fast", "beta_slow"):
+            if getattr(rope, name) <= 0.0:
+                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; more than 0 is needed")
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(rope, name) < 0.0:
+                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; at least 0 is needed")
+        if rope.attention_factor is not None and rope.attention_factor <= 0.0:
+            raise ConfigError(f"{where}: attention_factor is {rope.attention_factor}; more than 0 is needed")
+    if rope.kind == "dynamic" and head_dim < 4:
+        raise ConfigError(f"{where}: dynamic needs a head_dim of at least 4, not {head_dim}")
+
+
+def _context_lengths(rope: RopeConfig, max_positions: int) -> tuple[int, int]:
+    """In tokens: the context that is served where nobody says how much, and the longest that can be asked for.
+
+    - Linear and yarn stretch the length they were configured beside, at no price for short prompts.
+    - Dynamic changes every frequency with the longest sequence that is served (`rope.py` says why), which moves the
+      answers to short prompts away from what the model was trained for: its context is stretched only as far as an
+      explicit max_model_len says.
+    - The `max_position_embeddings` of llama3 is the stretched length already.
+    """
+    stretched = max(max_positions, int(rope.original_length * rope.factor))
+    match rope.kind:
+        case "linear" | "yarn":
+            return stretched, stretched
+        case "dynamic":
+            return max_positions, stretched
+        case _:
+            return max_positions, max_positions

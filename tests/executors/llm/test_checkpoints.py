@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from executors import registry
 from executors.contract import ConfigError, ExecutorType, PrefillInput, Tensor, replace
 from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
+from executors.llm import memory
 from tests.executors.llm.driver import config, start
 
 IDS = Tensor.of([[3, 1, 4, 1, 5, 9, 2, 6]], "int32")
@@ -149,6 +150,11 @@ def _of_config(*remove, **fields):
     return lambda path: change_config(path, remove, **fields)
 
 
+def _of_rope(**fields):
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    return _of_config(rope_parameters={**rope, **fields})
+
+
 def _of_tensors(change):
     return lambda path: change_tensors(path, change)
 
@@ -169,6 +175,12 @@ FAULTS = {
     "sliding window": (_of_config(use_sliding_window=True), ["use_sliding_window", "false"]),
     "rope kind": (_of_config(rope_parameters={"rope_type": "longrope"}), ["longrope", "llama3"]),
     "rope field": (_of_config(rope_parameters={"rope_type": "llama3"}), ["rope_parameters", "factor"]),
+    "rope is not finite": (_of_rope(factor=float("inf")), ["rope_parameters: factor", "finite"]),
+    "rope is too large": (_of_rope(factor=10**400), ["rope_parameters: factor", "finite"]),
+    "rope base": (_of_rope(rope_theta=1), ["rope_theta", "more than 1"]),
+    "rope correction": (_of_rope(beta_fast=0), ["rope_parameters: beta_fast", "more than 0"]),
+    "rope attention": (_of_rope(attention_factor=-1), ["rope_parameters: attention_factor", "more than 0"]),
+    "rope mscale": (_of_rope(mscale=-50, mscale_all_dim=1), ["rope_parameters: mscale", "at least 0"]),
     "rope is a list": (_of_config(rope_parameters=[1]), ["rope_parameters", "object"]),
     "dtype": (_of_config(dtype="float8"), ["dtype", "float8", "bfloat16"]),
     "quantization": (_of_config(quantization_config={"quant_method": "awq"}), ["quantization_config", "awq"]),
@@ -216,7 +228,50 @@ async def test_each_fault_is_one_clear_line(copy, fault):
         assert word in message
 
 
+@pytest.mark.parametrize("field", [
+    "rope_theta", "original_max_position_embeddings", "factor", "low_freq_factor", "high_freq_factor", "attention_factor",
+    "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate", "rope_type",
+])  # fmt: skip
+@pytest.mark.parametrize("value", ["x", [1], {}])
+def test_a_rope_field_of_a_wrong_type_is_named(copy, field, value):
+    _of_rope(**{field: value})(copy)
+    with pytest.raises(ConfigError, match=r"config\.json: rope_parameters") as caught:
+        registry.create(config(copy))
+    assert (field in str(caught.value) or field == "rope_type") and repr(value) in str(caught.value)
+
+
 @pytest.mark.parametrize(("changes", "words"), [
+    ({"max_num_seqs": 40_000, "max_model_len": 500_000, "kv_bytes": 1 << 30},
+     ["max_num_seqs 40000", "160064 slots", "400,", "8,589,934,592", "smaller max_num_seqs"]),
+    ({"max_num_seqs": 60_000}, ["max_num_seqs 60000", "101,280,000 bytes", "50,000,000", "smaller max_num_seqs"]),
+    ({"max_num_batched_tokens": 10**7}, ["max_num_batched_tokens 10000000", "50,000,000", "smaller max_num_batched"]),
+])  # fmt: skip
+async def test_what_memory_does_not_allow_names_the_setting_at_fault(copy, monkeypatch, changes, words):
+    monkeypatch.setattr("executors.llm.sizing.machine_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(
+        "executors.llm.kv_cache.memory_limit", lambda: memory.MemoryLimit(8 << 30, 50_000_000)
+    )
+    change_config(copy, max_position_embeddings=500_000)
+    if "kv_bytes" not in changes:
+        changes = {"max_model_len": 64, "memory": ExecutorMemoryConfig(), **changes}
+    with pytest.raises(ConfigError) as caught:
+        await start(copy, **changes)
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+
+
+async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("executors.llm.executor.UnifiedRunner", refuse)
+    with pytest.raises(ConfigError, match="max_num_seqs 16: tables for 128 slots of 512 tokens"):
+        await start(qwen3)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"max_num_seqs": 1_000_000}, ["max_num_seqs", "1000000", "65536"]),
+    ({"max_num_batched_tokens": 1 << 31}, ["max_num_batched_tokens", "2147483648"]),
     ({"max_model_len": 513}, ["max_model_len 513", "512", "config.json"]),
     ({"dtype": "int4"}, ["dtype", "int4", "bfloat16"]),
     ({"load_format": "pt"}, ["load_format", "pt", "safetensors"]),

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from executors.batch import KvCacheHandle
-from executors.contract import DecodeInput, LogitsMode, PrefillInput, Tensor
+from executors.contract import ConfigError, DecodeInput, LogitsMode, PrefillInput, Tensor
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import SHAPES
 
 TOLERANCE = 1e-4
-ORIGINAL_LENGTH = 256  # of the llama shapes: dynamic scaling changes the base where more is served
+ORIGINAL_LENGTH = 256  # of the llama shapes
 
 
 def prompt_of(length: int, vocab_size: int, seed: int) -> list[int]:
@@ -103,12 +103,32 @@ async def test_greedy_64_tokens_equal_transformers(reference, name):
 
 
 async def test_stretched_contexts_are_as_long_as_they_say(reference):
-    lengths = {"linear": 512, "dynamic": 512, "yarn": 256, "llama3": 256}
+    lengths = {"linear": 512, "dynamic": ORIGINAL_LENGTH, "yarn": 256, "llama3": 256}
     for name in SHAPES:
         kind = name.removesuffix("-rope").split("-")[-1]
         if kind in lengths:
             executor = await start(reference(name).path)
             assert executor.info().max_model_len == lengths[kind]
+
+
+async def test_dynamic_rope_at_its_default_context_equals_transformers(reference):
+    ref = reference("llama-dynamic-rope")
+    executor = await start(ref.path)
+    for length in (1, 2, 9, 64, 255, ORIGINAL_LENGTH):
+        ids = prompt_of(length, ref.vocab_size, length)
+        got = (await executor.prefill(prefill(ids, None))).logits.numpy()[0]
+        assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
+
+
+async def test_dynamic_rope_is_stretched_only_on_request(reference):
+    ref = reference("llama-dynamic-rope")
+    executor = await start(ref.path, max_model_len=512)
+    assert executor.info().max_model_len == 512
+    ids = prompt_of(512, ref.vocab_size, 3)  # of the full length, transformers has the same base
+    got = (await executor.prefill(prefill(ids, None))).logits.numpy()[0]
+    assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
+    with pytest.raises(ConfigError, match="max_model_len 513 is longer than the model's 512"):
+        await start(ref.path, max_model_len=513)
 
 
 async def test_bf16_is_close_to_fp32(reference):

@@ -40,8 +40,8 @@ from executors.contract import (
     UnifiedOutput,
 )
 
-PLAIN, SLEEP, HOLD_GIL, STEP_FAILED, CRASH, EXIT, INVALID, NO_MEMORY, CUDA, COMPILE, DIE, NEVER = range(
-    100, 112
+PLAIN, SLEEP, HOLD_GIL, STEP_FAILED, CRASH, EXIT, INVALID, NO_MEMORY, CUDA, COMPILE, DIE, NEVER, SURROGATE = (
+    range(100, 113)
 )
 
 
@@ -179,6 +179,7 @@ ACTIONS: dict[int, Callable[[Stub], object]] = {
     CUDA: lambda stub: _raise(AcceleratorError("CUDA error: an illegal memory access")),
     COMPILE: _compile,
     DIE: lambda stub: _raise(ExecutorDied("gave up", "fake")),
+    SURROGATE: lambda stub: _raise(StepFailed("no file \udcff")),
     NEVER: lambda stub: asyncio.Event().wait(),
 }  # type: ignore[dict-item]
 

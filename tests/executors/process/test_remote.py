@@ -20,6 +20,7 @@ from executors.contract import (
     NotReady,
     OutOfMemory,
     PrefillInput,
+    SequenceStart,
     Skipped,
     StepFailed,
     Tensor,
@@ -325,3 +326,42 @@ def test_the_parents_half_imports_no_torch() -> None:
 def test_another_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="process or inline"):
         connect(config(), "thread")  # type: ignore[arg-type]
+
+
+async def test_odd_fields_fail_their_call_and_nobody_else(remote: Make) -> None:
+    executor = remote(limits=QUICK, adapters=True)
+    await executor.warmup()
+    pid = executor.pid
+    none = np.empty(0, np.int32)
+    odd = [
+        SequenceStart(1, 0, none, none, prompt_logprobs=2.5),  # type: ignore[arg-type]
+        SequenceStart(1, 0, [1, 2], none),  # type: ignore[arg-type]
+        SequenceStart(1, "0", none, none),  # type: ignore[arg-type]
+        SequenceStart(1, 0, none, none, adapter=7),  # type: ignore[arg-type]
+    ]
+    calls = []
+    for start in odd:
+        batch = step(5)
+        batch.starts = (start,)
+        calls += [executor.unified_decode(batch), executor.unified_decode(step(5))]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers[::2]] == [InvalidInput] * len(odd)
+    assert [answer.token_ids.tolist() for answer in answers[1::2]] == [[6]] * len(odd)  # type: ignore[union-attr]
+    with pytest.raises(InvalidInput):
+        await executor.load_adapter(1, "p", "d")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        await executor.speculative_decode(DecodeInput(ids(9), HANDLE, 3), [1], "much")  # type: ignore[arg-type]
+    executor.release_cache(1.5)  # type: ignore[arg-type]
+    with pytest.raises(Skipped, match="release_cache"):
+        await executor.unified_decode(step(5))
+    await executor.begin_epoch(2)
+    assert (await executor.unified_decode(step(5, epoch=2))).token_ids.tolist() == [6]
+    assert executor.pid == pid and not executor.restarts
+
+
+async def test_a_failure_whose_text_cannot_travel_is_told_all_the_same(remote: Make) -> None:
+    executor = remote()
+    await executor.warmup()
+    with pytest.raises(StepFailed, match=r"no file \?"):
+        await executor.unified_decode(step(stub.SURROGATE))
+    assert not executor.restarts and executor.status().is_ready

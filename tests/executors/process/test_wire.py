@@ -35,7 +35,14 @@ from executors.process.wire import MAX_FRAME_BYTES, Decoder, WireError, encode
 int32 = st.integers(-(2**31), 2**31 - 1)
 floats = st.floats(allow_nan=False)
 arrays = hnp.arrays(np.int32, st.integers(0, 9), elements=int32)
-params = st.builds(SamplingParams, temperature=floats, top_k=int32, seed=st.integers(0, 2**64 - 1))
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.0, allow_infinity=False),
+    top_k=st.integers(0, 2**63 - 1),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.none() | st.integers(0, 20),
+)
 sampled = st.builds(
     SampledToken, int32, st.none() | floats, st.lists(st.tuples(int32, floats), max_size=3).map(tuple)
 )
@@ -188,6 +195,27 @@ def test_garbage_is_a_typed_error(payload: bytes) -> None:
 def test_nested_and_odd_garbage_is_a_typed_error(payload: bytes) -> None:
     with pytest.raises(WireError):
         Decoder(m.ToExecutor).feed(struct.pack("<I", len(payload)) + payload)
+
+
+def test_a_call_with_odd_fields_is_rescued_and_garbage_is_not() -> None:
+    def feed(*parts: object) -> m.ToExecutor | m.Unreadable:
+        payload = msgspec.msgpack.encode(parts)
+        decoder: Decoder[m.ToExecutor | m.Unreadable] = Decoder(m.ToExecutor, m.unreadable)
+        return decoder.feed(struct.pack("<I", len(payload)) + payload)[0]
+
+    assert feed(9, 7, 1) == m.BeginEpoch(7, 1)
+    # A wrong type, a field too few, an extension unknown, a record that refuses itself.
+    params = [True, 0, 1.0, 0, 0, None]
+    decode = [{"input_ids": {}, "sampling": params}]
+    for parts in ((9, 7, "one"), (9, 7), (8, 7, msgspec.msgpack.Ext(99, b"")), (4, 7, decode, "one")):
+        rescued = feed(*parts)
+        assert isinstance(rescued, m.Unreadable) and rescued.call == 7 and rescued.reason
+    for parts in ((10, "x"), (11, 1, 2)):
+        rescued = feed(*parts)
+        assert isinstance(rescued, m.Unreadable) and rescued.call is None
+    for parts in ((1, 7), (99, 7), (9,), ("9", 7), (9, "x")):
+        with pytest.raises(WireError):
+            feed(*parts)
 
 
 def test_a_frame_beyond_the_cap_is_refused_at_its_header() -> None:

@@ -1,0 +1,82 @@
+"""What a configuration takes beside weights and KV, and which setting is at fault where memory does not allow it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from executors.errors import ConfigError
+from executors.facts import ExecutorConfig, MemoryRequirements
+from executors.llm.memory import machine_bytes
+
+if TYPE_CHECKING:
+    from executors.llm.loader import LoadedModel
+
+_SETTINGS_BYTES = 72
+"""Per slot: the sampling settings and the entries of lists and small arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Bytes that stay free of KV because of a setting's value."""
+
+    setting: str
+    value: int
+    num_bytes: int
+
+
+def num_slots(config: ExecutorConfig) -> int:
+    """A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in flight:
+    more slots than sequences in a batch."""
+    return 4 * config.max_num_seqs + 64
+
+
+def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
+    """What a full step needs, by setting."""
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    per_seq = _logits_bytes(config, source)
+    if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
+        per_seq += _slot_bytes(config, source.info.max_model_len)
+    return (
+        Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
+        Claim("max_num_seqs", seqs, per_seq),
+    )
+
+
+def requirements(config: ExecutorConfig, source: LoadedModel) -> MemoryRequirements:
+    """What the contract's capabilities say of memory."""
+    spec = source.model.kv_spec
+    return MemoryRequirements(
+        parameter_memory=source.parameter_bytes,
+        activation_memory_per_token=source.activation_bytes_per_token,
+        kv_memory_per_token_per_layer=spec.bytes_per_token() // spec.num_layers,
+        overhead_memory=_logits_bytes(config, source),
+    )
+
+
+def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:
+    # float32 logits of a full batch, and the sampler's copy of them.
+    return 2 * 4 * source.info.logits_width * config.max_num_seqs
+
+
+def check_slots(config: ExecutorConfig, max_model_len: int) -> None:
+    """Raises ConfigError where the tables of all slots exceed the machine's memory: the kernel would refuse them, though
+    few of their pages are ever written."""
+    if _slot_bytes(config, max_model_len) > machine_bytes():
+        raise slots_do_not_fit(config, max_model_len)
+
+
+def slots_do_not_fit(config: ExecutorConfig, max_model_len: int) -> ConfigError:
+    """The error for tables that cannot be allocated."""
+    return ConfigError(
+        f"max_num_seqs {config.max_num_seqs}: tables for {num_slots(config)} slots of {max_model_len} tokens take "
+        f"{_slot_bytes(config, max_model_len):,} bytes, this machine has {machine_bytes():,}; "
+        f"set a smaller max_num_seqs or max_model_len"
+    )
+
+
+def _slot_bytes(config: ExecutorConfig, max_model_len: int) -> int:
+    # int32: the token pool's row and the block table's, see `UnifiedRunner`.
+    row = 4 * (max_model_len + 1) + 4 * math.ceil(max_model_len / config.attention.block_size)
+    return num_slots(config) * (row + _SETTINGS_BYTES)

@@ -36,8 +36,9 @@ from server.app import create_app
 from server.chat.template import ChatTemplate
 from server.lifecycle import Signals, serve
 from server.metrics import Metrics
+from server.sampling_defaults import FILE, SamplingDefaults
 from server.settings import Settings, SettingsError
-from server.state import SamplingDefaults, ServedModel, ServerState
+from server.state import ServedModel, ServerState
 
 log = structlog.get_logger("server")
 
@@ -122,7 +123,7 @@ class Bootstrap:
                 if task.done():
                     task.result()
             await starting
-            tokenizer, template = await reading
+            tokenizer, template, defaults = await reading
         finally:
             display.close()
             for task in (starting, reading):
@@ -130,13 +131,14 @@ class Bootstrap:
             await asyncio.gather(starting, reading, return_exceptions=True)
         info = core.info()
         assert info is not None
-        return self._served(core, info, tokenizer, template)
+        return self._served(core, info, tokenizer, template, defaults)
 
-    def _read_text_side(self) -> tuple[Tokenizer, ChatTemplate | None]:
+    def _read_text_side(self) -> tuple[Tokenizer, ChatTemplate | None, SamplingDefaults]:
         directory = Path(self.settings.tokenizer) if self.settings.tokenizer else self.model_dir
         if not directory.is_dir():
             raise ConfigError(f"--tokenizer {directory}: no such directory")
         tokenizer = Tokenizer.load(directory)
+        defaults = SamplingDefaults.of(tokenizer.generation_config, str(directory / FILE))
         source, origin = tokenizer.chat_template, f"{directory}: chat template"
         if self.settings.chat_template:
             path = Path(self.settings.chat_template)
@@ -147,11 +149,16 @@ class Bootstrap:
                 reason = getattr(error, "strerror", None) or "not readable as text"
                 raise ConfigError(f"{origin}: {reason}") from None
         if source is None:
-            return tokenizer, None
-        return tokenizer, ChatTemplate(source, tokenizer.special_tokens, origin)
+            return tokenizer, None, defaults
+        return tokenizer, ChatTemplate(source, tokenizer.special_tokens, origin), defaults
 
     def _served(
-        self, core: EngineCore, info: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate | None
+        self,
+        core: EngineCore,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        defaults: SamplingDefaults,
     ) -> ServedModel:
         if tokenizer.vocab_size > info.logits_width:
             log.warning(
@@ -169,7 +176,7 @@ class Bootstrap:
             info=info,
             max_model_len=core.max_model_len,
             template=template,
-            defaults=SamplingDefaults.of(tokenizer.generation_config),
+            defaults=defaults,
             fingerprint=f"cohort-{digest}",
         )
 
@@ -182,7 +189,7 @@ class Bootstrap:
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
         )
-        print(text, flush=True)
+        startup.show(text)
 
 
 def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:

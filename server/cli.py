@@ -1,174 +1,30 @@
-"""The `cohort` command. Light: what serving needs is imported when a server is really started."""
+"""The entry point of the `cohort` command. It imports next to nothing: signals are answered from the first moment."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any, NoReturn
-
-import typer
-
-from server import __version__
-from server.flags import complaint
-
-app = typer.Typer(
-    name="cohort",
-    help="Serve language models with an OpenAI-compatible API. `cohort serve` alone serves the embedded demo model.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-Text = str | None
-Number = int | None
-Seconds = float | None
-
-
-def _flag(help_: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help_, metavar=metavar, show_default=False)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"cohort {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _cohort(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    _version(True)
-
-
-@app.command(
-    help="Start the server. Every flag is also a key of a YAML file (--config) and an environment variable: "
-    "--max-num-seqs, max_num_seqs, COHORT_MAX_NUM_SEQS. Flags win over the environment, which wins over the file.",
-)
-def serve(
-    model_dir: Annotated[
-        Text,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A model directory [default: the embedded cohort-tiny]",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[Text, _flag("The same as MODEL.", "--model", metavar="MODEL")] = None,
-    host: Annotated[Text, _flag("Address to listen on [127.0.0.1].", "--host")] = None,
-    port: Annotated[Number, _flag("Port to listen on; 0 takes a free one [8000].", "--port")] = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        _flag("Name to serve the model under; may be given several times.", "--served-model-name"),
-    ] = None,
-    tokenizer: Annotated[Text, _flag("Directory of the tokenizer [the model's].", "--tokenizer")] = None,
-    chat_template: Annotated[
-        Text, _flag("File with a Jinja chat template [the model's].", "--chat-template")
-    ] = None,
-    dtype: Annotated[Text, _flag("auto, bfloat16, float16 or float32 [auto].", "--dtype")] = None,
-    device: Annotated[Text, _flag("auto, cpu, cuda or cuda:N [auto].", "--device")] = None,
-    max_model_len: Annotated[
-        Number, _flag("Context length in tokens [the model's].", "--max-model-len")
-    ] = None,
-    max_num_seqs: Annotated[Number, _flag("Sequences computed at once [64].", "--max-num-seqs")] = None,
-    max_num_batched_tokens: Annotated[
-        Number, _flag("Tokens computed per step [2048].", "--max-num-batched-tokens")
-    ] = None,
-    block_size: Annotated[Number, _flag("Tokens per KV block [16].", "--block-size")] = None,
-    kv_cache_memory_bytes: Annotated[
-        Text, _flag("Memory for KV, such as 4GiB [what is free].", "--kv-cache-memory-bytes", metavar="BYTES")
-    ] = None,
-    load_format: Annotated[
-        Text, _flag("auto, safetensors, or dummy for random weights [auto].", "--load-format")
-    ] = None,
-    seed: Annotated[Number, _flag("Seed of random weights [0].", "--seed")] = None,
-    api_key: Annotated[
-        list[str] | None, _flag("Key that clients must send; may be given several times.", "--api-key")
-    ] = None,
-    metrics_key: Annotated[Text, _flag("Key that /metrics asks for [none].", "--metrics-key")] = None,
-    executor: Annotated[
-        Text, _flag("llm, echo, paged_fake, or package.module:Factory [llm].", "--executor")
-    ] = None,
-    executor_mode: Annotated[
-        Text,
-        _flag("process, or inline to run it on a thread of the server [process].", "--executor-mode"),
-    ] = None,
-    executor_option: Annotated[
-        list[str] | None,
-        _flag(
-            "Option of that executor; may be given several times.", "--executor-option", metavar="NAME=VALUE"
-        ),
-    ] = None,
-    recovery_timeout: Annotated[
-        Seconds,
-        _flag("Seconds after which a recovery counts as a failure in /health [120].", "--recovery-timeout"),
-    ] = None,
-    drain_timeout: Annotated[
-        Seconds, _flag("Seconds that running requests get after SIGTERM [30].", "--drain-timeout")
-    ] = None,
-    max_body_bytes: Annotated[
-        Text, _flag("Largest request body [16MiB].", "--max-body-bytes", metavar="BYTES")
-    ] = None,
-    log_level: Annotated[Text, _flag("debug, info, warning or error [info].", "--log-level")] = None,
-    config: Annotated[
-        Text, _flag("YAML file, or a preset: default, cpu, gpu.", "--config", metavar="FILE")
-    ] = None,
-) -> None:
-    """Start the server."""
-    flags = dict(locals())
-    positional = flags.pop("model_dir")
-    if positional and model and positional != model:
-        fail(f"two models are named: {positional} and --model {model}")
-    flags["model"] = positional or model
-
-    import os
-
-    from server import settings
-    from server.listener import listen
-
-    try:
-        chosen, notes = settings.load(flags, os.environ)
-        listener = listen(chosen.host, chosen.port)
-    except settings.SettingsError as error:
-        fail(str(error))
-
-    # The large imports come last: whoever connects by now waits in the socket's queue instead of being refused.
-    from server import bootstrap
-
-    sys.exit(bootstrap.run(chosen, listener, notes))
-
-
-def fail(message: str) -> NoReturn:
-    """One line on stderr and exit code 2: what a person can put right."""
-    print(f"cohort: error: {message}", file=sys.stderr)
-    sys.exit(2)
+import os
+import signal
 
 
 def main() -> None:
-    """The entry point. Unknown flags are answered before Typer sees them: it would only say that there is no such one."""
-    command: Any = typer.main.get_command(app)
-    argv = sys.argv[1:]
-    verb = command.commands.get(argv[0]) if argv else None
-    if verb is not None and (message := complaint(argv[1:], known_options(verb))):
-        fail(message)
-    app()
+    """Take signals, then import and run the rest."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Until the event loop takes them over, there is nothing to drain. Without a handler the first process of a
+        # container would not even hear of SIGTERM; an exception would surface in the middle of an import.
+        signal.signal(number, lambda *_: os._exit(0))
+    _open_standard_streams()
+
+    from server import commands
+
+    commands.main()
 
 
-def known_options(command: Any) -> dict[str, bool]:
-    """Flags of a Typer command, each with whether it takes a value."""
-    options = {"--help": False}
-    for parameter in command.params:
-        for name in parameter.opts if parameter.param_type_name == "option" else ():
-            options[name] = not getattr(parameter, "is_flag", False)
-    return options
+def _open_standard_streams() -> None:
+    """Where a standard stream is closed, the next file or socket that is opened would take its place: the port's, say,
+    which children would then inherit as their stdout."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 if __name__ == "__main__":

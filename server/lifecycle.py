@@ -18,6 +18,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from server.http_protocol import BoundedHttpProtocol
 from server.reaper import Reaper
 from server.state import ServerState
 
@@ -83,7 +84,7 @@ async def serve(
     """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

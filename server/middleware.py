@@ -20,6 +20,8 @@ access_log = structlog.get_logger("server.access")
 _QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})
 """Polled every few seconds: 200 and 503 are what they are for, and would be most of the log."""
 MAX_HEADER_BYTES = 64 * 1024
+RESPONSE_ID = "cohort.response_id"
+"""Where in the scope a route leaves the id its answer has."""
 
 
 class RequestContext:
@@ -54,13 +56,23 @@ class RequestContext:
         finally:
             if scope.get("cohort.disconnected"):
                 status = CLIENT_CLOSED_REQUEST
+            response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
             if scope["path"] not in _QUIET or status not in (200, 503):
                 access_log.info(
-                    f"{scope['method']} {scope['path'][:200]}",
+                    _line(scope),
                     status=status or CLIENT_CLOSED_REQUEST,
                     ms=round((time.perf_counter() - begun) * 1000, 1),
                     request_id=request_id,
+                    **({"response_id": response_id} if response_id else {}),
                 )
+
+
+def _line(scope: Scope) -> str:
+    """Method and path as they were sent. Decoded, a path may hold line breaks and escape sequences: lines of its own
+    in the log, and commands to the terminal that shows it."""
+    path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+    line = f"{scope['method']} {path[:200].decode('latin-1')}"
+    return line.encode("unicode_escape").decode("ascii")
 
 
 class BodyLimit:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.paths import configs_dir
@@ -21,8 +21,11 @@ from server.paths import configs_dir
 ENV_PREFIX = "COHORT_"
 DEFAULT_PRESET = "default"
 
-_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+")
-"""What Kubernetes sets in every pod for a Service called "cohort", along with COHORT_PORT=tcp://... ."""
+_KUBERNETES = re.compile(r"(\w+_)?SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+_KUBERNETES_PORT = re.compile(r"(\w+_)?PORT")
+_KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+"""What Kubernetes sets in every pod for a Service called "cohort" or "cohort-something", such as
+COHORT_PORT=tcp://10.0.0.1:8000."""
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -55,6 +58,18 @@ def _list(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _keys(value: Any) -> Any:
+    """Keys, with commas between them in the environment. An empty one is a secret that was not filled in: leaving it
+    out would open the server to everybody."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        return value
+    stripped = [part.strip() if isinstance(part, str) else part for part in parts]
+    if not stripped or "" in stripped:
+        raise ValueError("it is given but empty; leave it out to serve without a key")
+    return stripped
+
+
 def _options(value: Any) -> Any:
     """NAME=VALUE, several; values are read as YAML, so that numbers are numbers."""
     pairs = _list(value)
@@ -71,6 +86,8 @@ def _options(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
+Keys = Annotated[list[str], BeforeValidator(_keys)]
+Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
 
 
@@ -79,12 +96,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str | None = None
-    host: str = "127.0.0.1"
+    model: Text | None = None
+    host: Text = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     served_model_name: Names = []
-    tokenizer: str | None = None
-    chat_template: str | None = None
+    tokenizer: Text | None = None
+    chat_template: Text | None = None
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: Annotated[int, Field(ge=1)] | None = None
@@ -94,8 +111,8 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: Bytes | None = None
     load_format: str = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    api_key: Names = []
-    metrics_key: Annotated[str, Field(min_length=1)] | None = None
+    api_key: Annotated[Keys, Field(validate_default=False)] = []
+    metrics_key: Text | None = None
     executor: str = "llm"
     executor_mode: Literal["process", "inline"] = "process"
     executor_option: Options = {}
@@ -103,6 +120,14 @@ class Settings(BaseSettings):
     drain_timeout: Annotated[float, Field(ge=0)] = 30.0
     max_body_bytes: Bytes = 16 * 2**20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any) -> Any:
+        """YAML's `true` (and `yes`, and `on`) would be the number 1. No setting is a switch."""
+        if isinstance(value, bool):
+            raise ValueError("it should not be true or false")
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -132,9 +157,15 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     from_file = _from_file(config) if config is not None else {}
     layers = [given, from_env, from_file]
     try:
-        return Settings(layers=layers), notes  # type: ignore[call-arg]
+        settings = Settings(layers=layers)  # type: ignore[call-arg]
     except ValidationError as error:
         raise SettingsError(_explain(error, given, from_env, config)) from None
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise SettingsError(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{settings.max_num_seqs}: a step has a token for every running sequence"
+        )
+    return settings, notes
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -145,12 +176,14 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[
         if not variable.startswith(ENV_PREFIX):
             continue
         rest, value = variable.removeprefix(ENV_PREFIX), environ[variable]
-        if _KUBERNETES.fullmatch(rest) or (rest == "PORT" and value.startswith("tcp://")):
+        is_address = _KUBERNETES_PORT.fullmatch(rest) and _KUBERNETES_ADDRESS.fullmatch(value)
+        if is_address or _KUBERNETES.fullmatch(rest):
             notes.append(f"{variable} is a Kubernetes service link, not a setting: ignored")
         elif rest.lower() in known and rest.isupper():
             found[rest.lower()] = value
         else:
-            raise SettingsError(f"{variable}: no such setting{_nearest(rest.lower(), known)}")
+            names = {f"{ENV_PREFIX}{name.upper()}" for name in known}
+            raise SettingsError(f"{variable}: no such setting{_nearest(variable.upper(), names)}")
     return found, notes
 
 

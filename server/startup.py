@@ -98,6 +98,16 @@ def banner(
     return "\n".join(lines)
 
 
+def show(text: str) -> None:
+    """Print for a person. Nobody may be there: a closed terminal or a full disk is no reason to stop serving."""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError) as error:  # ValueError: the stream is closed
+        log.warning("the start-up text could not be printed", reason=str(error))
+        # What is still in the buffer would fail again at the end, and turn the exit code into 120.
+        sys.stdout = None
+
+
 def url_of(host: str, port: int) -> str:
     """An address to click on: a wildcard is no place to go to."""
     if host in ("0.0.0.0", "::", ""):

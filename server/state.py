@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.errors import ModelNotFound, Unavailable
 from engine.request import EngineStats, Stage
@@ -14,6 +14,7 @@ from executors.contract import ModelExecutor, ModelInfo
 from server.chat.fence import FencedThreads
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics
+from server.sampling_defaults import SamplingDefaults
 
 
 class TextEngineLike(Protocol):
@@ -52,25 +53,6 @@ class CoreLike(Protocol):
 
     def info(self) -> ModelInfo | None:
         """The model, None while loading."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a request that leaves a field out gets: the model's generation_config.json, then OpenAI's defaults."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @classmethod
-    def of(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """From generation_config.json; values of another type are left out."""
-        found = {
-            name: generation_config[name]
-            for name in ("temperature", "top_p", "top_k")
-            if isinstance(generation_config.get(name), int | float)
-        }
-        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)

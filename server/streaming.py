@@ -24,6 +24,8 @@ log = structlog.get_logger("server")
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+_PAUSE_INTERVAL = 0.005
+"""Seconds after which a stream that never had to wait lets others run."""
 _CHECK_INTERVAL = 5.0
 """Seconds between looks at whether a send is stuck."""
 
@@ -61,16 +63,24 @@ class EventStream(Response):
 
     async def _stream(self, send: Send, sending: _Sending) -> None:
         started = False
+        paused = time.monotonic()
         try:
             async for chunk in self._chunks:
-                sending.since = time.monotonic()
+                sending.since = now = time.monotonic()
+                if now - paused > _PAUSE_INTERVAL:
+                    # With a backlog nothing here waits, least of all a send to a client that has gone: without a pause
+                    # neither its going nor any other client would be noticed until all is encoded.
+                    await asyncio.sleep(0)
+                    paused = time.monotonic()
+                if sending.gone:
+                    raise ClientDisconnected
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 sending.since = None
         except Exception as error:
-            if not started:
+            if not started or isinstance(error, ClientDisconnected):
                 raise
             sending.since = time.monotonic()
             event = error_event(error)
@@ -89,6 +99,8 @@ class _Sending:
     def __init__(self, timeout: float | None) -> None:
         self.since: float | None = None
         self.timeout = timeout
+        self.gone = False
+        """The client has closed its connection. One writer: the watcher."""
 
     @property
     def stuck(self) -> bool:
@@ -102,7 +114,7 @@ class _Sending:
 
 async def _race(receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending) -> Result:
     task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(receive))
+    watcher = asyncio.create_task(_disconnected(receive, sending))
     interval = None if sending.timeout is None else min(_CHECK_INTERVAL, sending.timeout)
     try:
         while not task.done():
@@ -120,9 +132,10 @@ async def _race(receive: Receive, work: Coroutine[Any, Any, Result], sending: _S
             task.exception()  # read, so that a failure while being cancelled is not reported as never retrieved
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive, sending: _Sending) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    sending.gone = True
 
 
 def error_event(error: Exception) -> bytes:

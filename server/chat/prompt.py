@@ -14,6 +14,8 @@ from server.state import ServedModel, ServerState
 
 DEADLINE = 5.0
 """Seconds to render and tokenize. The largest prompts that fit a body take about one."""
+INLINE_IDS = 512
+"""Fewer ids decode faster than a thread takes to wake."""
 INLINE_CHARACTERS = 2048
 """Shorter texts tokenize faster than a thread takes to wake."""
 MAX_CHARACTERS_PER_TOKEN = 256
@@ -66,6 +68,45 @@ async def text_prompt(
     except DeadlineExceeded:
         message = f"'{param}' took more than {DEADLINE:g} s to tokenize."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+async def decoded(
+    state: ServerState, model: ServedModel, lists: Sequence[list[int]], skip_special_tokens: bool, param: str
+) -> list[str]:
+    """Texts of lists of token ids. Raises InvalidRequest."""
+
+    def work() -> list[str]:
+        return [model.tokenizer.decode(ids, skip_special_tokens) for ids in lists]
+
+    if sum(map(len, lists)) <= INLINE_IDS:
+        return work()
+    try:
+        return await state.threads.run(work, DEADLINE)
+    except DeadlineExceeded:
+        message = f"'{param}' took more than {DEADLINE:g} s to turn into text."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+async def token_texts(state: ServerState, model: ServedModel, ids: Sequence[int]) -> list[str]:
+    """The text of each id by itself. Raises InvalidRequest."""
+
+    def work() -> list[str]:
+        return [model.tokenizer.token_text(id_) for id_ in ids]
+
+    if len(ids) <= INLINE_IDS:
+        return work()
+    try:
+        return await state.threads.run(work, DEADLINE)
+    except DeadlineExceeded:
+        message = f"'return_token_strs' took more than {DEADLINE:g} s for {len(ids)} tokens."
+        raise InvalidRequest(message, param="return_token_strs", code="invalid_value") from None
+
+
+def check_length(model: ServedModel, length: int, param: str) -> None:
+    """Raises ContextLengthExceeded for a prompt that cannot fit, before anything is made of its ids."""
+    if length >= model.max_model_len:
+        message = f"'{param}' has {length} tokens, and this model's context {model.max_model_len}: no room is left for output."
+        raise ContextLengthExceeded(message, param=param)
 
 
 def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:

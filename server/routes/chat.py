@@ -13,7 +13,8 @@ from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.chat.prompt import chat_prompt
 from server.chat.tool_parser import Call, Event, ToolParser
-from server.routes.common import json_response, new_id, read, state_of, text_request
+from server.middleware import RESPONSE_ID
+from server.routes.common import body_schema, json_response, new_id, read, state_of, text_request
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
@@ -22,7 +23,7 @@ from server.wire import ChatChoice, Chunks, chat_logprobs, usage_object
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
@@ -30,6 +31,7 @@ async def chat_completions(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model)
     call = await _ChatCall.prepare(state, model, name, body)
+    request.scope[RESPONSE_ID] = call.id
     if body.stream:
         return EventStream(call.stream(), state.write_timeout)
     return json_response(await while_connected(request.receive, call.collect()))
@@ -43,6 +45,7 @@ class _ChatCall:
         self._name = name
         self._body = body
         self._asked = asked
+        self.id = asked.request_id
         self._created = int(time.time())
         self._choices = [_Choice(index, bool(body.offered_tools)) for index in range(asked.n)]
 
@@ -64,7 +67,7 @@ class _ChatCall:
             add_special_tokens=bool(body.add_special_tokens),
             extra=extra,
         )
-        asked = text_request(new_id("chatcmpl"), body, model, (prompt,), body.num_logprobs)
+        asked = text_request(new_id("chatcmpl"), body, model, (prompt,), body.num_logprobs, body.output_limit)
         return cls(model, name, body, asked)
 
     def _start(self) -> Generation:

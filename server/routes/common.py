@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 from typing import Any
 
@@ -11,12 +12,18 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
-from server.schemas.base import Model, parse
+from server.chat.fence import DeadlineExceeded
+from server.schemas.base import Model, WireModel, parse
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel, ServerState
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
+
+_INLINE_BODY_BYTES = 64 * 1024
+"""Smaller bodies parse in less than a millisecond."""
+_PARSE_DEADLINE = 5.0
+"""Seconds. The largest bodies take less than one."""
 
 
 def state_of(request: Request) -> ServerState:
@@ -26,8 +33,43 @@ def state_of(request: Request) -> ServerState:
 
 
 async def read(request: Request, model: type[Model]) -> Model:
-    """The validated body. Raises InvalidRequest."""
-    return parse(model, await request.body())
+    """The validated body; a large one is parsed on a thread. Raises InvalidRequest."""
+    body = await request.body()
+    if len(body) <= _INLINE_BODY_BYTES:
+        return parse(model, body)
+    try:
+        return await state_of(request).threads.run(lambda: _parse_large(model, body), _PARSE_DEADLINE)
+    except DeadlineExceeded:
+        raise InvalidRequest("The request body took too long to parse.", code="invalid_value") from None
+
+
+def _parse_large(model: type[Model], body: bytes) -> Model:
+    """Without the garbage collector, which would go through millions of new objects again and again and find nothing:
+    that is most of the time, and the parser holds up every other thread meanwhile."""
+    enabled = gc.isenabled()
+    try:
+        gc.disable()
+        return parse(model, body)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def body_schema(model: type[WireModel]) -> dict[str, Any]:
+    """A route's `openapi_extra`: routes read their bodies themselves, so FastAPI does not know their schemas."""
+    schema = _inlined(model.model_json_schema(), model.model_json_schema().get("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with its definitions in their places: inside of another document, references to them lead nowhere."""
+    if isinstance(node, list):
+        return [_inlined(one, definitions) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if isinstance(reference := node.get("$ref"), str):
+        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
+    return {name: _inlined(value, definitions) for name, value in node.items() if name != "$defs"}
 
 
 def json_response(data: Any, status: int = 200) -> Response:
@@ -46,6 +88,7 @@ def text_request(
     model: ServedModel,
     prompts: tuple[tuple[int, ...], ...],
     logprobs: int | None,
+    max_tokens: int | None,
 ) -> TextRequest:
     """The engine's form of a call. What the client left out comes from the model's defaults.
 
@@ -62,7 +105,7 @@ def text_request(
         request_id=call_id,
         prompts=prompts,
         n=fields.n or 1,
-        max_tokens=fields.output_limit,
+        max_tokens=max_tokens,
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
         top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextDelta, TextRequest, TokenText
-from server.chat.prompt import check_token_ids, text_prompt
-from server.routes.common import json_response, new_id, read, state_of, text_request
-from server.schemas.completions import CompletionRequest
+from server.chat.prompt import check_length, check_token_ids, decoded, text_prompt
+from server.middleware import RESPONSE_ID
+from server.routes.common import body_schema, json_response, new_id, read, state_of, text_request
+from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
 from server.wire import Chunks, CompletionChoice, completion_logprobs, usage_object
@@ -22,7 +23,7 @@ from server.wire import Chunks, CompletionChoice, completion_logprobs, usage_obj
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def completions(request: Request) -> Response:
     """Continue one prompt or many."""
     state = state_of(request)
@@ -30,6 +31,7 @@ async def completions(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model)
     call = await _CompletionCall.prepare(state, model, name, body)
+    request.scope[RESPONSE_ID] = call.id
     if body.stream:
         return EventStream(call.stream(), state.write_timeout)
     return json_response(await while_connected(request.receive, call.collect()))
@@ -44,6 +46,7 @@ async def _tokenize(
         if isinstance(prompt, str):
             ids = await text_prompt(state, model, prompt, body.add_special_tokens is not False)
         else:
+            check_length(model, len(prompt), "prompt")
             check_token_ids(model, prompt, "prompt")
             ids = tuple(prompt)
         if not ids:
@@ -52,17 +55,34 @@ async def _tokenize(
     return tuple(prompts)
 
 
+async def _echoes(state: ServerState, model: ServedModel, body: CompletionRequest) -> list[str]:
+    """What each prompt's choices begin with: where asked for, its text as the client wrote it or decoded from its ids."""
+    if not body.echo:
+        return [""] * len(body.prompts)
+    ids = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
+    texts = iter(await decoded(state, model, ids, False, "prompt"))
+    return [prompt if isinstance(prompt, str) else next(texts) for prompt in body.prompts]
+
+
 class _CompletionCall:
     """One call: what to ask of the engine, and how to shape what comes back."""
 
-    def __init__(self, model: ServedModel, name: str, body: CompletionRequest, asked: TextRequest) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        name: str,
+        body: CompletionRequest,
+        asked: TextRequest,
+        echoes: Sequence[str],
+    ) -> None:
         self._model = model
         self._name = name
         self._body = body
         self._asked = asked
+        self.id = asked.request_id
         self._created = int(time.time())
         count = len(asked.prompts) * asked.n
-        self._choices = [_Choice(index, self._echo(index)) for index in range(count)]
+        self._choices = [_Choice(index, echoes[index // asked.n]) for index in range(count)]
 
     @classmethod
     async def prepare(
@@ -70,15 +90,14 @@ class _CompletionCall:
     ) -> _CompletionCall:
         """Tokenize. Raises InvalidRequest."""
         prompts = await _tokenize(state, model, body)
-        return cls(model, name, body, text_request(new_id("cmpl"), body, model, prompts, body.num_logprobs))
-
-    def _echo(self, index: int) -> str:
-        """The prompt's text where it is to be repeated: as the client wrote it, or decoded from its ids."""
-        if not self._body.echo:
-            return ""
-        number = index // self._asked.n
-        prompt = self._body.prompts[number]
-        return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt, False)
+        limit = body.output_limit
+        if limit is None:
+            # Nobody asked for that many: near the end of the context it is what still fits. The engine has one limit
+            # for all prompts of a call; without any room it says that the prompt is too long.
+            room = min(model.max_model_len - len(ids) for ids in prompts)
+            limit = max(1, min(DEFAULT_MAX_TOKENS, room))
+        asked = text_request(new_id("cmpl"), body, model, prompts, body.num_logprobs, limit)
+        return cls(model, name, body, asked, await _echoes(state, model, body))
 
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""

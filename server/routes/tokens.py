@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.chat.prompt import chat_prompt, check_token_ids, text_prompt
-from server.routes.common import json_response, read, state_of
+from server.chat.prompt import chat_prompt, check_token_ids, decoded, text_prompt, token_texts
+from server.routes.common import body_schema, json_response, read, state_of
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model would see it."""
     state = state_of(request)
@@ -34,18 +34,16 @@ async def tokenize(request: Request) -> Response:
     else:
         ids = await text_prompt(state, model, body.prompt or "", body.add_special_tokens is not False)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
-    answer["token_strs"] = (
-        [model.tokenizer.token_text(id_) for id_ in ids] if body.return_token_strs else None
-    )
+    answer["token_strs"] = await token_texts(state, model, ids) if body.return_token_strs else None
     return json_response(answer)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included unless asked otherwise."""
     state = state_of(request)
     body = await read(request, DetokenizeRequest)
     model, _ = state.require(body.model)
     check_token_ids(model, body.tokens, "tokens")
-    text = model.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))
+    [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")
     return json_response({"prompt": text})

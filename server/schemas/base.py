@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,19 +28,17 @@ def parse(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _explain(error, body) from None
+        raise _explain(error) from None
 
 
-def _explain(error: ValidationError, body: bytes) -> InvalidRequest:
+def _explain(error: ValidationError) -> InvalidRequest:
+    """The first fault in a client's terms. The list is short however large the body is: lists stop at their first bad
+    element (`fail_fast`), so what is left is fields and members of unions."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     if details[0]["type"] == "json_invalid":
         reason = details[0]["msg"].removeprefix("Invalid JSON: ")
         return InvalidRequest(f"The request body is not valid JSON: {reason}.", code="invalid_json")
-    try:
-        data = json.loads(body)
-    except ValueError:  # integers of thousands of digits: Pydantic's parser takes them, this one does not
-        data = None
-    located = [(_path(detail["loc"], data, detail["type"] == "missing"), detail["msg"]) for detail in details]
+    located = [(_path(detail["loc"]), detail["msg"]) for detail in details]
     # A union reports one error per member: those that got furthest into the data are about what was meant.
     depth = max(len(path) for path, _ in located)
     path = next(path for path, _ in located if len(path) == depth)
@@ -57,16 +55,20 @@ def _plain(message: str) -> str:
     return message.replace("Field required", "it is required").replace("Input should", "it should")
 
 
-def _path(location: Sequence[int | str], data: Any, missing: bool) -> tuple[int | str, ...]:
-    """The part of an error's location that lies in the client's JSON (or should: `missing`); Pydantic's names of union
-    members are left out."""
-    path: list[int | str] = []
-    for position, part in enumerate(location):
-        absent = missing and position == len(location) - 1
-        if isinstance(data, dict) and isinstance(part, str) and (part in data or absent):
-            path.append(part)
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int):
-            path.append(part)
-            data = data[part] if part < len(data) else None
-    return tuple(path)
+def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The part of an error's location that lies in the client's JSON: names of fields and positions in lists. Pydantic's
+    names of union members (`list[str]`, tags) are left out; none of them is the name of a field."""
+    known = field_names()
+    return tuple(part for part in location if isinstance(part, int) or part in known)
+
+
+@functools.cache
+def field_names() -> frozenset[str]:
+    """The fields of all wire types. Called with the first bad request, when every schema has been imported."""
+    names: set[str] = set()
+    waiting: list[type[WireModel]] = [WireModel]
+    while waiting:
+        model = waiting.pop()
+        names.update(model.model_fields)
+        waiting.extend(model.__subclasses__())
+    return frozenset(names)

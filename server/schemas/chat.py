@@ -45,9 +45,9 @@ class ChatMessage(WireModel):
     """One message. Extra keys are tolerated: evaluation tools send some."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -72,8 +72,8 @@ class Tool(WireModel):
 class ChatPromptFields(WireModel):
     """What the chat template sees."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
@@ -111,6 +111,7 @@ class ChatRequest(GenerationFields, ChatPromptFields):
         if self.top_logprobs and not self.logprobs:
             message = "'top_logprobs' is only allowed when 'logprobs' is true."
             raise InvalidRequest(message, param="top_logprobs", code="invalid_value")
+        self.check_logprobs(self.n or 1, self.num_logprobs, "top_logprobs")
         self._check_tool_choice()
 
     def _check_tool_choice(self) -> None:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.errors import InvalidRequest
 from server.schemas import extras
-from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, TokenId
+from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_IDS, GenerationFields, TokenId
 
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
@@ -16,23 +16,27 @@ MAX_SEQUENCES = 1024
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this endpoint only."""
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
 
 def _form(prompt: Any) -> str:
-    """Which of the four forms is meant, by the first element: an error then speaks of that form alone."""
+    """Which of the four forms is meant, by the first element: an error then speaks of that form alone.
+
+    The tags have spaces, so that none is the name of a field (`base.py` tells them apart by that)."""
     if not isinstance(prompt, list):
-        return "text"
+        return "one text"
     if prompt and isinstance(prompt[0], int | float):
-        return "ids"
-    return "lists of ids" if prompt and isinstance(prompt[0], list) else "texts"
+        return "one list of ids"
+    return "lists of ids" if prompt and isinstance(prompt[0], list) else "several texts"
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists of ids")],
+    Annotated[str, Tag("one text")]
+    | Annotated[TokenIds, Tag("one list of ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("several texts")]
+    | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists of ids")
+    ],
     Discriminator(_form),
 ]
 
@@ -45,11 +49,6 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: str | None = None
-
-    @property
-    def output_limit(self) -> int | None:
-        """Tokens to generate per choice."""
-        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
@@ -72,6 +71,7 @@ class CompletionRequest(GenerationFields):
         if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:
             message = f"Prompts times 'n' may be at most {MAX_SEQUENCES}."
             raise InvalidRequest(message, param="n", code="invalid_value")
+        self.check_logprobs(len(self.prompts) * (self.n or 1), self.logprobs, "logprobs")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidRequest("'best_of' is not supported.", param="best_of", code="unsupported_parameter")
         if self.suffix:

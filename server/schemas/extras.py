@@ -50,6 +50,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 the tokens, yet its sender asks for isolation: that must not be promised by silence."""
 
 
+MAX_UNKNOWN = 64
+"""Unknown keys of one request. Each is compared with every name there is, which takes about 0.1 ms."""
+_MAX_FUZZY_LENGTH = 40
+"""No parameter's name is as long, and the comparison takes the square of it."""
+
+
 def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused: Mapping[str, str]) -> None:
     """Refuse what would change the result. `also_refused` maps names to the reason, for one endpoint's own cases.
 
@@ -57,6 +63,12 @@ def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused
     """
     if not extra:
         return
+    unknown = sum(
+        name not in HARMLESS and name not in _NEUTRAL and name not in also_refused for name in extra
+    )
+    if unknown > MAX_UNKNOWN:
+        message = f"{unknown} parameters are unknown; at most {MAX_UNKNOWN} are ignored."
+        raise InvalidRequest(message, code="unknown_parameter")
     ignored = []
     for name, value in extra.items():
         if value is None or name in HARMLESS:
@@ -68,9 +80,10 @@ def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused
                 message = f"'{name}' is not supported by this server."
                 raise InvalidRequest(message, param=name, code="unsupported_parameter")
             continue
-        if near := difflib.get_close_matches(name, [*known, *_NEUTRAL], n=1, cutoff=0.85):
+        short = len(name) <= _MAX_FUZZY_LENGTH
+        if short and (near := difflib.get_close_matches(name, [*known, *_NEUTRAL], n=1, cutoff=0.85)):
             message = f"Unknown parameter '{name}'. Did you mean '{near[0]}'?"
-            raise InvalidRequest(message, param=name[:100], code="unknown_parameter")
+            raise InvalidRequest(message, param=name, code="unknown_parameter")
         ignored.append(name[:100])
     if ignored:
         log.info("ignored unknown parameters", names=sorted(ignored)[:20])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
@@ -16,6 +16,12 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 2**31 - 1
 MAX_OUTPUT_TOKENS = 2**31 - 1
+MAX_TEMPERATURE = 100
+MAX_TOP_K = 2**31 - 1
+MAX_TOKEN_IDS = 2**20
+"""Ids in one list: several times the longest context in use."""
+MAX_LOGPROB_ENTRIES = 2048
+"""Sequences times logprobs per token: all of them are encoded for each step, while everybody else waits."""
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -36,25 +42,20 @@ class GenerationFields(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
+        None
+    )
     max_tokens: Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_object(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError("it should be a JSON object")
-        return data
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -78,6 +79,14 @@ class GenerationFields(WireModel):
         if self.stream_options is not None and not self.stream:
             message = "'stream_options' is only allowed when 'stream' is true."
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
+
+    def check_logprobs(self, sequences: int, logprobs: int | None, param: str) -> None:
+        """Raises InvalidRequest if a step of all `sequences` would have too much to say."""
+        if logprobs and sequences * (logprobs + 1) > MAX_LOGPROB_ENTRIES:
+            message = (
+                f"Choices times (logprobs + 1) may be at most {MAX_LOGPROB_ENTRIES}; ask for fewer of one."
+            )
+            raise InvalidRequest(message, param=param, code="invalid_value")
 
     @property
     def output_limit(self) -> int | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
 from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
-from server.schemas.sampling import TokenId
+from server.schemas.sampling import MAX_TOKEN_IDS, TokenId
 
 
 class TokenizeRequest(WireModel):
@@ -17,8 +17,10 @@ class TokenizeRequest(WireModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -35,5 +37,5 @@ class DetokenizeRequest(WireModel):
     """Token ids to turn into text."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
     skip_special_tokens: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.checkpoints import write_model
+from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import run_until_exit
 
 pytestmark = pytest.mark.e2e
@@ -70,3 +72,15 @@ def test_bad_model(case: str, tmp_path: Path) -> None:
     assert line.startswith("cohort: error: ")
     for word in words:
         assert word in line, line
+
+
+@pytest.mark.parametrize("values", ['{"temperature": true}', '{"top_k": 1.5}', '{"top_p": NaN}'])
+def test_generation_config_with_a_value_that_no_request_may_have(
+    tokenizer_dir: Path, tmp_path: Path, values: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tokenizer_dir, model)
+    (model / "generation_config.json").write_text(values)
+    code, _, log = run_until_exit([str(model), *ECHO], tmp_path)
+    assert code == 2
+    assert "generation_config.json: t" in log.splitlines()[-1]

@@ -129,6 +129,53 @@ def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_p
     assert process.returncode == 0
 
 
+def test_no_room_for_the_banner(tokenizer_dir: Path, tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("cohort")),
+        "serve",
+        str(tokenizer_dir),
+        *ECHO,
+        "--port",
+        "0",
+    ]
+    with Path("/dev/full").open("wb") as full, (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=full, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        while "could not be printed" not in (text := (tmp_path / "log").read_text()):
+            assert process.poll() is None and time.monotonic() < deadline, text
+            time.sleep(0.02)
+        url = re.search(r"listening on (http://\S+)", text)
+        assert url is not None
+        assert httpx.get(f"{url[1]}/live").status_code == 200
+        process.terminate()
+        assert process.wait(20) == 0, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.5])
+def test_a_signal_in_the_first_moments(tokenizer_dir: Path, tmp_path: Path, delay: float) -> None:
+    server = ServerProcess([str(tokenizer_dir), *ECHO], tmp_path)
+    try:
+        # The interpreter's own start is not ours to shorten: the clock starts with the first lines of cli.py.
+        while not _handles_sigterm(server.pid):
+            server.check_alive()
+            time.sleep(0.002)
+        time.sleep(delay)
+        assert server.stop(within=10) == 0, server.log()
+    finally:
+        server.kill()
+
+
+def _handles_sigterm(pid: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
 def test_titles(echo_server: ServerProcess) -> None:
     def title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").strip()

@@ -16,7 +16,8 @@ from executors.contract import ModelInfo
 from server.app import create_app
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics
-from server.state import SamplingDefaults, ServedModel, ServerState
+from server.sampling_defaults import SamplingDefaults
+from server.state import ServedModel, ServerState
 
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}[tools:{{ tools | tojson }}]{% endif %}"

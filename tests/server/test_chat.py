@@ -6,7 +6,7 @@ import pytest
 
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
-from server.state import SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from tests.server.fakes import House, error_of, says, steps
 
 

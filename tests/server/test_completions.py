@@ -102,3 +102,11 @@ async def test_stop_reason(house: House) -> None:
     house.engine.script = says("x", stop_reason=5)
     choice = (await house.complete(stop_token_ids=[5])).json()["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 5)
+
+
+async def test_the_default_of_max_tokens_shrinks_near_the_end_of_the_context(house: House) -> None:
+    for length, limit in ((400, 16), (510, 2), (511, 1)):
+        assert (await house.complete(prompt=[65] * length)).status_code == 200
+        assert house.engine.requests[-1].max_tokens == limit
+    await house.complete(prompt=[65] * 510, max_tokens=16)
+    assert house.engine.requests[-1].max_tokens == 16, "what was asked for is the engine's to refuse"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -190,3 +191,39 @@ def test_a_bar_on_a_terminal() -> None:
     bar.report("weights", 5, 10)
     bar.report("warmup", 0, 0)
     bar.close()
+
+
+def test_nobody_has_to_see_the_banner() -> None:
+    """Nor the log."""
+    code = (
+        "from server import logs, startup; logs.configure(); startup.show('x' * 100); startup.show('y'); import logging;"
+        "startup.log.info('a'); logging.getLogger('x').info('b'); import sys; sys.exit(0)"
+    )
+    for redirection in (">/dev/full", ">&-", ">/dev/full 2>&1"):
+        command = f'"$0" -c "$1" {redirection}'
+        done = subprocess.run(["sh", "-c", command, sys.executable, code], capture_output=True, text=True)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_anything_is_imported(number: signal.Signals) -> None:
+    """The import of the verbs is held up here: it is the largest one before the event loop takes signals over."""
+    code = (
+        "import sys, time; from server import cli\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'server.commands': print(flush=True); time.sleep(30)\n"
+        "sys.meta_path.insert(0, Slow()); assert 'typer' not in sys.modules; cli.main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process, process.stdout:
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+
+
+def test_closed_standard_streams_are_not_taken_by_sockets() -> None:
+    code = "from server import cli; cli._open_standard_streams(); import socket; assert socket.socket().fileno() > 2"
+    command = ["sh", "-c", '"$0" -c "$1" <&- >&-', sys.executable, code]
+    assert subprocess.run(command, check=False).returncode == 0

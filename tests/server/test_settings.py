@@ -10,7 +10,7 @@ import pytest
 
 from server import flags
 from server.bootstrap import Bootstrap
-from server.cli import app, known_options
+from server.commands import app, known_options
 from server.paths import configs_dir
 from server.settings import Settings, SettingsError, load
 
@@ -87,7 +87,7 @@ def test_service_links_of_kubernetes_are_ignored_with_a_line() -> None:
 
 def test_one_line_says_what_is_wrong_and_where(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
-    assert error(COHORT_PROT="1") == "COHORT_PROT: no such setting; did you mean port?"
+    assert error(COHORT_PROT="1") == "COHORT_PROT: no such setting; did you mean COHORT_PORT?"
     assert error(COHORT_PORT="eighty").startswith("COHORT_PORT: it should be a valid integer")
     assert error({"port": 70000}) == "--port: it should be less than or equal to 65535 (not '70000')"
     assert error({"max_num_seqs": 0}).startswith("--max-num-seqs: ")
@@ -216,3 +216,53 @@ def test_help_and_version() -> None:
     assert "--max-num-seqs" in run("serve", "--help").stdout
     assert run("--version").stdout == run("version").stdout
     assert run("nonsense").returncode == 2
+
+
+def test_an_empty_key_is_no_open_server(tmp_path: Path) -> None:
+    for value in ("", " , ", "a,,b", ","):
+        assert error(COHORT_API_KEY=value).startswith("COHORT_API_KEY: it is given but empty")
+    assert error({"api_key": [""]}).startswith("--api-key: it is given but empty")
+    file = tmp_path / "my.yaml"
+    for text in ('""', "[]", '[" "]'):
+        file.write_text(f"api_key: {text}")
+        assert "api_key: it is given but empty" in error({"config": str(file)})
+    assert settings().api_key == []
+
+
+def test_an_empty_model_is_not_the_embedded_one() -> None:
+    for name in ("model", "tokenizer", "chat_template", "host"):
+        assert error(**{f"COHORT_{name.upper()}": ""}).startswith(f"COHORT_{name.upper()}: ")
+        assert error({name: ""}).startswith(f"--{name.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["port", "max_num_seqs", "seed", "drain_timeout", "max_body_bytes", "max_model_len"]
+)
+def test_numbers_are_no_switches(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(f"{name}: true")
+    assert f"{name}: it should not be true or false" in error({"config": str(file)})
+
+
+def test_a_step_has_room_for_every_sequence() -> None:
+    message = error({"max_num_batched_tokens": 8, "max_num_seqs": 9})
+    assert "--max-num-batched-tokens 8" in message
+    assert "--max-num-seqs 9" in message
+    assert settings({"max_num_batched_tokens": 9, "max_num_seqs": 9}).max_num_seqs == 9
+
+
+def test_service_links_of_services_called_cohort_something() -> None:
+    links = {
+        "COHORT_GPU_SERVICE_HOST": "10.0.0.1",
+        "COHORT_GPU_SERVICE_PORT": "8000",
+        "COHORT_GPU_SERVICE_PORT_HTTP": "8000",
+        "COHORT_GPU_PORT": "tcp://10.0.0.1:8000",
+        "COHORT_GPU_PORT_53_UDP": "udp://10.0.0.1:53",
+        "COHORT_GPU_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "COHORT_PORT": "udp://10.0.0.1:53",
+    }
+    chosen, notes = load({}, links)
+    assert chosen.port == 8000
+    assert len(notes) == len(links)
+    assert "no such setting" in error(COHORT_GPU_PORT="80")
+    assert error(COHORT_SERVED_MODEL="x").endswith("did you mean COHORT_SERVED_MODEL_NAME?")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -283,6 +283,29 @@ async def test_a_client_that_never_reads_is_given_up(house: House) -> None:
     client = Client(house, *CALLS[1])
     client.reads.clear()
     await asyncio.wait_for(client.task, 2)
+    assert house.engine.aborted == [house.asked().request_id]
+
+
+async def test_a_backlog_ends_with_its_client(house: House) -> None:
+    """Nothing in it waits: not the engine, not the socket. All the same others run, and the end is noticed."""
+    made = 0
+
+    def script(_: object) -> Iterable[TextDelta]:
+        nonlocal made
+        while made < 1_000_000:
+            made += 1
+            yield TextDelta(0, "a", (1,))
+
+    house.engine.script = script
+    client = Client(house, *CALLS[1])
+    turns = 0
+    while not client.sent:
+        await asyncio.sleep(0)
+        turns += 1
+        assert turns < 1000
+    client.gone.set()
+    await asyncio.wait_for(client.task, 5)
+    assert made < 200_000, "it was encoded to the end"
     assert house.engine.aborted == [house.asked().request_id]
 
 

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's shape."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -45,3 +46,27 @@ async def test_bad_input(house: House, path: str, body: dict[str, Any], param: s
     response = await house.post(path, body)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+async def test_large_lists_are_decoded_on_a_thread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert house.state.model is not None
+    tokenizer, threads = type(house.state.model.tokenizer), set()
+    decode = tokenizer.decode
+
+    def spy(self: Any, *args: Any) -> str:
+        threads.add(threading.current_thread())
+        return decode(self, *args)
+
+    monkeypatch.setattr(tokenizer, "decode", spy)
+    assert (await house.post("/detokenize", {"tokens": [65] * 2000})).json() == {"prompt": "A" * 2000}
+    await house.post("/tokenize", {"prompt": "x" * 2000, "return_token_strs": True})
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_an_echo_that_cannot_fit_is_not_decoded(house: House) -> None:
+    assert house.state.model is not None
+    house.state.model.tokenizer.decode = None  # type: ignore[method-assign,assignment]
+    response = await house.complete(prompt=[65] * 512, echo=True)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"

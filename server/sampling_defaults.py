@@ -1,0 +1,58 @@
+"""What a request that leaves sampling fields out gets: the model's own defaults, checked before they reach the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executors.contract import ConfigError
+from server.schemas.sampling import MAX_TEMPERATURE, MAX_TOP_K
+
+FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The model's generation_config.json, then OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, generation_config: Mapping[str, Any], origin: str = FILE) -> SamplingDefaults:
+        """From the values of generation_config.json, which have the ranges of a request's own.
+
+        Raises ConfigError naming `origin` and the field: a value that no request may have would fail every request.
+        """
+        temperature = _number(generation_config, "temperature", 0, MAX_TEMPERATURE, origin)
+        top_p = _number(generation_config, "top_p", 0, 1, origin)
+        top_k = _number(generation_config, "top_k", -1, MAX_TOP_K, origin)
+        if top_k is not None and top_k != int(top_k):
+            raise ConfigError(f"{origin}: top_k: it should be an integer, not {top_k!r}")
+        do_sample = generation_config.get("do_sample")
+        if do_sample is not None and not isinstance(do_sample, bool):
+            raise ConfigError(f"{origin}: do_sample: it should be true or false, not {str(do_sample)[:50]!r}")
+        if do_sample is False:
+            # An explicit `false` says that the model's own default is greedy, and the temperature next to it is the
+            # unused one of transformers. A request that sets a temperature still gets it. Without the key, the file's
+            # temperature counts: many models that mean to be sampled leave it out.
+            temperature = 0.0
+        return cls(
+            temperature=1.0 if temperature is None else float(temperature),
+            top_p=1.0 if top_p is None else float(top_p),
+            top_k=0 if top_k is None else int(top_k),
+        )
+
+
+def _number(config: Mapping[str, Any], name: str, low: float, high: float, origin: str) -> int | float | None:
+    value = config.get(name)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or math.isnan(value) or not low <= value <= high:
+        given = str(value)[:50]
+        raise ConfigError(f"{origin}: {name}: it should be a number from {low} to {high}, not {given!r}")
+    return value  # type: ignore[no-any-return]  # the check above is not one that mypy follows

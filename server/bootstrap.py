@@ -34,7 +34,7 @@ from executors.process import connect
 from server import __version__, logs, startup
 from server.app import create_app
 from server.chat.template import ChatTemplate
-from server.lifecycle import Signals, serve
+from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
 from server.sampling_defaults import FILE, SamplingDefaults
 from server.settings import Settings, SettingsError
@@ -48,7 +48,8 @@ EMBEDDED_NAME = "cohort-tiny"
 def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
     """Serve on `listener` until told to stop.
 
-    Returns the exit code: 0 after a drain, 2 for what a person can put right, 1 otherwise.
+    Returns the exit code: 0 after a drain, 2 for what a person can put right, 3 when the engine gave up after
+    `recovery_timeout` (whatever started the server may start it anew), 1 otherwise.
     """
     setproctitle.setproctitle("cohort: server")
     logs.configure(settings.log_level)
@@ -60,6 +61,9 @@ def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) 
     except (SettingsError, ConfigError) as error:
         _complain(str(error))
         return 2
+    except EngineGone:
+        _complain("the executor cannot be brought back; see the log above")
+        return 3
     except ExecutorError as error:
         _complain(f"the executor could not be started: {error}")
         return 1
@@ -104,7 +108,9 @@ class Bootstrap:
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
         limits = EngineConfig(
-            max_num_seqs=self.config.max_num_seqs, max_num_batched_tokens=self.config.max_num_batched_tokens
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            recovery_timeout=self.settings.recovery_timeout,
         )
         core = EngineCore(executor, limits, state.metrics)
         state.core = core

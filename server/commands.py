@@ -109,7 +109,10 @@ def serve(
     ] = None,
     recovery_timeout: Annotated[
         Seconds,
-        _flag("Seconds after which a recovery counts as a failure in /health [120].", "--recovery-timeout"),
+        _flag(
+            "Seconds after which a recovery has failed: /health says so, and the server ends with exit code 3 [120].",
+            "--recovery-timeout",
+        ),
     ] = None,
     drain_timeout: Annotated[
         Seconds, _flag("Seconds that running requests get after SIGTERM [30].", "--drain-timeout")

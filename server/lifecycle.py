@@ -34,8 +34,15 @@ _KEEP_ALIVE = 75
 request is lost that was sent at the same moment."""
 
 
+class EngineGone(Exception):
+    """The engine gave up for good: the process ends, so that whatever started it can start it anew."""
+
+
 class Stoppable(Protocol):
     """The part of EngineCore that ends things."""
+
+    failed: asyncio.Event
+    """Set once it has given up for good."""
 
     async def drain(self, timeout: float) -> bool:
         """Admit nothing more, wait for what runs."""
@@ -81,7 +88,11 @@ async def serve(
     drain_timeout: float,
     signals: Signals,
 ) -> None:
-    """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here."""
+    """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here.
+
+    Raises EngineGone when the engine gives up: `/live` is the only liveness probe, and a server that can do nothing more
+    must not pass it for ever.
+    """
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,
@@ -100,7 +111,7 @@ async def serve(
         try:
             await _until(signals.first, load(), serving)
             if not serving.done():
-                await _until(signals.first, signals.first.wait(), serving)
+                await _until(signals.first, _gone(core), serving)
             await _drain(state, core, drain_timeout, signals)
         finally:
             await _stop(core)
@@ -123,6 +134,11 @@ async def _until(stop: asyncio.Event, work: Awaitable[object], serving: asyncio.
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def _gone(core: Stoppable) -> None:
+    await core.failed.wait()
+    raise EngineGone
 
 
 async def _drain(state: ServerState, core: Stoppable, timeout: float, signals: Signals) -> None:

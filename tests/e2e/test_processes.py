@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.checkpoints import write_model, write_tokenizer
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 
@@ -45,6 +46,33 @@ def test_executor_death(tokenizer_dir: Path, tmp_path: Path) -> None:
         answer = server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
         assert answer.status_code == 200
         assert server.metric('cohort_executor_restarts_total{cause="signal"}') == 1
+
+
+def test_an_executor_that_cannot_come_back_ends_the_server(tmp_path: Path) -> None:
+    """Exit code 3, so that an orchestrator starts it anew: `/live` alone would pass for ever."""
+    model = tmp_path / "model"
+    model.mkdir()
+    write_model(model)
+    write_tokenizer(model)
+    args = [
+        str(model),
+        "--load-format",
+        "dummy",
+        "--kv-cache-memory-bytes",
+        "2MiB",
+        "--recovery-timeout",
+        "2",
+    ]
+    with ServerProcess(args, tmp_path) as server:
+        [child] = server.children()
+        (model / "config.json").unlink()
+        os.kill(child, signal.SIGKILL)
+        server.wait_until("/health", 503)
+        assert server.process.wait(20) == 3
+        assert (
+            server.log().splitlines()[-1]
+            == "cohort: error: the executor cannot be brought back; see the log above"
+        )
 
 
 def test_orphans(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from executors.contract import ConfigError, KvLayout
 from server import startup
-from server.lifecycle import Signals, serve
+from server.lifecycle import EngineGone, Signals, serve
 from server.listener import listen
 from server.reaper import Reaper
 from server.settings import SettingsError
@@ -27,6 +27,7 @@ class Core:
 
     log: list[str] = field(default_factory=list)
     work: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def drain(self, timeout: float) -> bool:
         self.log.append("drain")
@@ -93,6 +94,16 @@ async def test_opens_loads_drains_and_ends(house: House) -> None:
     assert running.core.log == ["drain", "stop"]
     with pytest.raises(httpx.ConnectError):
         await running.get("/live")
+
+
+async def test_an_engine_that_gave_up_ends_the_server(house: House) -> None:
+    running = run(house)
+    running.loads.set()
+    await running.until("/ready", 200)
+    running.core.failed.set()
+    with pytest.raises(EngineGone):
+        await asyncio.wait_for(running.task, 5)
+    assert running.core.log == ["stop"]
 
 
 async def test_a_signal_while_loading_ends_it(house: House) -> None:

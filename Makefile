@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format promises lock tiny-train tiny-eval clean
+.PHONY: help install serve test check format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,10 +45,13 @@ lock: $(STAMP)  ## write the versions installed now to constraints.txt
 	$(PIP) freeze --exclude-editable | sed -E '/^-e |@/d; s/\+[a-z0-9.]+$$//' > constraints.txt
 
 tiny-train: $(STAMP)  ## train cohort-tiny from scratch (at most an hour)
-	$(BIN)/python -m executors.tiny.train $(ARGS)
+	$(BIN)/python -m executors.tiny.train --out .reports/tiny-train $(ARGS)
 
-tiny-eval: $(STAMP)  ## measure cohort-tiny's skills over HTTP
+tiny-eval: $(STAMP)  ## measure cohort-tiny's skills; over HTTP with ARGS="--url http://127.0.0.1:8000"
 	$(BIN)/python -m executors.tiny.evaluate $(ARGS)
+
+tiny-smoke: $(STAMP)  ## train cohort-tiny for a minute: the script works from its first step to the export
+	rm -rf .reports/tiny && $(BIN)/python -m executors.tiny.train --out .reports/tiny --minutes 1
 
 clean:  ## remove .venv, caches and build results
 	rm -rf $(VENV) build dist .reports .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

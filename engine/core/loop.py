@@ -347,6 +347,7 @@ class EngineCore:
             if self._scheduler is not None and seq.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(seq, FinishReason.ERROR)
             self._gone(seq, now)
+            logger.warning("request %s failed: %s", seq.request.request_id, error.message)
             seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
 
     def _fail_all(self, error: EngineError) -> None:

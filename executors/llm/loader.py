@@ -104,7 +104,9 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
 
 def _activation_bytes(config: DecoderConfig) -> int:
     """Elements per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product."""
-    return 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
+    # Experts run one after the other: at worst every token is in the same one.
+    inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
+    return 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * inner
 
 
 def _info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:

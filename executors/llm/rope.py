@@ -2,7 +2,8 @@
 
 Frequencies follow "RoFormer" (Su et al., 2021) for the default; linear interpolation is Chen et al. 2023
 (arXiv:2306.15595); dynamic NTK as proposed by "emozilla" and used by Hugging Face; yarn is Peng et al. 2023
-(arXiv:2309.00071); llama3 the scaling that Meta's Llama 3.1 release describes.
+(arXiv:2309.00071); llama3 the scaling that Meta's Llama 3.1 release describes; longrope is Ding et al. 2024
+(arXiv:2402.13753).
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import math
 
 import torch
 
-from executors.llm.models.config import RopeConfig
+from executors.llm.models.rope_config import RopeConfig
 
 
-def rotary_table(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> torch.Tensor:
-    """float32 [length, 2, head_dim]: row p holds cos and *signed* sin for position p.
+def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor:
+    """float32 [length, 2, rope.dim]: row p holds cos and *signed* sin for position p.
 
     The sines of the first half are negated, so that rotation is `x * cos + swap_halves(x) * sin`.
     """
-    frequencies, scale = _inverse_frequencies(rope, head_dim, length)
+    frequencies, scale = _inverse_frequencies(rope, rope.dim, length)
     # float64 until the end: at position 100,000 a float32 product is off by 0.01 radians.
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
@@ -28,8 +29,14 @@ def rotary_table(rope: RopeConfig, head_dim: int, length: int, device: torch.dev
 
 
 def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
-    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, head_dim] (of x's dtype) of the table."""
+    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim] (of x's dtype) of the table.
+
+    Where dim is less than head_dim, the elements behind it stay as they are.
+    """
     cos, sin = table_rows[:, 0:1], table_rows[:, 1:2]
+    dim = table_rows.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], table_rows), x[..., dim:]), -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -44,6 +51,11 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[
             return _dynamic(rope, exponents, head_dim, length), 1.0
         case "llama3":
             return _llama3(rope, plain), 1.0
+        case "longrope":
+            # Which of the two lists counts must not change within a sequence either: see `_dynamic`.
+            stretched = length > rope.original_length
+            factors = rope.long_factors if stretched else rope.short_factors
+            return plain / torch.tensor(factors, dtype=torch.float64), rope.attention_factor or 1.0
         case "yarn":
             return _yarn(rope, plain, head_dim), _yarn_scale(rope)
         case _:

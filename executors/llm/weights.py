@@ -91,7 +91,7 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     """Copy a checkpoint into `decoder`, casting to its dtype. Raises ConfigError before anything is copied."""
     checkpoint = Checkpoint(directory)
     try:
-        targets = decoder.parameters()
+        targets = _targets(decoder, checkpoint)
         _check(decoder, checkpoint, targets)
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
@@ -105,6 +105,14 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
                     progress("weights", done, total)
     finally:
         checkpoint.close()
+
+
+def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The decoder's parameters by the names that this checkpoint gives them."""
+    targets, prefix = decoder.parameters(), decoder.config.family.prefix
+    if prefix and not any(name.startswith(prefix) for name in checkpoint.names()):
+        return {name.removeprefix(prefix): tensor for name, tensor in targets.items()}
+    return targets
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, torch.Tensor]) -> None:

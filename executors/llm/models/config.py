@@ -5,37 +5,54 @@ Every fault is a ConfigError of one line that names the file, the field and what
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executors.errors import ConfigError
-from executors.llm.models.families import Family, Switch, family_of, supported_architectures
+from executors.llm.models.families import Family, family_of, supported_architectures
+from executors.llm.models.fields import Fields, read_json
+from executors.llm.models.rope_config import RopeConfig, context_lengths, parse_ropes
+
+__all__ = [
+    "DTYPES",
+    "DecoderConfig",
+    "LayerConfig",
+    "MoeConfig",
+    "RopeConfig",
+    "check_length",
+    "parse_config",
+    "read_config",
+    "read_json",
+]
 
 DTYPES = ("float32", "bfloat16", "float16")
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding: `kind` and its numbers, see `rope.py` for what they do.
+class MoeConfig:
+    """A mixture of experts: each token goes through the `top_k` of `num_experts` that its router likes best.
 
-    `original_length` is the context length before scaling.
+    `normalized`: their weights are scaled to sum to 1.
     """
 
-    kind: str
-    theta: float
-    original_length: int
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    attention_factor: float | None = None
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    normalized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What one layer does differently. `window`: a token sees so many tokens, itself included (None: all before it).
+
+    `rope`: index into `DecoderConfig.ropes`, None without rotation. `sparse`: experts in place of the MLP.
+    """
+
+    window: int | None = None
+    rope: int | None = 0
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +60,27 @@ class DecoderConfig:
     """Everything the generic decoder needs to know. Sizes in elements, lengths in tokens.
 
     `context_length` is served where nobody says how much; `max_context_length` is the most that may be asked for. They
-    differ for dynamic rope only, see `_context_lengths`.
+    differ for dynamic and long rope only, see `context_lengths`.
     """
 
     family: Family
     architecture: str
     vocab_size: int
     hidden_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
     norm_eps: float
-    rope: RopeConfig
+    activation: str
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[RopeConfig, ...]
+    """Empty where positions are learned."""
+    moe: MoeConfig | None
+    score_scale: float
+    """Scores are q k^T times this."""
+    attn_softcap: float | None
+    final_softcap: float | None
     context_length: int
     max_context_length: int
     tied: bool
@@ -65,6 +89,11 @@ class DecoderConfig:
     mlp_bias: bool
     dtype: str | None
     """As the checkpoint says; None where it does not."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
 
     @property
     def q_size(self) -> int:
@@ -77,62 +106,6 @@ class DecoderConfig:
         return self.num_kv_heads * self.head_dim
 
 
-class _Fields:
-    """Typed look-ups in a JSON object; errors name `where` and the field."""
-
-    def __init__(self, where: str, values: dict[str, Any]) -> None:
-        self.where = where
-        self.values = values
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self.values.get(name)
-        return default if value is None else value
-
-    def int(self, name: str, default: int | None = None) -> int:
-        value = self.get(name, default)
-        if value is None:
-            raise ConfigError(f"{self.where}: field {name} is missing; a positive integer is needed")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.where}: {name} is {value!r}; a positive integer is needed")
-        return value
-
-    def float(self, name: str, default: float | None = None) -> float:
-        value = self.get(name, default)
-        if value is None:
-            raise ConfigError(f"{self.where}: field {name} is missing; a number is needed")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.where}: {name} is {value!r}; a number is needed")
-        # JSON as Python reads it knows NaN and Infinity, and integers of any length.
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise ConfigError(f"{self.where}: {name} is {number}; a finite number is needed")
-        return number
-
-    def switch(self, switch: Switch, default: bool = False) -> bool:
-        if isinstance(switch, bool):
-            return switch
-        value = self.get(switch, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {switch} is {value!r}; true or false is needed")
-        return value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError when it is missing, unreadable or not an object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; a Hugging Face checkpoint directory is needed") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not readable as JSON ({str(error).splitlines()[0]})") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: a JSON object is needed")
-    return value
-
-
 def read_config(directory: Path) -> DecoderConfig:
     """The checkpoint's configuration. Raises ConfigError."""
     path = directory / "config.json"
@@ -142,41 +115,51 @@ def read_config(directory: Path) -> DecoderConfig:
 def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
     """Raises ConfigError where max_model_len is longer than the checkpoint in `directory` can serve."""
     if wanted is not None and wanted > config.max_context_length:
+        field = config.family.fields.get("max_position_embeddings", "max_position_embeddings")
         raise ConfigError(
             f"max_model_len {wanted} is longer than the model's {config.max_context_length} "
-            f"(max_position_embeddings in {directory / 'config.json'})"
+            f"({field} in {directory / 'config.json'})"
         )
 
 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
     architecture, family = _family(values, where)
-    fields = _Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
+    given = {k: v for k, v in values.items() if v is not None}
+    fields = Fields(where, {**family.defaults, **given}, family.fields)
     _refuse_unimplemented(fields, family)
-    num_heads, hidden_size = fields.int("num_attention_heads"), fields.int("hidden_size")
-    num_kv_heads = fields.int("num_key_value_heads", num_heads)
-    head_dim = fields.int("head_dim", hidden_size // num_heads or None)
+    num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
+    num_kv_heads = fields.natural("num_key_value_heads", num_heads)
+    head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"{where}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
-    if head_dim % 2:
-        raise ConfigError(f"{where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
-    max_positions = fields.int("max_position_embeddings")
-    rope = _rope(fields, family, max_positions, head_dim)
-    context_length, max_context_length = _context_lengths(rope, max_positions)
+    max_positions = fields.natural("max_position_embeddings")
+    ropes = _ropes(fields, family, max_positions, head_dim)
+    context_length, max_context_length = (
+        context_lengths(ropes[0], max_positions) if ropes else (max_positions, max_positions)
+    )
+    moe = _moe(fields) if family.experts else None
+    layers = _layers(fields, family, len(ropes), moe is not None)
+    dense = not all(layer.sparse for layer in layers)
     return DecoderConfig(
         family=family,
         architecture=architecture,
-        vocab_size=fields.int("vocab_size"),
+        vocab_size=fields.natural("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=fields.int("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=fields.int("intermediate_size"),
-        norm_eps=fields.float(family.norm_eps),
-        rope=rope,
+        intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
+        norm_eps=fields.real(family.norm_eps),
+        activation=fields.get(family.activation, family.activations[0]),
+        layers=layers,
+        ropes=ropes,
+        moe=moe,
+        score_scale=(fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5,
+        attn_softcap=fields.positive(family.attn_softcap) if family.attn_softcap else None,
+        final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
         context_length=context_length,
         max_context_length=max_context_length,
         tied=fields.switch("tie_word_embeddings"),
@@ -200,15 +183,17 @@ def _family(values: dict[str, Any], where: str) -> tuple[str, Family]:
     )
 
 
-def _refuse_unimplemented(fields: _Fields, family: Family) -> None:
+def _refuse_unimplemented(fields: Fields, family: Family) -> None:
     quantization = fields.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise ConfigError(f"{fields.where}: quantization_config ({method}) is not supported; supported: none")
-    activation = fields.get("hidden_act", family.activations[0])
+    activation = fields.get(family.activation, family.activations[0])
     if activation not in family.activations:
         known = ", ".join(family.activations)
-        raise ConfigError(f"{fields.where}: hidden_act {activation!r} is not supported; supported: {known}")
+        raise ConfigError(
+            f"{fields.where}: {family.activation} {activation!r} is not supported; supported: {known}"
+        )
     for name, allowed in family.only.items():
         value = fields.get(name)
         if value is not None and value not in allowed:
@@ -216,7 +201,7 @@ def _refuse_unimplemented(fields: _Fields, family: Family) -> None:
             raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {known}")
 
 
-def _dtype(fields: _Fields) -> str | None:
+def _dtype(fields: Fields) -> str | None:
     # transformers 5 writes `dtype`, older versions `torch_dtype`.
     name = fields.get("dtype", fields.get("torch_dtype"))
     if name is not None and name not in DTYPES:
@@ -224,74 +209,87 @@ def _dtype(fields: _Fields) -> str | None:
     return name
 
 
-def _rope(fields: _Fields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:
-    # transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
-    source = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    scaling = fields.get(source, {})
-    if not isinstance(scaling, dict):
-        raise ConfigError(f"{fields.where}: {source} is {scaling!r}; an object is needed")
-    numbers = _Fields(f"{fields.where}: {source}", scaling)
-    kind = numbers.get("rope_type", numbers.get("type", "default"))
-    if kind not in family.rope_kinds:
-        known = ", ".join(family.rope_kinds)
-        raise ConfigError(f"{fields.where}: {source} of type {kind!r} is not supported; supported: {known}")
-    theta = numbers.float("rope_theta", fields.float("rope_theta", 10000.0))
-    original = numbers.int("original_max_position_embeddings", max_positions)
-    if theta <= 1.0:
-        raise ConfigError(f"{fields.where}: rope_theta is {theta}; more than 1 is needed")
-    if kind == "default":
-        return RopeConfig(kind, theta, original)
-    given = numbers.get("attention_factor")
-    rope = RopeConfig(
-        kind,
-        theta,
-        # transformers scales `dynamic` from max_position_embeddings on, whatever the other field says.
-        max_positions if kind == "dynamic" else original,
-        factor=numbers.float("factor"),
-        low_freq_factor=numbers.float("low_freq_factor", None if kind == "llama3" else 1.0),
-        high_freq_factor=numbers.float("high_freq_factor", None if kind == "llama3" else 1.0),
-        attention_factor=None if given is None else numbers.float("attention_factor"),
-        mscale=numbers.float("mscale", 0.0),
-        mscale_all_dim=numbers.float("mscale_all_dim", 0.0),
-        beta_fast=numbers.float("beta_fast", 32.0),
-        beta_slow=numbers.float("beta_slow", 1.0),
-        truncate=numbers.switch("truncate", True),
+def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
+    # GPT-2 leaves it out where it is four times the width.
+    return fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
+
+
+def _ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[RopeConfig, ...]:
+    if family.names.positions:
+        return ()
+    if head_dim % 2:
+        raise ConfigError(f"{fields.where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
+    rope, local = parse_ropes(fields, family, max_positions, head_dim)
+    return (rope,) if local is None else (rope, local)
+
+
+def _moe(fields: Fields) -> MoeConfig:
+    # transformers 5 saves the number of experts as `num_local_experts`.
+    num_experts = fields.natural("num_experts", fields.get("num_local_experts"))
+    top_k = fields.natural("num_experts_per_tok")
+    if top_k > num_experts:
+        raise ConfigError(
+            f"{fields.where}: num_experts_per_tok {top_k} is more than num_experts {num_experts}"
+        )
+    return MoeConfig(
+        num_experts, top_k, fields.natural("moe_intermediate_size"), fields.switch("norm_topk_prob")
     )
-    _check_rope(rope, numbers.where, head_dim)
-    return rope
 
 
-def _check_rope(rope: RopeConfig, where: str, head_dim: int) -> None:
-    """Numbers that the formulas in `rope.py` cannot take."""
-    if rope.factor < 1.0 or (rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
-        raise ConfigError(f"{where}: factor must be at least 1, high_freq_factor above low_freq_factor")
-    if rope.kind == "yarn":
-        for name in ("beta_fast", "beta_slow"):
-            if getattr(rope, name) <= 0.0:
-                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; more than 0 is needed")
-        for name in ("mscale", "mscale_all_dim"):
-            if getattr(rope, name) < 0.0:
-                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; at least 0 is needed")
-        if rope.attention_factor is not None and rope.attention_factor <= 0.0:
-            raise ConfigError(f"{where}: attention_factor is {rope.attention_factor}; more than 0 is needed")
-    if rope.kind == "dynamic" and head_dim < 4:
-        raise ConfigError(f"{where}: dynamic needs a head_dim of at least 4, not {head_dim}")
+def _layers(fields: Fields, family: Family, num_ropes: int, experts: bool) -> tuple[LayerConfig, ...]:
+    count = fields.natural("num_hidden_layers")
+    rotated = _rotated(fields, family, count) if num_ropes else [False] * count
+    sliding = _sliding(fields, family, count, rotated)
+    window = fields.natural("sliding_window") if any(sliding) else None
+    sparse = _sparse(fields, count) if experts else [False] * count
+    layers = []
+    for i in range(count):
+        rope = (1 if num_ropes > 1 and sliding[i] else 0) if rotated[i] else None
+        layers.append(LayerConfig(window if sliding[i] else None, rope, sparse[i]))
+    return tuple(layers)
 
 
-def _context_lengths(rope: RopeConfig, max_positions: int) -> tuple[int, int]:
-    """In tokens: the context that is served where nobody says how much, and the longest that can be asked for.
+def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
+    if not family.rotated:
+        return [True] * count
+    flags = fields.items(family.rotated, int, count)
+    if flags is not None:
+        return [flag != 0 for flag in flags[:count]]
+    interval = fields.natural("no_rope_layer_interval")
+    return [(i + 1) % interval != 0 for i in range(count)]
 
-    - Linear and yarn stretch the length they were configured beside, at no price for short prompts.
-    - Dynamic changes every frequency with the longest sequence that is served (`rope.py` says why), which moves the
-      answers to short prompts away from what the model was trained for: its context is stretched only as far as an
-      explicit max_model_len says.
-    - The `max_position_embeddings` of llama3 is the stretched length already.
-    """
-    stretched = max(max_positions, int(rope.original_length * rope.factor))
-    match rope.kind:
-        case "linear" | "yarn":
-            return stretched, stretched
-        case "dynamic":
-            return max_positions, stretched
+
+def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) -> list[bool]:
+    """Which layers have a window: as `layer_types` says, or by the family's rule."""
+    if not family.window or not fields.switch(family.window_switch) or fields.get("sliding_window") is None:
+        return [False] * count
+    if family.window == "all":
+        return [True] * count
+    types = fields.items("layer_types", str, count)
+    if types is not None:
+        unknown = sorted(set(types[:count]) - {_SLIDING, _FULL})
+        if unknown:
+            raise ConfigError(
+                f"{fields.where}: layer_types has {unknown[0]!r}; supported: {_SLIDING}, {_FULL}"
+            )
+        return [one == _SLIDING for one in types[:count]]
+    match family.window:
+        case "alternate":
+            return [i % 2 == 0 for i in range(count)]
+        case "pattern":
+            # transformers 5 saves the pattern with an underscore.
+            interval = fields.natural("_sliding_window_pattern", fields.natural("sliding_window_pattern"))
+            return [(i + 1) % interval != 0 for i in range(count)]
+        case "tail":
+            first = fields.get("max_window_layers")
+            if isinstance(first, bool) or not isinstance(first, int):
+                raise ConfigError(f"{fields.where}: max_window_layers is {first!r}; an integer is needed")
+            return [i >= first for i in range(count)]
         case _:
-            return max_positions, max_positions
+            return [not turned for turned in rotated]
+
+
+def _sparse(fields: Fields, count: int) -> list[bool]:
+    dense = set(fields.items("mlp_only_layers", int, 0) or [])
+    step = fields.natural("decoder_sparse_step", 1)
+    return [i not in dense and (i + 1) % step == 0 for i in range(count)]

@@ -1,9 +1,10 @@
 """The generic decoder: every family of `families.py` runs through this one forward.
 
-    embed -> [ norm -> qkv -> (qk norm) -> rotate -> attention -> o -> + -> norm -> gate/up -> act -> down -> + ] -> norm
+    embed -> [ norm -> qkv -> (qk norm) -> rotate -> attention -> o -> (norm) -> +
+               norm -> gate/up -> act -> down (or experts) -> (norm) -> + ] -> norm
 
-q, k and v are one linear, gate and up another: fewer, fatter calls. Attention is not done here: the runner hands in
-`attend`, which knows where the sequences' keys and values lie.
+Every step in it is a switch of the family. q, k and v are one linear, gate and up another: fewer, fatter calls. Attention
+is not done here: the runner hands in `attend`, which knows where the sequences' keys and values lie.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from executors.llm.linear import Linear, can_pack
-from executors.llm.models.config import DecoderConfig
+from executors.llm.models import parameters as naming
+from executors.llm.models.config import DecoderConfig, LayerConfig
+from executors.llm.models.modules import Experts, Mlp, Norm
 from executors.llm.rope import rotary_table, rotate
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +37,11 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class KvSpec:
-    """What the model stores per token: `num_layers` x keys and values of [num_kv_heads, head_dim]."""
+    """What the model's attention needs: it stores `num_layers` x keys and values of [num_kv_heads, head_dim] per token.
+
+    `scale` multiplies the scores, `softcap` c makes them c * tanh(score / c). `windows` has one entry per layer: how many
+    tokens a token sees, itself included; None for all before it.
+    """
 
     num_layers: int
     num_heads: int
@@ -42,6 +49,9 @@ class KvSpec:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
 
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
@@ -74,22 +84,35 @@ class UnifiedModel(DecoderOnlyLLM, Protocol):
         """Hidden states [T, hidden] of all tokens of all sequences."""
 
 
-class _Layer:
+class Layer:
     """One block's parameters."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.attn_norm = torch.empty(hidden, dtype=dtype, device=device)
+    def __init__(
+        self, config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        family, hidden = config.family, config.hidden_size
+
+        def norm(name: str, size: int = hidden) -> Norm | None:
+            return Norm(family.norm, size, config.norm_eps, dtype, device) if name else None
+
+        self.config = layer
+        self.attn_norm = norm(family.names.attn_norm)
+        self.attn_post_norm = norm(family.names.attn_post_norm)
+        self.mlp_norm = norm(family.names.mlp_norm)
+        self.mlp_post_norm = norm(family.names.mlp_post_norm)
         self.qkv = Linear(config.q_size + 2 * config.kv_size, hidden, config.qkv_bias, dtype, device)
         self.o = Linear(hidden, config.q_size, config.o_bias, dtype, device)
-        self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self.gate_up = Linear(2 * inner, hidden, config.mlp_bias, dtype, device)
-        self.down = Linear(hidden, inner, config.mlp_bias, dtype, device)
-        # Queries and keys are normed in one call: a row of weights per head, the same for all heads of a kind.
-        heads = config.num_heads + config.num_kv_heads
-        self.qk_norm = (
-            torch.empty(heads, config.head_dim, dtype=dtype, device=device) if config.family.qk_norm else None
+        self.mlp: Mlp | Experts = (
+            Experts(config, dtype, device)
+            if layer.sparse
+            else Mlp(config, config.intermediate_size, config.mlp_bias, dtype, device)
         )
+        # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
+        heads = config.num_heads + config.num_kv_heads
+        per_head, full = family.qk_norm == "head", family.qk_norm == "full"
+        self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
+        self.q_norm = norm(family.names.q_norm if full else "", config.q_size)
+        self.k_norm = norm(family.names.k_norm if full else "", config.kv_size)
 
 
 class Decoder:
@@ -105,35 +128,48 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
-        self.final_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.position_embed: torch.Tensor | None = None
+        if config.family.names.positions:
+            shape = config.max_context_length, config.hidden_size
+            self.position_embed = torch.empty(shape, dtype=dtype, device=device)
+        # Rounded as the family rounds it: a scale of the embedding's dtype.
+        scaled = config.family.embed_scaled
+        self._embed_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype)) if scaled else 1.0
+        self.layers = [Layer(config, layer, dtype, device) for layer in config.layers]
+        self.final_norm = Norm(config.family.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
             0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
         )
         if config.tied:
             self.lm_head.weight = self.embed
-        self.rotary = rotary_table(config.rope, config.head_dim, max_model_len, device).to(dtype)
+        self.rotary = [rotary_table(rope, max_model_len, device).to(dtype) for rope in config.ropes]
 
     @property
     def kv_spec(self) -> KvSpec:
-        """Shape of the KV the model needs."""
+        """What the model's attention needs."""
         c = self.config
-        return KvSpec(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device)
+        return KvSpec(
+            c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device,
+            c.score_scale, c.attn_softcap, tuple(layer.window for layer in c.layers),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
-        c = self.config
-        width, eps = (c.hidden_size,), c.norm_eps
-        rotary = self.rotary.index_select(0, inputs.positions)
+        rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
         x = self.embed.index_select(0, inputs.token_ids)
+        if self._embed_scale != 1.0:
+            x = x * self._embed_scale
+        if self.position_embed is not None:
+            x = x + self.position_embed.index_select(0, inputs.positions)
         for index, layer in enumerate(self.layers):
-            normed = F.rms_norm(x, width, layer.attn_norm, eps)
-            x = x + self._attention(index, layer, normed, rotary, inputs.attend)
-            normed = F.rms_norm(x, width, layer.mlp_norm, eps)
-            gate, up = layer.gate_up(normed).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-        return F.rms_norm(x, width, self.final_norm, eps)
+            normed = x if layer.attn_norm is None else layer.attn_norm(x)
+            turn = None if layer.config.rope is None else rotary[layer.config.rope]
+            out = self._attention(index, layer, normed, turn, inputs.attend)
+            x = x + (out if layer.attn_post_norm is None else layer.attn_post_norm(out))
+            out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+            x = x + (out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
+        return self.final_norm(x)
 
     # One forward serves all three; having them lets a model without a unified forward take this one's place.
     prefill = unified_forward
@@ -142,62 +178,41 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] of hidden states [rows, hidden]."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        cap = self.config.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _attention(
-        self, index: int, layer: _Layer, x: torch.Tensor, rotary: torch.Tensor, attend: Attend
+        self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, attend: Attend
     ) -> torch.Tensor:
         c = self.config
-        heads = layer.qkv(x).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        qkv = layer.qkv(x)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
+            qkv = torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
+        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm
-        qk = rotate(qk, rotary)
+            qk = self._norm_heads(qk, layer.qk_norm)
+        if rotary is not None:
+            qk = rotate(qk, rotary)
         out = attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
         return layer.o(out.reshape(-1, c.q_size))
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Checkpoint name -> the memory that tensor is to be copied into; shapes are the checkpoint's.
+    def _norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
+        size, eps = (self.config.head_dim,), self.config.norm_eps
+        if self.config.family.norm == "rms1":
+            return (F.rms_norm(qk.float(), size, None, eps) * (weight.float() + 1.0)).to(qk.dtype)
+        return F.rms_norm(qk, size, None, eps) * weight
 
-        A merged linear appears as its parts. The norm of a query or key head is a [heads, head_dim] block here: its
-        checkpoint tensor [head_dim] is broadcast into it.
-        """
-        c, names = self.config, self.config.family.names
-        out = {f"{names.embed}.weight": self.embed, f"{names.final_norm}.weight": self.final_norm}
-        if not c.tied:
-            out[f"{names.lm_head}.weight"] = self.lm_head.weight
-        for i, layer in enumerate(self.layers):
-            parts: list[tuple[str, Linear, int, int]] = [
-                (names.q, layer.qkv, 0, c.q_size),
-                (names.k, layer.qkv, c.q_size, c.kv_size),
-                (names.v, layer.qkv, c.q_size + c.kv_size, c.kv_size),
-                (names.o, layer.o, 0, c.hidden_size),
-                (names.gate, layer.gate_up, 0, c.intermediate_size),
-                (names.up, layer.gate_up, c.intermediate_size, c.intermediate_size),
-                (names.down, layer.down, 0, c.hidden_size),
-            ]
-            for name, linear, begin, rows in parts:
-                assert linear.weight is not None, "packed weights cannot be loaded into"
-                out[f"{name.format(i=i)}.weight"] = linear.weight[begin : begin + rows]
-                if linear.bias is not None:
-                    out[f"{name.format(i=i)}.bias"] = linear.bias[begin : begin + rows]
-            out[f"{names.attn_norm.format(i=i)}.weight"] = layer.attn_norm
-            out[f"{names.mlp_norm.format(i=i)}.weight"] = layer.mlp_norm
-            if layer.qk_norm is not None:
-                out[f"{names.q_norm.format(i=i)}.weight"] = layer.qk_norm[: c.num_heads]
-                out[f"{names.k_norm.format(i=i)}.weight"] = layer.qk_norm[c.num_heads :]
-        return out
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Checkpoint name -> the memory that tensor is to be copied into, see `parameters.py`."""
+        return naming.parameters(self)
 
     def head_norms(self) -> frozenset[str]:
         """Names in `parameters()` whose checkpoint tensor is broadcast over heads."""
-        names = self.config.family.names
-        if not self.config.family.qk_norm:
-            return frozenset()
-        return frozenset(
-            f"{name.format(i=i)}.weight"
-            for i in range(len(self.layers))
-            for name in (names.q_norm, names.k_norm)
-        )
+        return naming.head_norms(self)
 
     def pack(self) -> int | None:
         """Once the weights are loaded: lay the linears out as the device likes best; returns the bytes of memory that
@@ -205,7 +220,7 @@ class Decoder:
         if not can_pack(self.dtype, self.device):
             return None
         for layer in self.layers:
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            for linear in (layer.qkv, layer.o, *layer.mlp.linears):
                 linear.pack()
         self.lm_head.pack()
         # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
@@ -217,6 +232,6 @@ class Decoder:
         return sum(t.shape[-1] if name in shared else t.numel() for name, t in self.parameters().items())
 
     def num_bytes(self) -> int:
-        """Bytes that the parameters and the rotary table take."""
-        tensors = [*self.parameters().values(), self.rotary]
+        """Bytes that the parameters and the rotary tables take."""
+        tensors = [*self.parameters().values(), *self.rotary]
         return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,4 +1,4 @@
-"""The decoder families as data: one row each, read by `config.py`, `decoder.py` and `weights.py`.
+"""The decoder families as data: one row each, read by `config.py`, `decoder.py`, `parameters.py` and `weights.py`.
 
 A family says how its checkpoint names its tensors and which of the decoder's switches it sets. A switch is either a
 constant or the name of the `config.json` field that holds it. To add a family, add a row; where it needs something the
@@ -9,30 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 Switch = bool | str
 """True, False, or the name of a boolean field of config.json (missing there: False)."""
+NormKind = Literal["rms", "rms1", "layer"]
+"""RMS norm; RMS norm whose weight is stored less one, computed in fp32 (Gemma); LayerNorm with bias."""
+WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
+"""Which layers slide where `layer_types` is missing: none; all; the even ones; all but every n-th (the field
+`sliding_window_pattern`); those from `max_window_layers` on; those without rotation."""
+
+_LAYER: Final = "model.layers.{i}."
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Checkpoint names, without `.weight` or `.bias`; `{i}` is the layer's index."""
+    """Checkpoint names, without `.weight` or `.bias`; `{i}` is the layer's index, `{e}` the expert's. Empty: not there.
+
+    `qkv` and `gate_up` name merged tensors and stand for `q`, `k`, `v` and `gate`, `up`.
+    """
 
     embed: str = "model.embed_tokens"
+    positions: str = ""
+    """Learned position embeddings; a family with them has no rotary ones."""
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
-    attn_norm: str = "model.layers.{i}.input_layernorm"
-    q: str = "model.layers.{i}.self_attn.q_proj"
-    k: str = "model.layers.{i}.self_attn.k_proj"
-    v: str = "model.layers.{i}.self_attn.v_proj"
-    o: str = "model.layers.{i}.self_attn.o_proj"
-    q_norm: str = "model.layers.{i}.self_attn.q_norm"
-    k_norm: str = "model.layers.{i}.self_attn.k_norm"
-    mlp_norm: str = "model.layers.{i}.post_attention_layernorm"
-    gate: str = "model.layers.{i}.mlp.gate_proj"
-    up: str = "model.layers.{i}.mlp.up_proj"
-    down: str = "model.layers.{i}.mlp.down_proj"
+    attn_norm: str = _LAYER + "input_layernorm"
+    attn_post_norm: str = ""
+    """Norm of what attention returns, before it is added."""
+    qkv: str = ""
+    q: str = _LAYER + "self_attn.q_proj"
+    k: str = _LAYER + "self_attn.k_proj"
+    v: str = _LAYER + "self_attn.v_proj"
+    o: str = _LAYER + "self_attn.o_proj"
+    q_norm: str = _LAYER + "self_attn.q_norm"
+    k_norm: str = _LAYER + "self_attn.k_norm"
+    mlp_norm: str = _LAYER + "post_attention_layernorm"
+    mlp_post_norm: str = ""
+    gate_up: str = ""
+    gate: str = _LAYER + "mlp.gate_proj"
+    """Empty: the MLP is up, activation, down, without a gate."""
+    up: str = _LAYER + "mlp.up_proj"
+    down: str = _LAYER + "mlp.down_proj"
+    router: str = _LAYER + "mlp.gate"
+    expert_gate: str = _LAYER + "mlp.experts.{e}.gate_proj"
+    expert_up: str = _LAYER + "mlp.experts.{e}.up_proj"
+    expert_down: str = _LAYER + "mlp.experts.{e}.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +65,50 @@ class Family:
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
     names: TensorNames = field(default_factory=TensorNames)
-    qk_norm: bool = False
-    """RMS norm over head_dim of each query and key head, before rotation."""
+    prefix: str = ""
+    """Beginning of all names that some checkpoints of the family leave out."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Usual name of a field in config.json -> this family's name for it."""
+    norm: NormKind = "rms"
+    qk_norm: Literal["", "head", "full"] = ""
+    """RMS norm of queries and keys before rotation: over head_dim of each head, or over all heads together."""
     qkv_bias: Switch = False
     o_bias: Switch = False
     mlp_bias: Switch = False
+    transposed: bool = False
+    """Linear weights are stored [in, out]."""
     norm_eps: str = "rms_norm_eps"
     """Field that holds the norms' epsilon."""
+    activation: str = "hidden_act"
+    """Field that names the MLP's activation."""
     activations: tuple[str, ...] = ("silu",)
-    """Supported values of `hidden_act`."""
+    """Supported values of it, the first where it is missing."""
+    embed_scaled: bool = False
+    """Embeddings are multiplied by the square root of hidden_size."""
+    query_scale: str = ""
+    """Field whose square root divides the scores, in place of head_dim."""
+    attn_softcap: str = ""
+    final_softcap: str = ""
+    """Fields with the bound c of c * tanh(x / c), for scores and for logits."""
+    window: WindowRule = ""
+    window_switch: Switch = True
+    rotated: str = ""
+    """Field with one integer per layer: 0 for a layer without rotation."""
+    local_theta: str = ""
+    """Field with the rope theta of sliding layers, which are then not scaled as the others are."""
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+    rope_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names for a kind of rope."""
+    experts: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of fields that older checkpoints of the family leave out."""
+    """Values of fields that checkpoints of the family leave out."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Fields that must be missing or have one of these values, because nothing else is implemented."""
     harmless: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attention.masked_bias", "*.attn.bias")
     """Patterns of surplus tensors that older savers wrote and nobody needs."""
 
 
-_QWEN3: Final = Family(
-    name="qwen3",
-    architectures=("Qwen3ForCausalLM",),
-    qk_norm=True,
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
-    only={"use_sliding_window": (False,)},
-)
-
+_GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu", "relu", "silu")
 _LLAMA: Final = Family(
     name="llama",
     architectures=("LlamaForCausalLM",),
@@ -78,8 +117,177 @@ _LLAMA: Final = Family(
     mlp_bias="mlp_bias",
     defaults={"rope_theta": 10000.0},
 )
+_MISTRAL: Final = Family(name="mistral", architectures=("MistralForCausalLM",), window="all")
+_QWEN2: Final = Family(
+    name="qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    qkv_bias=True,
+    window="tail",
+    window_switch="use_sliding_window",
+    defaults={"max_window_layers": 28},
+)
+_QWEN3: Final = Family(
+    name="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    qk_norm="head",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    window="tail",
+    window_switch="use_sliding_window",
+    defaults={"max_window_layers": 28},
+)
+_QWEN3_MOE: Final = Family(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    qk_norm="head",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    window="all",
+    window_switch="use_sliding_window",
+    experts=True,
+)
+_GEMMA_NAMES: Final = TensorNames(
+    attn_post_norm=_LAYER + "post_attention_layernorm",
+    mlp_norm=_LAYER + "pre_feedforward_layernorm",
+    mlp_post_norm=_LAYER + "post_feedforward_layernorm",
+)
+_GEMMA: Final = Family(
+    name="gemma",
+    architectures=("GemmaForCausalLM",),
+    norm="rms1",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    # Checkpoints say `hidden_act: gelu` and mean its tanh form, which a later field `hidden_activation` spells out.
+    activation="hidden_activation",
+    activations=("gelu_pytorch_tanh",),
+    embed_scaled=True,
+    defaults={"tie_word_embeddings": True, "head_dim": 256},
+    only={"hidden_act": ("gelu", "gelu_pytorch_tanh")},
+)
+_GEMMA2: Final = Family(
+    name="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    names=_GEMMA_NAMES,
+    norm="rms1",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    activation="hidden_activation",
+    activations=_GELU,
+    embed_scaled=True,
+    query_scale="query_pre_attn_scalar",
+    attn_softcap="attn_logit_softcapping",
+    final_softcap="final_logit_softcapping",
+    window="alternate",
+    defaults={
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    only={"use_bidirectional_attention": (False,)},
+)
+_GEMMA3: Final = Family(
+    name="gemma3",
+    architectures=("Gemma3ForCausalLM",),
+    names=_GEMMA_NAMES,
+    norm="rms1",
+    qk_norm="head",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    activation="hidden_activation",
+    activations=_GELU,
+    embed_scaled=True,
+    query_scale="query_pre_attn_scalar",
+    final_softcap="final_logit_softcapping",
+    window="pattern",
+    local_theta="rope_local_base_freq",
+    defaults={
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    },
+    only={"use_bidirectional_attention": (False,)},
+)
+_PHI3: Final = Family(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    names=TensorNames(qkv=_LAYER + "self_attn.qkv_proj", gate_up=_LAYER + "mlp.gate_up_proj"),
+    window="all",
+    rope_kinds=("default", "longrope"),
+    rope_aliases={"su": "longrope", "yarn": "longrope"},
+)
+_OLMO2: Final = Family(
+    name="olmo2",
+    architectures=("Olmo2ForCausalLM",),
+    names=TensorNames(
+        attn_norm="",
+        attn_post_norm=_LAYER + "post_attention_layernorm",
+        mlp_norm="",
+        mlp_post_norm=_LAYER + "post_feedforward_layernorm",
+    ),
+    qk_norm="full",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+)
+_SMOLLM3: Final = Family(
+    name="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    window="nope",
+    window_switch="use_sliding_window",
+    rotated="no_rope_layers",
+    defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4, "rope_theta": 2_000_000.0},
+)
+_GPT2_LAYER: Final = "transformer.h.{i}."
+_GPT2: Final = Family(
+    name="gpt2",
+    architectures=("GPT2LMHeadModel",),
+    names=TensorNames(
+        embed="transformer.wte",
+        positions="transformer.wpe",
+        final_norm="transformer.ln_f",
+        attn_norm=_GPT2_LAYER + "ln_1",
+        qkv=_GPT2_LAYER + "attn.c_attn",
+        o=_GPT2_LAYER + "attn.c_proj",
+        mlp_norm=_GPT2_LAYER + "ln_2",
+        gate="",
+        up=_GPT2_LAYER + "mlp.c_fc",
+        down=_GPT2_LAYER + "mlp.c_proj",
+    ),
+    prefix="transformer.",
+    fields={
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "intermediate_size": "n_inner",
+    },
+    norm="layer",
+    qkv_bias=True,
+    o_bias=True,
+    mlp_bias=True,
+    transposed=True,
+    norm_eps="layer_norm_epsilon",
+    activation="activation_function",
+    activations=("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"),
+    defaults={"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5},
+    only={
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    harmless=("*h.*.attn.bias", "*h.*.attn.masked_bias"),
+)
 
-FAMILIES: Final = (_QWEN3, _LLAMA)
+FAMILIES: Final = (
+    _LLAMA, _MISTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _SMOLLM3, _GPT2,
+)  # fmt: skip
 
 
 def family_of(architecture: str) -> Family | None:

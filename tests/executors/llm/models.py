@@ -23,9 +23,33 @@ LLAMA: dict[str, Any] = {
     "head_dim": 16, "intermediate_size": 56, "max_position_embeddings": 256, "tie_word_embeddings": False,
     "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE,
 }  # fmt: skip
+_BASE: dict[str, Any] = {
+    "vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 56, "max_position_embeddings": 256, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+GEMMA: dict[str, Any] = {**_BASE, "head_dim": 20, "tie_word_embeddings": True, "pad_token_id": 0}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+MOE: dict[str, Any] = {
+    **_BASE, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+}  # fmt: skip
+PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
+GPT2: dict[str, Any] = {"vocab_size": 131, "n_positions": 256, "n_embd": 48, "n_layer": 3, "n_head": 3}
+# Factors as long as half of what is rotated: 12 elements a head, 8 with a partial factor of 0.7.
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.7, 2.0], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}  # fmt: skip
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied-gqa": ("Qwen3", QWEN3),
     "qwen3-untied-one-kv-head": ("Qwen3", {**QWEN3, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "qwen3-window-on-last-layers": (
+        "Qwen3", {**QWEN3, "use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+    ),
     "llama-biases-llama3-rope": ("Llama", LLAMA),
     "llama-tied-no-gqa-linear-rope": (
         "Llama",
@@ -47,7 +71,61 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mistral-window": ("Mistral", {**_BASE, "head_dim": 10, "sliding_window": 17}),
+    "mistral-no-window-one-kv-head": ("Mistral", {**_BASE, "num_key_value_heads": 1, "sliding_window": None}),
+    "qwen2-biases": ("Qwen2", _BASE),
+    "qwen2-window-on-last-layers-yarn": (
+        "Qwen2",
+        {
+            **_BASE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True}),
+    "qwen3-moe-some-dense-layers": (
+        "Qwen3Moe", {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "gemma-one-kv-head": ("Gemma", {**GEMMA, "num_key_value_heads": 1}),
+    "gemma2-caps-alternating-windows": (
+        "Gemma2",
+        {
+            **GEMMA, "sliding_window": 23, "query_pre_attn_scalar": 37, "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma2-no-caps-untied": (
+        "Gemma2",
+        {
+            **GEMMA, "tie_word_embeddings": False, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 5,
+        },
+    ),
+    "gemma3-two-ropes": (
+        "Gemma3Text",
+        {
+            **GEMMA, "num_hidden_layers": 7, "sliding_window": 19, "query_pre_attn_scalar": 24,
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
+    "phi3-window": ("Phi3", {**PHI3, "sliding_window": 33}),
+    "phi3-longrope": ("Phi3", {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    "phi3-partial-rotary": (
+        "Phi3",
+        {**PHI3, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.7}},
+    ),
+    "olmo2": ("Olmo2", {**_BASE, "pad_token_id": 0}),
+    "olmo2-no-gqa": ("Olmo2", {**_BASE, "num_key_value_heads": 4, "pad_token_id": 0}),
+    "smollm3-some-layers-without-rope": (
+        "SmolLM3", {**_BASE, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied-n-inner": ("GPT2", {**GPT2, "n_inner": 77, "tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+"""Where the class is not called <kind>ForCausalLM."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +160,23 @@ def build(name: str, directory: Path, **save: Any) -> Reference:
     kind, fields = SHAPES[name]
     config = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=None, eos_token_id=None)
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    # The plain form: fused ones leave out the bound of scores.
+    config._attn_implementation = "eager"
+    model = getattr(transformers, MODEL_CLASSES.get(kind, f"{kind}ForCausalLM"))(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 1.2 / parameter.shape[1] ** 0.5)
+                fan_in = (
+                    parameter.shape[0] if kind == "GPT2" and ".c_" in parameter_name else parameter.shape[-1]
+                )
+                # Scaled embeddings are large already; with larger ones the layers would not matter.
+                scale = fan_in**-0.5 if kind.startswith("Gemma") and "embed" in parameter_name else 1.0
+                parameter.normal_(0.0, 1.2 * scale / fan_in**0.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             else:
-                parameter.uniform_(0.5, 1.5)
-    if fields["tie_word_embeddings"]:
+                parameter.uniform_(-0.5, 0.5) if kind.startswith("Gemma") else parameter.uniform_(0.5, 1.5)
+    if fields.get("tie_word_embeddings", True):
         model.tie_weights()
     model.save_pretrained(directory, **save)
     return Reference(directory, model)

@@ -172,7 +172,19 @@ FAULTS = {
     "norm eps": (_of_config("rms_norm_eps"), ["rms_norm_eps"]),
     "switch": (_of_config(attention_bias="yes"), ["attention_bias", "true or false"]),
     "activation": (_of_config(hidden_act="gelu"), ["hidden_act", "silu"]),
-    "sliding window": (_of_config(use_sliding_window=True), ["use_sliding_window", "false"]),
+    "sliding window": (_of_config(use_sliding_window=True, sliding_window=-1, max_window_layers=0, layer_types=None), ["sliding_window is -1", "positive"]),
+    "first sliding layer": (
+        _of_config(use_sliding_window=True, sliding_window=8, max_window_layers="two", layer_types=None),
+        ["max_window_layers", "integer"],
+    ),
+    "layer types": (
+        _of_config(use_sliding_window=True, sliding_window=8, layer_types=["chunked_attention"] * 3),
+        ["layer_types", "chunked_attention", "sliding_attention"],
+    ),
+    "too few layer types": (
+        _of_config(use_sliding_window=True, sliding_window=8, layer_types=["full_attention"]),
+        ["layer_types", "a list of 3 str"],
+    ),
     "rope kind": (_of_config(rope_parameters={"rope_type": "longrope"}), ["longrope", "llama3"]),
     "rope field": (_of_config(rope_parameters={"rope_type": "llama3"}), ["rope_parameters", "factor"]),
     "rope is not finite": (_of_rope(factor=float("inf")), ["rope_parameters: factor", "finite"]),

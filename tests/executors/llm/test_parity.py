@@ -1,12 +1,28 @@
 """The same numbers as transformers: whole, in chunks, alone and among others."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from executors.batch import KvCacheHandle
 from executors.contract import ConfigError, DecodeInput, LogitsMode, PrefillInput, Tensor
+from executors.llm.models.config import parse_config, read_config
+from executors.llm.models.families import FAMILIES
 from tests.executors.llm.driver import Driver, start
+from tests.executors.llm.models import LONGROPE as LONGROPE_FIELDS
 from tests.executors.llm.models import SHAPES
+
+LONGROPE = "phi3-longrope"
+MIXED = (
+    "qwen3-tied-gqa", "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window",
+    "qwen2-window-on-last-layers-yarn", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows",
+    "gemma3-two-ropes", "phi3-window", "olmo2", "smollm3-some-layers-without-rope", "gpt2",
+)  # fmt: skip
+"""At least one shape of every family."""
 
 TOLERANCE = 1e-4
 ORIGINAL_LENGTH = 256  # of the llama shapes
@@ -24,10 +40,15 @@ def prefill(ids, kv, pos_offset: int = 0, logits: LogitsMode = LogitsMode.ALL, *
     return PrefillInput(Tensor.of([ids], "int32"), kv_cache=kv, pos_offset=pos_offset, logits=logits, **more)
 
 
+def length_for(name: str) -> int | None:
+    # Stretched, the frequencies of longrope are those of long prompts: transformers changes them with each prompt.
+    return None if name == LONGROPE else ORIGINAL_LENGTH
+
+
 @pytest.mark.parametrize("name", SHAPES)
 async def test_logits_equal_transformers(reference, name):
     ref = reference(name)
-    executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
+    executor = await start(ref.path, max_model_len=length_for(name))
     ids = prompt_of(61, ref.vocab_size, 1)
     expected = ref.logits(ids)
     blocks = np.random.default_rng(2).permutation(16)
@@ -55,7 +76,7 @@ async def test_logits_equal_transformers(reference, name):
     assert np.abs(both - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied-gqa", "llama-biases-llama3-rope"])
+@pytest.mark.parametrize("name", MIXED)
 async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference, name):
     ref = reference(name)
     executor = await start(ref.path, block_size=16)
@@ -92,7 +113,8 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
 async def test_greedy_64_tokens_equal_transformers(reference, name):
     ref = reference(name)
     executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
-    prompts = [prompt_of(n, ref.vocab_size, n) for n in (1, 7, 20, 33)]
+    longer = 64 if name == LONGROPE else 0  # all beyond the length at which its frequencies change
+    prompts = [prompt_of(n + longer, ref.vocab_size, n) for n in (1, 7, 20, 33)]
     expected = [ref.greedy(p, 64) for p in prompts]
     for chunk in (1000, 5):
         driver = Driver(executor, seed=chunk)
@@ -118,6 +140,17 @@ async def test_dynamic_rope_at_its_default_context_equals_transformers(reference
         ids = prompt_of(length, ref.vocab_size, length)
         got = (await executor.prefill(prefill(ids, None))).logits.numpy()[0]
         assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
+
+
+async def test_longrope_takes_the_factors_of_the_length_that_is_served(reference):
+    ref = reference(LONGROPE)
+    for max_model_len, lengths in ((None, (1, 2, 9, 63, 64)), (ORIGINAL_LENGTH, (65, 100, 256))):
+        executor = await start(ref.path, max_model_len=max_model_len)
+        assert executor.info().max_model_len == (max_model_len or 64)
+        for length in lengths:
+            ids = prompt_of(length, ref.vocab_size, length)
+            got = (await executor.prefill(prefill(ids, None))).logits.numpy()[0]
+            assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
 
 
 async def test_dynamic_rope_is_stretched_only_on_request(reference):
@@ -151,3 +184,54 @@ async def test_hidden_states_give_the_logits(reference):
     assert hidden.shape == (9, 40)
     head = ref.model.lm_head.weight.detach().numpy()
     assert np.abs(hidden @ head.T - out.logits.numpy()[0]).max() < TOLERANCE
+
+
+def test_every_family_has_shapes_here_and_in_the_mixed_batch(reference):
+    families = {name: read_config(reference(name).path).family.name for name in SHAPES}
+    assert set(families.values()) == {family.name for family in FAMILIES}
+    assert {families[name] for name in MIXED} == set(families.values())
+
+
+async def test_gpt2_checkpoints_without_the_prefix(reference, tmp_path):
+    ref = reference("gpt2")
+    tensors = {
+        name.removeprefix("transformer."): t for name, t in load_file(ref.path / "model.safetensors").items()
+    }
+    # As on the hub: with the causal masks that nobody needs.
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(ref.path / "config.json", tmp_path)
+    executor = await start(tmp_path)
+    ids = prompt_of(30, ref.vocab_size, 5)
+    got = (await executor.prefill(prefill(ids, None))).logits.numpy()[0]
+    assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
+
+
+# Fields as older checkpoints wrote them -> the fields of transformers 5 that they stand for.
+OLD_FIELDS = {
+    "llama-biases-llama3-rope": lambda c: {**c, "rope_theta": 500.0, "rope_scaling": _scaling(c)},
+    "gemma3-two-ropes": lambda c: {
+        **c, "rope_theta": 100000.0, "rope_local_base_freq": 1000.0, "sliding_window_pattern": 6,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "layer_types": None, "_sliding_window_pattern": None,
+    },
+    "gemma2-caps-alternating-windows": lambda c: {**c, "layer_types": None, "rope_theta": 10000.0},
+    "qwen3-window-on-last-layers": lambda c: {**c, "layer_types": None, "rope_theta": 10000.0},
+    "qwen3-moe": lambda c: {**c, "num_experts": c["num_local_experts"], "num_local_experts": None, "rope_theta": 10000.0},
+    "phi3-longrope": lambda c: {
+        **c, "rope_theta": 1000.0, "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "su", "short_factor": LONGROPE_FIELDS["short_factor"],
+                         "long_factor": LONGROPE_FIELDS["long_factor"]},
+    },
+    "smollm3-some-layers-without-rope": lambda c: {**c, "no_rope_layers": None, "rope_theta": 10000.0},
+}  # fmt: skip
+
+
+def _scaling(config):
+    return {k: v for k, v in config["rope_parameters"].items() if k != "rope_theta"}
+
+
+@pytest.mark.parametrize("name", OLD_FIELDS)
+def test_fields_of_older_checkpoints_mean_the_same(reference, name):
+    config = json.loads((reference(name).path / "config.json").read_text())
+    old = OLD_FIELDS[name](config) | {"rope_parameters": None, "torch_dtype": config["dtype"], "dtype": None}
+    assert parse_config(old) == parse_config(config)

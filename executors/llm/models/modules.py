@@ -1,0 +1,126 @@
+"""Building blocks of the generic decoder: norms, MLPs, experts. Allocated here, filled by the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from executors.llm.linear import Linear
+from executors.llm.models.config import DecoderConfig
+from executors.llm.models.families import NormKind
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+}
+"""By the names that config.json uses; `gelu_new` is the tanh form of Hendrycks and Gimpel 2016 under its older name."""
+
+
+class Norm:
+    """A norm over the last dimension, of `size` elements. `weight` and `bias` (LayerNorm only) are [size].
+
+    The weight of an "rms1" norm is as the checkpoint stores it, less one; it is applied in fp32 before rounding, as Gemma
+    does: 1 + w in bf16 would lose most of w.
+    """
+
+    __slots__ = ("bias", "eps", "kind", "size", "weight")
+
+    def __init__(
+        self, kind: NormKind, size: int, eps: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.kind: NormKind = kind
+        self.size = (size,)
+        self.eps = eps
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self.bias = torch.empty(size, dtype=dtype, device=device) if kind == "layer" else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "rms":
+            return F.rms_norm(x, self.size, self.weight, self.eps)
+        if self.kind == "layer":
+            return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+        return F.rms_norm(x.float(), self.size, self.weight.float() + 1.0, self.eps).to(x.dtype)
+
+    def parameters(self, name: str) -> dict[str, torch.Tensor]:
+        """Checkpoint name -> memory."""
+        found = {f"{name}.weight": self.weight}
+        return found if self.bias is None else {**found, f"{name}.bias": self.bias}
+
+
+class Mlp:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where the family has no gate. Gate and up are one linear."""
+
+    def __init__(
+        self, config: DecoderConfig, inner: int, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.gated = bool(config.family.names.gate)
+        self.inner = inner
+        self.act = ACTIVATIONS[config.activation]
+        self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
+        self.down = Linear(config.hidden_size, inner, bias, dtype, device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        inner = self.gate_up(x)
+        if not self.gated:
+            return self.down(self.act(inner))
+        gate, up = inner.chunk(2, -1)
+        return self.down(self.act(gate) * up)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """What can be packed."""
+        return self.gate_up, self.down
+
+
+class Experts:
+    """A mixture of experts: each expert computes its tokens in one go, one expert after the other.
+
+    Router weights are the fp32 softmax over all experts of router(x), of which the largest `top_k` count (Shazeer et al.
+    2017, in the form of Qwen3-MoE).
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        assert config.moe is not None
+        self.moe = config.moe
+        self.router = Linear(self.moe.num_experts, config.hidden_size, False, dtype, device)
+        self.experts = [
+            Mlp(config, self.moe.intermediate_size, False, dtype, device) for _ in range(self.moe.num_experts)
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        weights, chosen = self.router(x).float().softmax(-1).topk(self.moe.top_k, -1)
+        if self.moe.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        flat = chosen.flatten()
+        # Stable: within an expert the tokens keep their order, so the result does not depend on the batch's layout.
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.moe.num_experts).tolist()
+        rows = order // self.moe.top_k
+        shares = weights.flatten()[order].to(x.dtype)[:, None]
+        out = torch.zeros_like(x)
+        begin = 0
+        for expert, count in zip(self.experts, counts, strict=True):
+            if count:
+                part = slice(begin, begin + count)
+                out.index_add_(0, rows[part], expert(x[rows[part]]) * shares[part])
+                begin += count
+        return out
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """What can be packed."""
+        return (self.router, *(linear for expert in self.experts for linear in expert.linears))

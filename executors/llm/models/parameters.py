@@ -1,0 +1,107 @@
+"""Which checkpoint tensor goes where in a `Decoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.llm.linear import Linear
+from executors.llm.models.modules import Experts, Mlp, Norm
+
+if TYPE_CHECKING:
+    from executors.llm.models.decoder import Decoder, Layer
+
+Named = Iterator[tuple[str, torch.Tensor]]
+
+
+def parameters(decoder: Decoder) -> dict[str, torch.Tensor]:
+    """Checkpoint name -> the memory that tensor is to be copied into, in the checkpoint's shape.
+
+    A linear that is merged here and not in the checkpoint appears as its parts; one that the checkpoint stores [in, out]
+    as its transposed view. The norm of a query or key head is a [heads, head_dim] block here: its checkpoint tensor
+    [head_dim] is broadcast into it.
+    """
+    names, transposed = decoder.config.family.names, decoder.config.family.transposed
+    found: dict[str, torch.Tensor] = {f"{names.embed}.weight": decoder.embed}
+    if decoder.position_embed is not None:
+        found[f"{names.positions}.weight"] = decoder.position_embed
+    if not decoder.config.tied:
+        assert decoder.lm_head.weight is not None, "packed weights cannot be loaded into"
+        found[f"{names.lm_head}.weight"] = decoder.lm_head.weight
+    found.update(decoder.final_norm.parameters(names.final_norm))
+    for i, layer in enumerate(decoder.layers):
+        for name, tensor in _of_layer(decoder, layer):
+            turned = transposed and tensor.dim() == 2 and name.endswith(".weight")
+            found[name.replace("{i}", str(i))] = tensor.T if turned else tensor
+    return found
+
+
+def head_norms(decoder: Decoder) -> frozenset[str]:
+    """Names in `parameters` whose checkpoint tensor is broadcast over heads."""
+    names = decoder.config.family.names
+    if decoder.config.family.qk_norm != "head":
+        return frozenset()
+    return frozenset(
+        f"{name}.weight".replace("{i}", str(i))
+        for i in range(len(decoder.layers))
+        for name in (names.q_norm, names.k_norm)
+    )
+
+
+def _of_layer(decoder: Decoder, layer: Layer) -> Named:
+    c, names = decoder.config, decoder.config.family.names
+    if names.qkv:
+        yield from _parts(layer.qkv, ((names.qkv, c.q_size + 2 * c.kv_size),))
+    else:
+        yield from _parts(layer.qkv, ((names.q, c.q_size), (names.k, c.kv_size), (names.v, c.kv_size)))
+    yield from _parts(layer.o, ((names.o, c.hidden_size),))
+    if isinstance(layer.mlp, Experts):
+        yield from _of_experts(decoder, layer.mlp)
+    else:
+        yield from _of_mlp(layer.mlp, names.gate_up, names.gate, names.up, names.down)
+    norms: tuple[tuple[Norm | None, str], ...] = (
+        (layer.attn_norm, names.attn_norm),
+        (layer.attn_post_norm, names.attn_post_norm),
+        (layer.mlp_norm, names.mlp_norm),
+        (layer.mlp_post_norm, names.mlp_post_norm),
+        (layer.q_norm, names.q_norm),
+        (layer.k_norm, names.k_norm),
+    )
+    for norm, name in norms:
+        if norm is not None:
+            yield from norm.parameters(name).items()
+    if layer.qk_norm is not None:
+        yield f"{names.q_norm}.weight", layer.qk_norm[: c.num_heads]
+        yield f"{names.k_norm}.weight", layer.qk_norm[c.num_heads :]
+
+
+def _of_experts(decoder: Decoder, experts: Experts) -> Named:
+    names = decoder.config.family.names
+    yield from _parts(experts.router, ((names.router, experts.moe.num_experts),))
+    for e, expert in enumerate(experts.experts):
+        for name, tensor in _of_mlp(expert, "", names.expert_gate, names.expert_up, names.expert_down):
+            yield name.replace("{e}", str(e)), tensor
+
+
+def _of_mlp(mlp: Mlp, gate_up: str, gate: str, up: str, down: str) -> Named:
+    if gate_up:
+        yield from _parts(mlp.gate_up, ((gate_up, 2 * mlp.inner),))
+    elif mlp.gated:
+        yield from _parts(mlp.gate_up, ((gate, mlp.inner), (up, mlp.inner)))
+    else:
+        yield from _parts(mlp.gate_up, ((up, mlp.inner),))
+    yield from _parts(mlp.down, ((down, -1),))
+
+
+def _parts(linear: Linear, parts: tuple[tuple[str, int], ...]) -> Named:
+    """Rows of one linear under the names of its parts, (name, rows); -1: all of them."""
+    assert linear.weight is not None, "packed weights cannot be loaded into"
+    begin = 0
+    for name, rows in parts:
+        end = len(linear.weight) if rows < 0 else begin + rows
+        yield f"{name}.weight", linear.weight[begin:end]
+        if linear.bias is not None:
+            yield f"{name}.bias", linear.bias[begin:end]
+        begin = end

@@ -11,9 +11,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
+# Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
+SCHEMA_VERSION := 0.39.0
+SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve test test-ops test-ops-ci check parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,12 +30,26 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 test: $(STAMP)  ## unit, simulation and end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" --junitxml=$(REPORT) $(ARGS)
 
+test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
+	tools/ops/packages.sh debootstrap
+	$(BIN)/python -m tools.ops.chroot_proof $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
+
+test-ops-ci: $(STAMP) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the compose file
+	tools/ops/packages.sh prometheus
+	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/python -m pytest -m slow tests/ops
+
 check: $(STAMP)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.promises check
+	$(BIN)/python -m tools.parity check
+
+parity: $(STAMP)  ## compare every model family with transformers and rewrite README's table
+	$(BIN)/python -m pytest -q tests/executors/llm/test_parity.py --junitxml=$(REPORT)
+	$(BIN)/python -m tools.parity readme
 
 format: $(STAMP)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
@@ -64,6 +81,10 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt install python3-venv"; exit 1; } >&2
 	$(PYTHON) -m venv $(VENV)
+
+$(SCHEMA_TOOL):
+	$(PYTHON) -m venv --clear $(@D:/bin=)
+	$(@D)/python -m pip --disable-pip-version-check install --quiet check-jsonschema==$(SCHEMA_VERSION)
 
 # Torch first, alone and pinned: no later package finds a reason to fetch another build.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python

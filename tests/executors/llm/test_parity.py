@@ -45,8 +45,20 @@ def length_for(name: str) -> int | None:
     return None if name == LONGROPE else ORIGINAL_LENGTH
 
 
+@pytest.fixture
+def compare(record_property):
+    """Assert that logits are close; the largest difference goes, with family and way, into the table of the README."""
+
+    def check(ref, way: str, pairs) -> None:
+        difference = max(float(np.abs(got - expected).max()) for got, expected in pairs)
+        record_property("parity", f"{read_config(ref.path).family.name} {way} {difference:.3g}")
+        assert difference < TOLERANCE
+
+    return check
+
+
 @pytest.mark.parametrize("name", SHAPES)
-async def test_logits_equal_transformers(reference, name):
+async def test_logits_equal_transformers(reference, compare, name):
     ref = reference(name)
     executor = await start(ref.path, max_model_len=length_for(name))
     ids = prompt_of(61, ref.vocab_size, 1)
@@ -55,10 +67,10 @@ async def test_logits_equal_transformers(reference, name):
 
     whole = await executor.prefill(prefill(ids, handle(blocks)))
     assert whole.logits.shape == (1, 61, ref.vocab_size)
-    assert np.abs(whole.logits.numpy()[0] - expected).max() < TOLERANCE
     kept_nothing = await executor.prefill(prefill(ids, None))
-    assert np.abs(kept_nothing.logits.numpy()[0] - expected).max() < TOLERANCE
+    compare(ref, "whole", [(one.logits.numpy()[0], expected) for one in (whole, kept_nothing)])
 
+    chunked = []
     for chunk in range(1, 8):
         parts, begin = [], 0
         table = np.random.default_rng(chunk).permutation(32)[:16]
@@ -67,17 +79,16 @@ async def test_logits_equal_transformers(reference, name):
             out = await executor.prefill(prefill(part, handle(table), begin))
             parts.append(out.logits.numpy()[0])
             begin += len(part)
-        assert np.abs(np.concatenate(parts) - expected).max() < TOLERANCE
-
+        chunked.append(np.concatenate(parts))
     # Chunks longer than the short kind: 24 + 37 goes through the band mask.
     first = await executor.prefill(prefill(ids[:24], handle(blocks)))
     second = await executor.prefill(prefill(ids[24:], handle(blocks), 24))
-    both = np.concatenate((first.logits.numpy()[0], second.logits.numpy()[0]))
-    assert np.abs(both - expected).max() < TOLERANCE
+    chunked.append(np.concatenate((first.logits.numpy()[0], second.logits.numpy()[0])))
+    compare(ref, "chunked", [(got, expected) for got in chunked])
 
 
 @pytest.mark.parametrize("name", MIXED)
-async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference, name):
+async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference, compare, name):
     ref = reference(name)
     executor = await start(ref.path, block_size=16)
     lengths = [1, 2, 3, 5, 8, 9, 12, 12, 12, 17, 30, 31, 33, 64, 140, 47]
@@ -97,20 +108,25 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
         [prefill(p[o:], t, o) for p, o, t in zip(prompts, offsets, tables, strict=True)]
     )
     assert executor._loaded.runner.forwards == 1
-    for prompt, offset, out in zip(prompts, offsets, outputs, strict=True):
-        assert np.abs(out.logits.numpy()[0] - ref.logits(prompt)[offset:]).max() < TOLERANCE
+    pairs = [
+        (out.logits.numpy()[0], ref.logits(prompt)[offset:])
+        for prompt, offset, out in zip(prompts, offsets, outputs, strict=True)
+    ]
 
     extended = [[*p, 7] for p in prompts]
     decoded = await executor.batch_decode(
         [DecodeInput(Tensor.of([[7]], "int32"), t, len(p)) for p, t in zip(prompts, tables, strict=True)]
     )
     assert executor._loaded.runner.forwards == 2
-    for prompt, out in zip(extended, decoded, strict=True):
-        assert np.abs(out.last_token_logits() - ref.logits(prompt)[-1]).max() < TOLERANCE
+    pairs += [
+        (out.last_token_logits(), ref.logits(prompt)[-1])
+        for prompt, out in zip(extended, decoded, strict=True)
+    ]
+    compare(ref, "mixed", pairs)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_greedy_64_tokens_equal_transformers(reference, name):
+async def test_greedy_64_tokens_equal_transformers(reference, record_property, name):
     ref = reference(name)
     executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
     longer = 64 if name == LONGROPE else 0  # all beyond the length at which its frequencies change
@@ -122,6 +138,7 @@ async def test_greedy_64_tokens_equal_transformers(reference, name):
         assert await driver.generate(seqs, 64, chunk) == expected
         for seq in seqs:
             driver.release(seq)
+    record_property("parity", f"{read_config(ref.path).family.name} greedy 0")
 
 
 async def test_stretched_contexts_are_as_long_as_they_say(reference):

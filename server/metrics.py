@@ -18,7 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.request import EngineStats, Observer, Stage
-from executors.contract import ModelExecutor, SnapshotValue
+from executors.contract import MemoryStatus, ModelExecutor, SnapshotValue
 from server import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,6 +28,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` serie
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+_RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load")
+"""Every `ExecutorDied.cause` there is."""
+_RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
+"""What Prometheus keeps for counters, histograms and info metrics: a gauge must not end so."""
 
 
 class _Core(Protocol):
@@ -77,6 +82,8 @@ class Metrics(Observer):
         self._output_tokens = self._tokens.labels("output")
         for outcome in ("stop", "length", "abort", "error"):
             self._requests.labels(outcome)
+        for cause in _RESTART_CAUSES:
+            self._restarts.labels(cause)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -126,7 +133,7 @@ class _EngineCollector(Collector):
         yield _gauge("cohort_requests_waiting", "Sequences waiting for a place in the batch.", stats.waiting)
         yield _gauge("cohort_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_usage)
         yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
-        yield _gauge("cohort_kv_blocks_total", "KV blocks there are.", stats.kv_blocks_total)
+        yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)
         yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
@@ -140,8 +147,18 @@ class _EngineCollector(Collector):
         age = getattr(executor, "snapshot_age", None)
         if callable(age):
             yield _gauge("cohort_executor_snapshot_age_seconds", "Age of the executor's numbers.", age())
+        yield from _memory(executor.status().memory)
         yield from _snapshot("cohort_cache", executor.cache_metrics_snapshot())
         yield from _snapshot("cohort_lora", executor.lora_metrics_snapshot())
+
+
+def _memory(memory: MemoryStatus) -> Iterator[Metric]:
+    """The executor's memory in bytes, as of its last snapshot. Its process is not the one that `process_*` tells of."""
+    prefix, where = "cohort_executor_memory", "on the executor's device (for CPU: host memory)"
+    yield _gauge(f"{prefix}_used_bytes", f"Bytes in use {where}.", memory.used_bytes)
+    yield _gauge(f"{prefix}_peak_bytes", f"Most bytes in use so far {where}.", memory.peak_bytes)
+    yield _gauge(f"{prefix}_allocated_bytes", f"Bytes set aside {where}.", memory.allocated_bytes)
+    yield _gauge(f"{prefix}_limit_bytes", f"Bytes there are {where}, 0 if unknown.", memory.total_bytes)
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:
@@ -154,12 +171,15 @@ def _counter(name: str, help_: str, value: float) -> Metric:
 
 def _snapshot(prefix: str, values: Mapping[str, SnapshotValue] | None) -> Iterator[Metric]:
     """Numbers become gauges, strings become labels of one info metric."""
-    labels = {}
+    labels, seen = {}, set[str]()
     for key, value in (values or {}).items():
         name = re.sub(r"\W", "_", key)
         if isinstance(value, str):
             labels[name] = value
-        else:
+            continue
+        name = _RESERVED_SUFFIX.sub("", name)
+        if name not in seen:  # two keys that mean one name: a scrape with a name twice is refused whole
+            seen.add(name)
             yield _gauge(f"{prefix}_{name}", f"{key}, as the executor reports it.", value)
     if labels:
         yield InfoMetricFamily(prefix, "What the executor reports in words.", labels)

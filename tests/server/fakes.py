@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from engine.request import EngineStats, Stage
 from engine.text.generation import TextDelta, TextRequest, Usage
-from executors.contract import ModelInfo
+from executors.contract import ExecutorState, ExecutorStatus, MemoryStatus, ModelInfo
 from server.app import create_app
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics
@@ -138,6 +138,9 @@ class FakeExecutor:
 
     def lora_metrics_snapshot(self) -> dict[str, Any] | None:
         return None
+
+    def status(self) -> ExecutorStatus:
+        return ExecutorStatus(ExecutorState.READY, True, memory=MemoryStatus(400, 100, 150, 1000))
 
     def snapshot_age(self) -> float:
         return 1.25

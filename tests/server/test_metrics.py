@@ -46,8 +46,26 @@ async def test_snapshots_of_the_executor_and_their_age(house: House) -> None:
     assert found["cohort_cache_odd_name_", ""] == 1.5
     assert found["cohort_cache_info", "dtype=bf16"] == 1
     assert found["cohort_executor_snapshot_age_seconds", ""] == 1.25
+    assert found["cohort_executor_memory_used_bytes", ""] == 100
+    assert found["cohort_executor_memory_limit_bytes", ""] == 1000
     house.core.executor.cache = None
     assert ("cohort_cache_blocks", "") not in await samples(house)
+
+
+async def test_snapshot_names_leave_the_reserved_suffixes_alone(house: House) -> None:
+    house.core.executor.cache = {"blocks_total": 4, "blocks": 5, "steps_count": 1}
+    found = await samples(house)
+    assert found["cohort_cache_blocks", ""] == 4
+    assert found["cohort_cache_steps", ""] == 1
+    assert not any(
+        name.startswith("cohort_cache") and name.endswith(("_total", "_count")) for name, _ in found
+    )
+
+
+async def test_restart_causes_are_there_from_the_start(house: House) -> None:
+    found = await samples(house)
+    causes = ("exit", "signal", "closed", "hang", "load")
+    assert [found["cohort_executor_restarts_total", f"cause={cause}"] for cause in causes] == [0] * 5
 
 
 async def test_observer(house: House) -> None:

@@ -1,0 +1,84 @@
+# Cohort in a container. Targets: cpu (the default) and cuda.
+#
+#   docker build --target cpu --build-arg TORCH_INDEX_URL=... -t cohort-server:cpu .
+#   docker run --rm -p 127.0.0.1:8000:8000 --read-only --tmpfs /tmp --stop-timeout 45 cohort-server:cpu
+#
+# tools/ops/chroot_proof.py reads this file and runs the steps of target cpu without a container engine.
+
+# Debian 12. Another one needs a Python that the pinned torch has a wheel for; a digest can be given to pin it.
+ARG BASE_IMAGE=debian:bookworm-slim
+
+# --- what building and running have in common -------------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS python
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates python3 \
+ && rm -rf /var/lib/apt/lists/*
+
+FROM python AS builder
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends python3-venv \
+ && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+
+# --- the project as a wheel: its build tools stay here ----------------------------------------------------------------
+FROM builder AS wheel
+COPY constraints.txt ./
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install -c constraints.txt hatchling
+COPY pyproject.toml README.md LICENSE ./
+COPY configs configs
+COPY server server
+COPY engine engine
+COPY executors executors
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+# --- the environment: torch first and pinned, then the other dependencies, and the project last, which changes most ---
+FROM builder AS dependencies
+ARG TORCH_VERSION=2.13.0
+# Unset: pip's own index, whose wheel for x86-64 carries CUDA. For target cpu give an index of CPU builds.
+ARG TORCH_INDEX_URL=
+RUN python3 -m venv /opt/cohort \
+ && /opt/cohort/bin/pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$TORCH_VERSION"
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > requirements.txt \
+ && /opt/cohort/bin/pip install -c constraints.txt -r requirements.txt
+
+FROM dependencies AS environment
+COPY --from=wheel /wheels /wheels
+RUN /opt/cohort/bin/pip install --no-deps --no-index /wheels/*.whl \
+ && /opt/cohort/bin/pip check
+
+# --- what runs --------------------------------------------------------------------------------------------------------
+FROM python AS runtime
+LABEL org.opencontainers.image.title="Cohort server" \
+      org.opencontainers.image.description="Continuous-batching inference server with an OpenAI-compatible API" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# A fixed uid: volumes and Kubernetes' runAsNonRoot need a number. Everything else belongs to root and is only read.
+RUN groupadd --gid 10001 cohort \
+ && useradd --uid 10001 --gid 10001 --home-dir /var/lib/cohort --create-home --shell /usr/sbin/nologin cohort
+# The volume is all that is written to, beside /tmp: models and caches.
+ENV PATH=/opt/cohort/bin:/usr/local/bin:/usr/bin:/bin \
+    HOME=/var/lib/cohort \
+    HF_HOME=/var/lib/cohort/huggingface \
+    XDG_CACHE_HOME=/var/lib/cohort/cache \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /var/lib/cohort
+VOLUME ["/var/lib/cohort"]
+USER 10001:10001
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Loading a large model takes minutes; from the first success on, three misses mean unhealthy.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
+  CMD ["python", "-I", "-m", "server.healthcheck"]
+ENTRYPOINT ["cohort"]
+CMD ["serve", "--host", "0.0.0.0"]
+
+FROM runtime AS cuda
+# What the NVIDIA container runtime looks for: the driver comes from the host, CUDA's libraries with torch's wheel.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=environment /opt/cohort /opt/cohort
+
+FROM runtime AS cpu
+COPY --from=environment /opt/cohort /opt/cohort

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.text.tokenizer import Tokenizer
 
-# Tokens decoded again with each new one, so that joins (spaces, merged characters) come out as in the whole text.
-_WINDOW = 6
+_CONTEXT = 8
+"""Tokens of the prompt that matter for how the text after it begins; one character has at most four."""
 
 
 class Detokenizer(Protocol):
@@ -19,11 +20,21 @@ class Detokenizer(Protocol):
     def flush(self) -> str: ...
 
 
-def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """The fastest exact detokenizer for this tokenizer."""
-    if tokenizer.byte_level:
-        return ByteDetokenizer(tokenizer, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, skip_special_tokens)
+def detokenizer(
+    tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()
+) -> Detokenizer:
+    """The fastest exact detokenizer for this tokenizer.
+
+    Without `context` the texts are those of a text that begins here: a decoder that strips the first space does so. With
+    `context`, the ids that stand before, they are what the text of everything has after the text of `context`.
+    """
+    made: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
+        tokenizer, skip_special_tokens
+    )
+    shown = [i for i in context[-4 * _CONTEXT :] if not (skip_special_tokens and tokenizer.is_special(i))]
+    for token_id in shown[-_CONTEXT:]:
+        made.push(token_id)
+    return made
 
 
 class ByteDetokenizer:
@@ -46,41 +57,21 @@ class ByteDetokenizer:
         return self._utf8.decode(b"", final=True)
 
 
-class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window with and without the new token; the difference is the new text.
-
-    Byte-fallback tokens (`<0x41>`) are taken out and decoded as UTF-8 one by one, so that characters appear as soon as
-    they are whole. (The tokenizers library turns a whole run of bytes into U+FFFD if any of it is invalid; shown text
-    cannot be taken back, so here only the invalid bytes become U+FFFD.)
-    """
+class StreamDetokenizer:
+    """For any other tokenizer: the steps of its decoder as a stream (`engine/text/decoding.py`)."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._window: list[int] = []
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = tokenizer.decoder.stream()
 
     def push(self, token_id: int) -> str:
-        """Text that became certain with this token."""
+        """Text that became certain with this token; an id without a token is nothing."""
         if self._skip and self._tokenizer.is_special(token_id):
             return ""
-        byte = self._tokenizer.fallback_byte(token_id)
-        if byte is not None:
-            # Kept in the window all the same: what follows is not the beginning of the text any more.
-            self._window.append(token_id)
-            return self._utf8.decode(byte)
-        broken = self._utf8.decode(b"", final=True)
-        before = self._decode(self._window)
-        self._window.append(token_id)
-        text = self._decode(self._window)[len(before) :]
-        # A window that starts later loses the space of its first token on both sides of the difference alike.
-        if len(self._window) > 2 * _WINDOW:
-            del self._window[:-_WINDOW]
-        return broken + text
+        token = self._tokenizer.raw.id_to_token(token_id)
+        return "" if token is None else self._stream.push(token)
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character becomes U+FFFD."""
-        return self._utf8.decode(b"", final=True)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+        """What was held back: an incomplete character becomes U+FFFD."""
+        return self._stream.end()

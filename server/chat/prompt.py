@@ -31,11 +31,19 @@ async def chat_prompt(
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
     extra: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
 ) -> tuple[int, ...]:
     """Token ids of a conversation.
 
-    The template writes the special tokens, so the tokenizer adds none unless asked. Raises InvalidRequest.
+    The template writes the special tokens, so the tokenizer adds none unless asked. With `continue_final_message` the
+    prompt ends inside the last message, and `add_generation_prompt` must be False. Raises InvalidRequest.
     """
+    if continue_final_message and add_generation_prompt:
+        message = (
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: one goes on with the last "
+            "message, the other begins a new one."
+        )
+        raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
     template = model.template
     if template is None:
         message = (
@@ -45,7 +53,7 @@ async def chat_prompt(
     plain = [_plain_message(index, message) for index, message in enumerate(messages)]
 
     def work() -> list[int]:
-        text = template.render(plain, tools, add_generation_prompt, extra)
+        text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
         return _encode(model, text, add_special_tokens, "messages")
 
     try:
@@ -133,7 +141,7 @@ def _encode(model: ServedModel, text: str, add_special_tokens: bool, param: str)
 
 
 def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """A message as templates know it: plain data, content as one string, arguments as an object."""
+    """A message as templates know it: plain data, arguments as an object."""
     param = f"messages.{index}"
     plain: dict[str, Any] = {
         # Templates know no "developer"; the role is OpenAI's newer word for "system".
@@ -152,7 +160,8 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _content(param: str, message: ChatMessage) -> str:
+def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
+    """Text, or parts of text (`type` "text" whatever they were called) for templates that read parts."""
     content = message.content
     if content is None:
         if message.role == "assistant":
@@ -161,7 +170,7 @@ def _content(param: str, message: ChatMessage) -> str:
         raise InvalidRequest(text, param=f"{param}.content", code="invalid_value")
     if isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for number, part in enumerate(content):
         text_of_part = part.refusal if part.type == "refusal" else part.text
         where = f"{param}.content.{number}"
@@ -171,8 +180,8 @@ def _content(param: str, message: ChatMessage) -> str:
         if text_of_part is None:
             text = f"Invalid value for '{where}.text': it is required."
             raise InvalidRequest(text, param=f"{where}.text", code="invalid_value")
-        texts.append(text_of_part)
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": text_of_part})
+    return parts
 
 
 def _plain_call(param: str, call: ToolCall) -> dict[str, Any]:

@@ -1,82 +1,132 @@
 """Chat templates, rendered as transformers renders them, but fenced in: a sandbox, a deadline and an output cap.
 
 Templates come from the model's directory or from `--chat-template`, never from a request. They are programs all the same
-(a downloaded model may carry any), so they run in Jinja's immutable sandbox, on a thread that `server/chat/fence.py` stops
-when it takes too long.
+(a downloaded model may carry any), so they run in Jinja's immutable sandbox (`server/chat/sandbox.py`), on a thread that
+`server/chat/fence.py` stops when it takes too long.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
+from server.chat.fence import DeadlineExceeded
+from server.chat.message_forms import MessageForms
+from server.chat.sandbox import MAX_OUTPUT, chat_environment
 
-MAX_OUTPUT = 16 * 1024 * 1024
-"""Characters. A body may hold as many; a template that makes more is looping."""
-_RESERVED = frozenset(
-    {"messages", "tools", "add_generation_prompt", "documents", "chat_template", "tokenize"}
-)
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates with a meaning: the one used otherwise, and the one used when tools are offered."""
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates know an assistant's reasoning by; the first is the usual one."""
+
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A compiled chat template. Raises ConfigError when the source is no valid template.
+    """One compiled chat template, or several by name. Raises ConfigError when a source is no valid template.
 
     `special_tokens` (bos_token, eos_token, ...) are visible to the template by name.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str = "chat template") -> None:
-        environment = _environment()
-        try:
-            self._template = environment.from_string(source)
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"{origin}: not a valid Jinja template: {_one_line(error)}") from error
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        origin: str = "chat template",
+    ) -> None:
         self._special_tokens = dict(special_tokens)
+        environment = chat_environment()
+        self._templates: dict[str, jinja2.Template] = {}
+        self.variables: frozenset[str] = frozenset()
+        """Names that the templates read without setting them."""
+        sources = {DEFAULT: source} if isinstance(source, str) else source
+        for name, text in sources.items():
+            where = origin if name == DEFAULT else f"{origin} '{name}'"
+            try:
+                self._templates[name] = environment.from_string(text)
+                self.variables |= jinja2.meta.find_undeclared_variables(environment.parse(text))
+            except jinja2.TemplateError as error:
+                raise ConfigError(f"{where}: not a valid Jinja template: {_one_line(error)}") from error
+            except RecursionError:
+                raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
+        self._forms = {name: MessageForms(self._renderer(name)) for name in self._templates}
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt. Blocks, and may loop: `server/chat/prompt.py` calls it behind a fence.
+        """The prompt, of messages as the template knows them. Blocks, and may loop: call it behind a fence.
 
-        `extra` are the request's `chat_template_kwargs`. Raises InvalidRequest with the template's own message when it
-        refuses the conversation or makes too much.
+        `extra` are the request's `chat_template_kwargs`. With `continue_final_message` the prompt ends with the text of
+        the last message, so that the model goes on with it. Raises InvalidRequest with the template's own message when
+        it refuses the conversation or makes too much.
         """
-        for name in extra or ():
-            if name in _RESERVED:
-                param = f"chat_template_kwargs.{name}"
-                raise InvalidRequest(f"'{name}' cannot be set here.", param=param, code="invalid_value")
-        variables = {
-            **self._special_tokens,
-            **(extra or {}),
-            "messages": messages,
-            "tools": tools or None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        _check_extra(extra or {})
+        name = self._choose(bool(tools))
+        prepared = [_prepared(message) for message in messages]
+        rest = {"tools": tools or None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        variables = {**self._special_tokens, **rest, **(extra or {})}
+        if not continue_final_message:
+            return self._render(name, {**variables, "messages": prepared})
+        final, tag = _open_end(prepared)
+        text = self._render(name, {**variables, "messages": prepared})
+        return _cut_at(text, tag, final)
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """`render` for messages in any form: contents as text or as parts of text, arguments as objects. They are put
+        into the form that the template reads, which is found out by rendering small conversations once."""
+        adapted = self._forms[self._choose(bool(tools))].adapt(messages)
+        return self.render(adapted, tools, add_generation_prompt, extra, continue_final_message)
+
+    def _choose(self, with_tools: bool) -> str:
+        if with_tools and TOOL_USE in self._templates:
+            return TOOL_USE
+        if DEFAULT in self._templates:
+            return DEFAULT
+        names = ", ".join(sorted(self._templates))
+        message = f"This model has no default chat template, only {names}: the server's --chat-template can name one."
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+
+    def _renderer(self, name: str) -> Any:
+        def render(messages: Sequence[Message]) -> str:
+            variables = {"tools": None, "documents": None, "add_generation_prompt": False}
+            prepared = [_prepared(message) for message in messages]
+            return self._render(name, {**self._special_tokens, **variables, "messages": prepared})
+
+        return render
+
+    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
         try:
-            return self._collect(variables)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-                RecursionError, MemoryError) as error:  # fmt: skip
+            return self._collect(self._templates[name].generate(variables))
+        except (InvalidRequest, DeadlineExceeded):
+            raise
+        except Exception as error:  # whatever a template raises is the template's refusal of this request
             message = f"The chat template refused these messages: {_one_line(error)}"
             raise InvalidRequest(message, param="messages", code="chat_template_error") from None
 
-    def _collect(self, variables: Mapping[str, Any]) -> str:
+    def _collect(self, output: Iterable[str]) -> str:
         pieces: list[str] = []
         length = 0
-        for piece in self._template.generate(variables):
+        for piece in output:
             length += len(piece)
             if length > MAX_OUTPUT:
                 message = f"The chat template made more than {MAX_OUTPUT} characters."
@@ -85,49 +135,76 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-        autoescape=False,  # prompts are no HTML
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def resolve_chat_template(value: str, own: str | Mapping[str, str] | None = None) -> tuple[str, str]:
+    """What `--chat-template` means: source and origin (for messages).
+
+    A template written out (it has a brace-percent or double-brace tag, or several lines), else the path of a file, else
+    the name of one of the model's `own` templates. Raises ConfigError.
+    """
+    if "{{" in value or "{%" in value or "\n" in value:
+        return value, "--chat-template"
+    origin = f"--chat-template {value}"
+    try:
+        return Path(value).read_text("utf-8"), origin
+    except (OSError, ValueError) as error:
+        if isinstance(own, Mapping) and value in own:
+            return own[value], origin
+        reason = getattr(error, "strerror", None) or "not readable as text"
+        named = f"; the model's templates are {', '.join(sorted(own))}" if isinstance(own, Mapping) else ""
+        raise ConfigError(f"{origin}: {reason}{named}") from None
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is its content."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        """Return the block's body as it is."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: Jinja's own filter escapes characters for HTML and sorts keys."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    for name in extra:
+        if name in _RESERVED:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequest(f"'{name}' cannot be set here.", param=param, code="invalid_value")
+    documents = extra.get("documents")
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(one, dict) for one in documents)
+    ):
+        param = "chat_template_kwargs.documents"
+        raise InvalidRequest("'documents' is a list of objects.", param=param, code="invalid_value")
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _prepared(message: Message) -> dict[str, Any]:
+    """A message without keys that are null, its reasoning under each name that templates know."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
 
 
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)
+def _open_end(messages: list[dict[str, Any]]) -> tuple[str, str]:
+    """Mark the end of the last message's text; returns that text and the mark. Changes the last message.
+
+    The mark ends in a space, so that one sees whether the template trims what it is given.
+    """
+    tag = f"END-OF-FINAL-MESSAGE-{secrets.token_hex(8)} "
+    content: Any = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + tag
+        return content, tag
+    parts = [*content] if isinstance(content, list) else []
+    for number in reversed(range(len(parts))):
+        text = parts[number].get("text")
+        if isinstance(text, str):
+            parts[number] = {**parts[number], "text": text + tag}
+            messages[-1]["content"] = parts
+            return text, tag
+    message = "'continue_final_message' needs a last message with text."
+    raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
+
+
+def _cut_at(text: str, tag: str, final: str) -> str:
+    at = text.rfind(tag.strip())
+    if at < 0 or final.strip() not in text:
+        message = (
+            "This model's chat template does not show the last message as it is, so it cannot be continued."
+        )
+        raise InvalidRequest(message, param="continue_final_message", code="chat_template_error")
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
 
 
 def _one_line(error: BaseException) -> str:

@@ -27,9 +27,10 @@ async def tokenize(request: Request) -> Response:
             model,
             body.messages,
             [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=body.begins_answer,
             add_special_tokens=bool(body.add_special_tokens),
             extra=body.chat_template_kwargs,
+            continue_final_message=bool(body.continue_final_message),
         )
     else:
         ids = await text_prompt(state, model, body.prompt or "", body.add_special_tokens is not False)

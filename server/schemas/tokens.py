@@ -23,8 +23,16 @@ class TokenizeRequest(WireModel):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+
+    @property
+    def begins_answer(self) -> bool:
+        """Unless told otherwise, the prompt ends where the assistant's next message begins, or goes on with the last."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
     def check(self) -> None:
         """Exactly one kind of input. Raises InvalidRequest."""

@@ -1,10 +1,17 @@
 """POST /tokenize and /detokenize, in vLLM's shape."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import processors
 
+from engine.text.tokenizer import Tokenizer
+from server.chat.template import ChatTemplate
+from tests.engine.text.kinds import trained
 from tests.server.fakes import BOS, House, error_of
 
 
@@ -21,6 +28,17 @@ async def test_chat(house: House) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
     answer = (await house.post("/tokenize", body)).json()
     assert bytes(answer["tokens"]).decode() == "<s>[user:Hi]"
+
+
+async def test_going_on_with_the_last_message(house: House) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    body: dict[str, Any] = {"messages": messages, "continue_final_message": True}
+    for given in ({}, {"add_generation_prompt": False}):
+        answer = (await house.post("/tokenize", body | given)).json()
+        assert bytes(answer["tokens"]).decode() == "<s>[user:Hi][assistant:Well"
+    response = await house.post("/tokenize", body | {"add_generation_prompt": True})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "continue_final_message"
 
 
 async def test_detokenize(house: House) -> None:
@@ -70,3 +88,48 @@ async def test_an_echo_that_cannot_fit_is_not_decoded(house: House) -> None:
     response = await house.complete(prompt=[65] * 512, echo=True)
     assert response.status_code == 400
     assert error_of(response)["code"] == "context_length_exceeded"
+
+
+async def test_contents_of_either_form_reach_a_template_that_reads_parts() -> None:
+    house = House(
+        template="{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    for content, expected in (("Hi", "(Hi)"), (parts, "(a)(b)")):
+        body = {"messages": [{"role": "user", "content": content}]}
+        answer = (await house.post("/tokenize", body)).json()
+        assert bytes(answer["tokens"]).decode() == expected
+
+
+async def test_documents_are_for_the_template() -> None:
+    house = House(template="{% for d in documents or [] %}{{ d.text }}{% endfor %}{{ messages[0].content }}")
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    good = body | {"chat_template_kwargs": {"documents": [{"text": "x"}]}}
+    assert bytes((await house.post("/tokenize", good)).json()["tokens"]).decode() == "xHi"
+    bad = await house.post("/tokenize", body | {"chat_template_kwargs": {"documents": "x"}})
+    assert (bad.status_code, error_of(bad)["param"]) == (400, "chat_template_kwargs.documents")
+
+
+async def test_one_bos_whoever_writes_it(tmp_path: Path) -> None:
+    raw = RawTokenizer.from_str(trained("sp_bpe_first"))
+    bos = raw.token_to_id("<|user|>")
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|user|> $A", pair="<|user|> $A $B", special_tokens=[("<|user|>", bos)]
+    )
+    raw.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|user|>", "add_bos_token": true}')
+    tokenizer = Tokenizer.load(tmp_path)
+    house = House()
+    assert house.state.model is not None
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", tokenizer.special_tokens)
+    house.state.model = replace(house.state.model, tokenizer=tokenizer, template=template)
+    messages = [{"role": "user", "content": "fox"}]
+    for body, count in (
+        ({"messages": messages}, 1),
+        ({"messages": messages, "add_special_tokens": True}, 2),  # asked for, as with vLLM
+        ({"prompt": "fox"}, 1),
+        ({"prompt": "fox", "add_special_tokens": False}, 0),
+    ):
+        tokens = (await house.post("/tokenize", body)).json()["tokens"]
+        assert tokens.count(bos) == count
+        assert tokens[count:] == tokenizer.encode("fox", False) or "messages" in body

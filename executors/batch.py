@@ -13,8 +13,6 @@ free again once `release_cache` of its sequence was sent.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,87 +21,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.errors import InvalidInput
+from executors.sampling_params import (
+    SamplingParams as SamplingParams,
+)  # part of the batch, so imported from here
 
 if TYPE_CHECKING:
     from executors.tensor import Tensor
 
 Int32Array = NDArray[np.int32]
-
-
-_MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
-"""Executors keep the settings of all sequences in arrays."""
-
-
-def _plain_float(name: str, value: object) -> float:
-    # Exactly float first: it is the usual case, and a bool is an int to isinstance.
-    if type(value) is float:
-        return value
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    raise InvalidInput(f"{name} is {value!r}; a number is needed")
-
-
-def _natural(name: str, value: object, largest: int) -> int:
-    if type(value) is not int:
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-            raise InvalidInput(f"{name} is {value!r}; an integer is needed")
-        value = operator.index(value)
-    if not 0 <= value <= largest:
-        raise InvalidInput(f"{name} is {value}; 0 to {largest} is needed")
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to choose a token. Neutral defaults: plain sampling from the softmax at temperature 1.
-
-    The token at a position is a function of (processed logits, `seed`, `choice`, position), see `executors/noise.py`;
-    it never depends on neighbours in the batch. `logprobs` asks for that many alternatives beside the sampled token's own
-    (0: only its own; None: nothing). Logprobs are fp32 log-softmax of the *raw* logits.
-
-    Raises InvalidInput for a value of another type or out of range, so that no executor has to expect one. Numbers of
-    NumPy and integers for floats are taken, and kept as plain ones.
-    """
-
-    temperature: float = 1.0
-    """Finite; 0 means greedy."""
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all. Ties with the k-th are kept."""
-    top_p: float = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches top_p."""
-    seed: int = 0
-    """Always set: the engine mints one (64 bits, unsigned) for a request without."""
-    choice: int = 0
-    """Index of this choice among the request's n."""
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        temperature = _plain_float("temperature", self.temperature)
-        if not 0.0 <= temperature < math.inf:
-            raise InvalidInput(f"temperature is {temperature}; a finite number of at least 0 is needed")
-        top_p = _plain_float("top_p", self.top_p)
-        if not 0.0 < top_p <= 1.0:
-            raise InvalidInput(f"top_p is {top_p}; more than 0 and at most 1 is needed")
-        plain = (
-            ("temperature", temperature),
-            ("top_p", top_p),
-            ("top_k", _natural("top_k", self.top_k, _MAX_INT64)),
-            ("seed", _natural("seed", self.seed, _MAX_UINT64)),
-            ("choice", _natural("choice", self.choice, _MAX_INT64)),
-            ("logprobs", None if self.logprobs is None else _natural("logprobs", self.logprobs, _MAX_INT64)),
-        )
-        for name, value in plain:
-            if value is not getattr(self, name):
-                object.__setattr__(self, name, value)  # frozen, but nobody has seen it yet
-
-    @property
-    def greedy(self) -> bool:
-        """True if the most likely token is taken, no noise."""
-        return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from executors import conformance_history, conformance_life, conformance_sampling
+from executors import conformance_history, conformance_life, conformance_sampling, conformance_settings
 from executors.conformance_kit import CASES, Inject, Kit, MakeExecutor, Nonconformance, NotApplicable
 from executors.contract import ModelExecutor
 
@@ -29,7 +29,10 @@ __all__ = [
 ]  # fmt: skip
 
 # Importing the modules registered their cases.
-assert all(module.__name__ for module in (conformance_history, conformance_life, conformance_sampling))
+assert all(
+    module.__name__
+    for module in (conformance_history, conformance_life, conformance_sampling, conformance_settings)
+)
 
 
 @dataclass(slots=True)

@@ -90,9 +90,12 @@ class ExecutorCapabilities:
     """What works. A field that says True (or lists a form) is tested by the conformance kit."""
 
     max_batch_size: int
+    """Sequences in a step; may be less than `ExecutorConfig.max_num_seqs`, see `shrink_batch`."""
     max_sequence_length: int
     attention_types: tuple[AttentionType, ...]
     memory: MemoryRequirements
+    max_batched_tokens: int | None = None
+    """Tokens in a step where that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
     dynamic_batching: bool = False
     continuous_batching: bool = False
     speculative: bool = False
@@ -220,6 +223,9 @@ class ExecutorConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    shrink_batch: bool = False
+    """Nobody asked for these two limits: the executor may lower them to what its box can carry, and says so in its
+    capabilities. Else limits that do not fit are refused."""
     seed: int = 0
     attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)

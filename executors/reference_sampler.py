@@ -1,8 +1,9 @@
 """Sampling as it is meant: one row at a time, in plain NumPy, obviously correct. Standard library and NumPy only.
 
-Every faster sampler is tested against this one. The order is: temperature, top-k, top-p, then the inverse of the
-cumulative distribution in vocabulary order at u = `noise.uniform(seed, choice, position)`. Logprobs describe the *raw*
-logits: nothing of the sampling parameters enters them.
+Every faster sampler is tested against this one. `edited` changes single logits, `probabilities` makes the distribution,
+and the token is the inverse of the cumulative distribution in vocabulary order at u = `noise.uniform(seed, choice,
+position)`. The order of the settings is told in `executors/sampling_params.py`. Logprobs describe the *raw* logits:
+nothing of the sampling parameters enters them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,67 @@ from numpy.typing import NDArray
 
 from executors import noise
 from executors.batch import SampledToken, SamplingParams
+from executors.errors import InvalidInput
+from executors.token_history import TokenHistory
 
 Row = NDArray[np.float32]
+
+
+def edited(logits: Row, params: SamplingParams, history: TokenHistory | None = None) -> Row:
+    """float32 [V]: masks, bias and penalties applied to raw logits. `history` holds all tokens before the one sampled.
+
+    Raises InvalidInput where the settings look back and there is no history, ValueError as `probabilities`.
+    """
+    if not params.edits_logits:
+        return logits
+    if not np.isfinite(logits.max()):
+        raise ValueError("logits are not finite")
+    row = logits.astype(np.float32, copy=True)
+    if params.allowed_token_ids is not None:
+        forbidden = np.ones(len(row), np.bool_)
+        forbidden[list(params.allowed_token_ids)] = False
+        row[forbidden] = -np.inf
+    if params.needs_history and history is None:
+        raise InvalidInput(
+            "penalties, min_tokens and bad words of several tokens need the sequence's history: use unified_decode"
+        )
+    for *before, last in params.bad_words:
+        if not before or (history is not None and history.ends_with(before)):
+            row[last] = -np.inf
+    if history is None:
+        return _biased(row, params)
+    if len(history.output) < params.min_tokens:
+        row[list(params.stop_token_ids)] = -np.inf
+    return _penalized(_biased(row, params), params, history)
+
+
+def _biased(row: Row, params: SamplingParams) -> Row:
+    for token, bias in params.logit_bias:
+        row[token] += np.float32(bias)
+    return row
+
+
+def _penalized(row: Row, params: SamplingParams, history: TokenHistory) -> Row:
+    """Keskar et al. 2019 (CTRL) for repetition; frequency and presence as OpenAI's API defines them."""
+    repetition, frequency, presence = (
+        np.float32(params.repetition_penalty),
+        np.float32(params.frequency_penalty),
+        np.float32(params.presence_penalty),
+    )
+    for token, count, in_prompt in zip(history.ids, history.counts, history.in_prompt, strict=True):
+        if in_prompt or count:
+            row[token] = row[token] / repetition if row[token] > 0 else row[token] * repetition
+        if count:
+            row[token] -= frequency * np.float32(count)
+            row[token] -= presence
+    return row
 
 
 def probabilities(logits: Row, params: SamplingParams) -> NDArray[np.float64]:
     """float64 [V], summing to 1: the distribution that a token is drawn from; masked tokens have exactly 0.
 
-    `logits` float32 [V], -inf for tokens that a mask forbids. Greedy params give all weight to the most likely token,
-    the one with the lowest id on a tie. Raises ValueError when a logit is NaN or +inf, or all are -inf.
+    `logits` float32 [V] as `edited` leaves them. Greedy params give all weight to the most likely token, the one with
+    the lowest id on a tie. Raises ValueError when a logit is NaN or +inf, or all are -inf.
     """
     wide = logits.astype(np.float64)
     best = wide.max()
@@ -32,27 +85,43 @@ def probabilities(logits: Row, params: SamplingParams) -> NDArray[np.float64]:
         chosen = np.zeros(len(wide))
         chosen[int(wide.argmax())] = 1.0
         return chosen
-    weights: NDArray[np.float64] = np.exp((wide - best) / params.temperature)
+    scaled = (wide - best) / params.temperature
+    weights: NDArray[np.float64] = np.exp(scaled)
+    dropped = weights < params.min_p
     if 0 < params.top_k < len(weights):
         # Compare logits, not weights: two different logits may give one rounded weight, which would look like a tie.
-        kth = np.sort(wide)[-params.top_k]
-        weights[wide < kth] = 0.0
+        dropped |= wide < np.sort(wide)[-params.top_k]
+    weights[dropped] = 0.0
     weights /= weights.sum()
     if params.top_p < 1.0:
         order = np.argsort(-weights, kind="stable")  # of equally likely tokens, the lower id comes first
-        reached_before = np.cumsum(weights[order]) - weights[order]
-        drop = order[1:][reached_before[1:] >= params.top_p]
-        weights[drop] = 0.0
-        weights /= weights.sum()
+        weights = _until(weights, order, params.top_p)
+    if params.typical_p < 1.0:
+        some = weights > 0.0
+        # |-log p - entropy| is the distance of log p from its mean, and log p is `scaled` but for a constant.
+        distance = np.full(len(weights), np.inf)
+        distance[some] = np.abs(scaled[some] - (weights[some] * scaled[some]).sum())
+        # Of equally typical tokens the more likely comes first, then the lower id.
+        order = np.lexsort((-wide, distance))
+        weights = _until(weights, order, params.typical_p)
     return weights
 
 
-def choose(logits: Row, params: SamplingParams, position: int) -> int:
+def _until(weights: NDArray[np.float64], order: NDArray[np.int64], mass: float) -> NDArray[np.float64]:
+    """The weights, renormalised, of the first tokens in `order` that together reach `mass`; at least one."""
+    reached_before = np.cumsum(weights[order]) - weights[order]
+    kept = weights.copy()
+    kept[order[1:][reached_before[1:] >= mass]] = 0.0
+    kept /= kept.sum()
+    return kept
+
+
+def choose(logits: Row, params: SamplingParams, position: int, history: TokenHistory | None = None) -> int:
     """The token at absolute `position`: the first id whose cumulative probability exceeds the noise.
 
-    Raises ValueError as `probabilities`.
+    Raises InvalidInput and ValueError as `edited` and `probabilities`.
     """
-    weights = probabilities(logits, params)
+    weights = probabilities(edited(logits, params, history), params)
     u = float(noise.uniform([params.seed], [params.choice], [position])[0])
     token = int(np.searchsorted(np.cumsum(weights), u, side="right"))
     # Rounding may leave the last sum below u: the last token that is not masked is meant.
@@ -75,12 +144,14 @@ def describe(logits: Row, token: int, num_alternatives: int | None) -> SampledTo
     return SampledToken(token, float(table[token]), tuple((int(i), float(table[i])) for i in best))
 
 
-def sample(logits: Row, params: SamplingParams, position: int) -> SampledToken:
+def sample(
+    logits: Row, params: SamplingParams, position: int, history: TokenHistory | None = None
+) -> SampledToken:
     """Draw the token at `position` from raw `logits` float32 [V], with the logprobs it asked for.
 
-    Raises ValueError as `probabilities`.
+    Raises InvalidInput and ValueError as `choose`.
     """
-    return describe(logits, choose(logits, params, position), params.logprobs)
+    return describe(logits, choose(logits, params, position, history), params.logprobs)
 
 
 def verify(
@@ -88,14 +159,18 @@ def verify(
     params: SamplingParams,
     drafts: Sequence[int],
     first_position: int,
+    history: TokenHistory | None = None,
 ) -> tuple[SampledToken, ...]:
     """Verify drafts against their logits: [num_drafts + 1, V], row i after draft i - 1, sampling `first_position + i`.
 
-    Returns the accepted drafts and one token more. A draft is accepted iff it equals the token sampled at its place.
+    Returns the accepted drafts and one token more. A draft is accepted iff it equals the token sampled at its place. A
+    `history` holds the tokens before the drafts; the tokens returned are appended to it.
     """
     tokens: list[SampledToken] = []
     for i, row in enumerate(logits):
-        tokens.append(sample(row, params, first_position + i))
+        tokens.append(sample(row, params, first_position + i, history))
+        if history is not None:
+            history.append(tokens[-1].token_id)
         if i < len(drafts) and drafts[i] != tokens[-1].token_id:
             break
     return tuple(tokens)

@@ -46,8 +46,9 @@ from executors.contract import (
 )
 from executors.split import BlockCopier, fill_pending, split_unified_decode
 from executors.stats import StepStats
+from executors.token_history import TokenHistory
 
-_NOT_FINITE = "logits are not finite"
+_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 _Output = TypeVar("_Output", PrefillOutput, DecodeOutput)
 
 
@@ -58,6 +59,8 @@ class SamplingAdapter(BatchModelExecutor):
         self.inner = inner
         self._sequences: dict[int, SequenceStart] = {}
         self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._histories: dict[int, TokenHistory] = {}
+        """Of sequences whose settings look back, on the unified path; the split path keeps its own."""
         self._stats = StepStats()
         self._max_batch_size = 1
 
@@ -115,6 +118,7 @@ class SamplingAdapter(BatchModelExecutor):
     async def begin_epoch(self, epoch: int) -> None:
         self._sequences.clear()
         self._sampled.clear()
+        self._histories.clear()
         await self.inner.begin_epoch(epoch)
 
     async def forward(self, tensor: Tensor) -> Tensor:
@@ -125,6 +129,7 @@ class SamplingAdapter(BatchModelExecutor):
     def release_cache(self, cache_id: int) -> None:
         self._sequences.pop(cache_id, None)
         self._sampled.pop(cache_id, None)
+        self._histories.pop(cache_id, None)
         self.inner.release_cache(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
@@ -174,11 +179,17 @@ class SamplingAdapter(BatchModelExecutor):
         return await split_unified_decode(self, batch)
 
     async def _unified(self, batch: UnifiedBatch) -> UnifiedOutput:
+        for start in batch.starts:
+            if start.sampling is not None:
+                start.sampling.check_ids(self.inner.info().logits_width)
         sent = replace(batch, starts=tuple(replace(start, sampling=None) for start in batch.starts))
         if batch.pending is not None and batch.pending.any():
             sent = replace(sent, token_ids=fill_pending(batch, batch.pending, self._recall), pending=None)
         outputs = await self.inner.unified_decode(sent)
-        self._sequences.update((start.seq_id, start) for start in batch.starts)
+        for start in batch.starts:
+            self._sequences[start.seq_id] = start
+            if start.sampling is not None and start.sampling.needs_history:
+                self._histories[start.seq_id] = TokenHistory.of(start)
         items = [self._sample_item(sent, i, outputs[i]) for i in range(len(outputs))]
         return UnifiedOutput.from_items(items)
 
@@ -198,8 +209,12 @@ class SamplingAdapter(BatchModelExecutor):
         end, num_drafts = int(batch.q_starts[i + 1]), int(batch.num_draft_tokens[i])
         length = int(batch.pos_offsets[i] + batch.num_q_tokens[i])
         drafts = batch.token_ids[end - num_drafts : end].tolist()
+        history = self._histories.get(seq_id)
+        if history is not None:
+            begin = int(batch.q_starts[i])
+            history.sync(int(batch.pos_offsets[i]), batch.token_ids[begin : end - num_drafts].tolist())
         try:
-            tokens = reference_sampler.verify(rows, params, drafts, length - num_drafts)
+            tokens = reference_sampler.verify(rows, params, drafts, length - num_drafts, history)
         except ValueError:
             return ItemOutput(error=_NOT_FINITE)
         self._sampled[seq_id] = (length - num_drafts, tuple(token.token_id for token in tokens))

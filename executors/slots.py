@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from executors.batch import Int32Array, SequenceStart, UnifiedBatch
 from executors.errors import InvalidInput
+from executors.token_history import TokenHistory
 
 
 class SlotTable:
@@ -29,6 +30,7 @@ class SlotTable:
         self._slot_of: dict[int, int] = {}
         self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._hidden: dict[int, tuple[int, NDArray[np.float64]]] = {}
+        self._histories: dict[int, TokenHistory] = {}
 
     def apply(self, batch: UnifiedBatch) -> None:
         """Take in the batch's starts and block-table deltas. Call once, before the forward.
@@ -104,6 +106,7 @@ class SlotTable:
         self.num_blocks[:, start.slot] = 0
         self._sampled.pop(start.slot, None)
         self._hidden.pop(start.slot, None)
+        self._histories.pop(start.slot, None)
 
     def remember(self, seq_id: int, position: int, token_ids: Sequence[int]) -> None:
         """Keep the tokens just sampled for `position` and those after it, for a later step's `pending` inputs."""
@@ -135,6 +138,16 @@ class SlotTable:
         self._hidden[slot] = (length + count, held + total)
         return held + total
 
+    def history_of(self, slot: int) -> TokenHistory:
+        """The tokens of the sequence in a slot, made of its start when first asked for; the caller keeps it up to date.
+
+        Raises InvalidInput for an empty slot.
+        """
+        history = self._histories.get(slot)
+        if history is None:
+            history = self._histories[slot] = TokenHistory.of(self.start_of(slot))
+        return history
+
     def release(self, seq_id: int) -> int | None:
         """Forget a sequence; returns the slot it held, None if it is unknown (harmless)."""
         slot = self._slot_of.pop(seq_id, None)
@@ -142,6 +155,7 @@ class SlotTable:
             self._starts[slot] = None
             self._sampled.pop(slot, None)
             self._hidden.pop(slot, None)
+            self._histories.pop(slot, None)
             self.num_blocks[:, slot] = 0
         return slot
 

@@ -31,14 +31,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executors import checks, reference_sampler
-from executors.batch import BatchItem, Int32Array, ItemOutput, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.batch import (
+    BatchItem,
+    Int32Array,
+    ItemOutput,
+    SampledToken,
+    SamplingParams,
+    UnifiedBatch,
+    UnifiedOutput,
+)
 from executors.errors import InvalidInput, Skipped, StepFailed, Unsupported
 from executors.tensor import Tensor
+from executors.token_history import TokenHistory
 
 if TYPE_CHECKING:
     from executors.contract import DecodeInput, DecodeOutput, ModelExecutor, PrefillInput, PrefillOutput
     from executors.slots import SlotTable
 
+_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 _Out = TypeVar("_Out")
 
 
@@ -58,6 +68,9 @@ class _Task:
     slot: int
     prompt: Int32Array
     """The sequence's whole prompt, to tell which prompt logprobs are known."""
+    history: TokenHistory | None = None
+    """For settings that look back: kept in the slot table, for executors know no history outside of a step. Their logits are
+    asked for and sampled here."""
     tokens: list[SampledToken] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     prompt_logprobs: tuple[SampledToken, ...] | None = None
@@ -114,6 +127,9 @@ async def split_unified_decode(executor: ModelExecutor, batch: UnifiedBatch) -> 
         batch, executor.info().logits_width, capabilities.max_sequence_length, capabilities.max_batch_size
     )
     checks.check_blocks(batch, executor.kv_layout().num_blocks)
+    for start in batch.starts:
+        if start.sampling is not None:
+            start.sampling.check_ids(executor.info().logits_width)
     if len(batch.block_copies) and not isinstance(executor, BlockCopier):
         raise Unsupported(
             f"{type(executor).__name__} needs copy_blocks(copies) to run block copies on the split path"
@@ -149,10 +165,17 @@ async def _run(executor: ModelExecutor, table: SlotTable, batch: UnifiedBatch) -
 def _tasks(batch: UnifiedBatch, table: SlotTable) -> list[_Task]:
     if batch.pending is not None and batch.pending.any():
         batch = replace(batch, token_ids=fill_pending(batch, batch.pending, table.recall), pending=None)
-    return [
+    tasks = [
         _Task(item, int(slot), table.start_of(int(slot)).prompt_token_ids)
         for item, slot in zip(batch.items(table), batch.slots, strict=True)
     ]
+    for task in tasks:
+        item = task.item
+        if item.is_final_chunk and item.sampling is not None and item.sampling.needs_history:
+            task.history = table.history_of(task.slot)
+            known = len(item.q_tokens) - item.num_draft_tokens
+            task.history.sync(item.pos_offset, item.q_tokens[:known].tolist())
+    return tasks
 
 
 def fill_pending(
@@ -190,14 +213,14 @@ def _prefill_input(task: _Task) -> PrefillInput:
     logits = LogitsMode.NONE
     if task.num_prompt_logprobs:
         logits = LogitsMode.ALL
-    elif ends_here and item.sampling is None:
+    elif ends_here and (item.sampling is None or task.history is not None):
         logits = LogitsMode.LAST
     return PrefillInput(
         input_ids=Tensor.of(item.q_tokens[None, :count], "int32"),
         kv_cache=item.kv_cache,
         pos_offset=item.pos_offset,
         logits=logits,
-        sampling=item.sampling if ends_here else None,
+        sampling=item.sampling if ends_here and task.history is None else None,
         adapter=item.adapter,
         want_hidden_states=item.pooling is not None,
     )
@@ -223,12 +246,13 @@ def _decode_input(task: _Task, place: int) -> DecodeInput:
     from executors.contract import DecodeInput, LogitsMode
 
     item, index = task.item, task.num_prefilled + place
+    sampling = item.sampling if task.history is None else None
     return DecodeInput(
         input_ids=Tensor.of(item.q_tokens[None, index : index + 1], "int32"),
         kv_cache=replace(item.kv_cache, num_tokens=item.pos_offset + index),
         pos_offset=item.pos_offset + index,
-        logits=LogitsMode.LAST if item.sampling is None else LogitsMode.NONE,
-        sampling=item.sampling,
+        logits=LogitsMode.NONE if sampling is not None else LogitsMode.LAST,
+        sampling=sampling,
         adapter=item.adapter,
     )
 
@@ -244,13 +268,27 @@ def _take(executor: ModelExecutor, task: _Task, output: PrefillOutput | DecodeOu
     """Keep the sampled token, or the logits of a sequence that is not sampled."""
     if task.item.sampling is None:
         task.logits.append(output.last_token_logits())
+    elif task.history is not None:
+        _sample_here(task, task.item.sampling, task.history, output.last_token_logits())
     elif output.sampled is None and output.logits is not None:
         # SamplingAdapter's way to say so: logits that were not asked for, and no token drawn from them.
-        task.error, task.going = "logits are not finite", False
+        task.error, task.going = _NOT_FINITE, False
     elif output.sampled is None:
         raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
     else:
         task.tokens.append(output.sampled)
+
+
+def _sample_here(
+    task: _Task, params: SamplingParams, history: TokenHistory, logits: NDArray[np.float32]
+) -> None:
+    try:
+        token = reference_sampler.sample(logits.astype(np.float32), params, len(history), history)
+    except ValueError:
+        task.error, task.going = _NOT_FINITE, False
+        return
+    history.append(token.token_id)
+    task.tokens.append(token)
 
 
 def _describe_prompt(task: _Task, output: PrefillOutput) -> tuple[SampledToken, ...]:

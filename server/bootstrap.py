@@ -1,7 +1,7 @@
 """The composition root: the one place that knows executors by name and puts the parts together.
 
-Settings -> ExecutorConfig -> executor -> EngineCore -+-> TextEngine -> ServedModel -> ServerState -> app
-                               Tokenizer, template ---+
+Settings -> model directory -> ExecutorConfig -> executor -> EngineCore -+-> TextEngine -> ServedModel -> ServerState -> app
+            (hub: fetched)                        Tokenizer, template ---+
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import setproctitle
@@ -21,7 +21,7 @@ from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
-from executors import tiny
+from executors import registry, tiny
 from executors.contract import (
     ConfigError,
     ExecutorAttentionConfig,
@@ -29,16 +29,18 @@ from executors.contract import (
     ExecutorError,
     ExecutorMemoryConfig,
     ModelInfo,
+    ProgressCallback,
 )
 from executors.process import connect
-from server import __version__, logs, startup
+from server import __version__, generation_config, hub, logs, startup
 from server.app import create_app
-from server.chat.template import ChatTemplate
+from server.chat.template import ChatTemplate, resolve_chat_template
+from server.late_core import LateCore
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
-from server.sampling_defaults import FILE, SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from server.settings import Settings, SettingsError
-from server.state import ServedModel, ServerState
+from server.state import Progress, ServedModel, ServerState
 
 log = structlog.get_logger("server")
 
@@ -58,7 +60,7 @@ def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Bootstrap(settings).serve(listener))
-    except (SettingsError, ConfigError) as error:
+    except (SettingsError, ConfigError, hub.HubError) as error:
         _complain(str(error))
         return 2
     except EngineGone:
@@ -79,9 +81,10 @@ class Bootstrap:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.model_dir = _model_dir(settings)
-        self.config = executor_config(settings, self.model_dir)
-        self.names = tuple(settings.served_model_name) or (_name_of(settings, self.model_dir),)
+        self.source = model_source(settings)
+        self.model_dir: Path  # known once the hub's files are there, and with it
+        self.config: ExecutorConfig
+        self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer at once, load behind that, serve, drain."""
@@ -89,7 +92,7 @@ class Bootstrap:
         signals = Signals()
         signals.install()
         state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
-        core = self._core(state)
+        core = LateCore()
         app = create_app(
             state,
             api_keys=settings.api_key,
@@ -100,8 +103,12 @@ class Bootstrap:
         log.info(f"listening on {url}", model=self.names[0])
 
         async def load() -> None:
-            state.model = await self._load(core)
-            self._announce(core, state.model, url)
+            self.model_dir = await self._find_model(state)
+            self.config = executor_config(settings, self.model_dir)
+            core.arrives(self._core(state))
+            state.model = await self._load(core.core, state)
+            state.progress = None
+            self._announce(core.core, state.model, url)
 
         await serve(app, state, listener, core, load, drain_timeout=settings.drain_timeout, signals=signals)
 
@@ -117,10 +124,36 @@ class Bootstrap:
         state.metrics.watch(core)
         return core
 
-    async def _load(self, core: EngineCore) -> ServedModel:
+    async def _find_model(self, state: ServerState) -> Path:
+        """The model's directory; what the hub has is fetched first, while the port answers."""
+        if isinstance(self.source, Path):
+            return self.source
+        display = startup.loading_display()
+        report = _reporter(display, state, "downloading")
+
+        def progress(done: int, total: int) -> None:
+            report(f"downloading {self.source.name}", done, total)
+
+        progress(0, 0)
+        try:
+            return await hub.fetch(self.source, progress, self._check_small_files)
+        finally:
+            display.close()
+
+    async def _check_small_files(self, directory: Path) -> None:
+        """What can be known before the weights are fetched: an unknown architecture, a missing tokenizer, a wrong flag."""
+        self.model_dir = directory
+        await asyncio.to_thread(self._read_text_side)
+        if (
+            ":" not in self.settings.executor
+        ):  # a third party's module may import anything: its process finds out
+            config = executor_config(self.settings, directory)
+            await asyncio.to_thread(registry.factory(config.executor).validate_config, config)
+
+    async def _load(self, core: EngineCore, state: ServerState) -> ServedModel:
         """Executor and tokenizer side by side; the first error ends both."""
         display = startup.loading_display()
-        core.executor.set_progress(display.report)
+        core.executor.set_progress(_reporter(display, state))
         starting = asyncio.create_task(core.start())
         reading = asyncio.create_task(asyncio.to_thread(self._read_text_side))
         try:
@@ -143,17 +176,17 @@ class Bootstrap:
         directory = Path(self.settings.tokenizer) if self.settings.tokenizer else self.model_dir
         if not directory.is_dir():
             raise ConfigError(f"--tokenizer {directory}: no such directory")
+        settings = self.settings
+        chosen = generation_config.choose(
+            settings.generation_config, settings.override_generation_config, self.model_dir
+        )
         tokenizer = Tokenizer.load(directory)
-        defaults = SamplingDefaults.of(tokenizer.generation_config, str(directory / FILE))
-        source, origin = tokenizer.chat_template, f"{directory}: chat template"
-        if self.settings.chat_template:
-            path = Path(self.settings.chat_template)
-            origin = f"--chat-template {path}"
-            try:
-                source = path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "not readable as text"
-                raise ConfigError(f"{origin}: {reason}") from None
+        tokenizer.eos_token_ids |= chosen.end_tokens  # nobody else has seen it yet
+        defaults = chosen.defaults
+        source: str | Mapping[str, str] | None = tokenizer.chat_template
+        origin = f"{directory}: chat template"
+        if settings.chat_template:
+            source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
         if source is None:
             return tokenizer, None, defaults
         return tokenizer, ChatTemplate(source, tokenizer.special_tokens, origin), defaults
@@ -172,9 +205,6 @@ class Bootstrap:
                 tokenizer=tokenizer.vocab_size,
                 model=info.logits_width,
             )
-        penalty = tokenizer.generation_config.get("repetition_penalty", 1.0)
-        if penalty not in (None, 1, 1.0):
-            log.warning("repetition_penalty of generation_config.json is not applied: not supported yet")
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
         return ServedModel(
             engine=TextEngine(core, tokenizer),
@@ -209,6 +239,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.model_fields_set,
         seed=settings.seed,
         attention=ExecutorAttentionConfig(block_size=settings.block_size),
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=settings.kv_cache_memory_bytes),
@@ -216,22 +247,45 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
     )
 
 
-def _model_dir(settings: Settings) -> Path:
-    if settings.model is None:
-        return tiny.weights_dir()
-    path = Path(settings.model).expanduser()
+def model_source(settings: Settings) -> Path | hub.HubModel:
+    """A directory that is there, or what to fetch. Raises SettingsError for what is neither."""
+    name = settings.model
+    if name is None:
+        return _local(settings, tiny.weights_dir())
+    path = Path(name).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return _local(settings, path.resolve())
     if path.exists():
-        raise SettingsError(f"{settings.model}: a model is a directory, and this is a file")
-    if settings.model.count("/") == 1 and not settings.model.startswith((".", "/", "~")):
+        raise SettingsError(f"{name}: a model is a directory, and this is a file")
+    if hub.hub_name(name):
+        weights = settings.load_format != "dummy"
+        return hub.HubModel(name, settings.revision, settings.download_dir, weights)
+    raise SettingsError(f"{name}: no such directory, and no hub name: those are ORG/NAME, as Qwen/Qwen3-0.6B")
+
+
+def _local(settings: Settings, directory: Path) -> Path:
+    if settings.revision is not None:
         raise SettingsError(
-            f"{settings.model}: no such directory; models by hub name are not supported yet: download it, "
-            "then give its directory"
+            f"--revision {settings.revision}: {settings.model or EMBEDDED_NAME} is a directory, and those have no "
+            "revisions; leave it out"
         )
-    raise SettingsError(f"{settings.model}: no such directory")
+    return directory
 
 
-def _name_of(settings: Settings, model_dir: Path) -> str:
-    """The id clients use: the directory's own name, for a path is nobody's business."""
-    return EMBEDDED_NAME if settings.model is None else model_dir.name
+def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
+    """The id clients use: the repository's name or the directory's own, for a path is nobody's business."""
+    if isinstance(source, hub.HubModel):
+        return source.name
+    return EMBEDDED_NAME if settings.model is None else source.name
+
+
+def _reporter(
+    display: startup.LoadingLog | startup.LoadingBar, state: ServerState, phase: str | None = None
+) -> ProgressCallback:
+    """Progress for the terminal and for /ready, from any thread."""
+
+    def report(stage: str, done: int, total: int) -> None:
+        state.progress = Progress(phase or stage, stage, done, total)
+        display.report(stage, done, total)
+
+    return report

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from server import __version__
 from server.flags import complaint
+from server.verbs.chat import chat
+from server.verbs.common import fail
+from server.verbs.doctor import doctor
+from server.verbs.info import info
+from server.verbs.verify import verify
 
 app = typer.Typer(
     name="cohort",
@@ -58,11 +63,17 @@ def serve(
         Text,
         typer.Argument(
             metavar="[MODEL]",
-            help="A model directory [default: the embedded cohort-tiny]",
+            help="A model directory, or a hub name ORG/NAME [default: the embedded cohort-tiny]",
             show_default=False,
         ),
     ] = None,
     model: Annotated[Text, _flag("The same as MODEL.", "--model", metavar="MODEL")] = None,
+    revision: Annotated[
+        Text, _flag("Branch, tag or commit of a model by hub name [its default branch].", "--revision")
+    ] = None,
+    download_dir: Annotated[
+        Text, _flag("Where models by hub name are kept [HF_HOME's].", "--download-dir", metavar="DIR")
+    ] = None,
     host: Annotated[Text, _flag("Address to listen on [127.0.0.1].", "--host")] = None,
     port: Annotated[Number, _flag("Port to listen on; 0 takes a free one [8000].", "--port")] = None,
     served_model_name: Annotated[
@@ -71,16 +82,37 @@ def serve(
     ] = None,
     tokenizer: Annotated[Text, _flag("Directory of the tokenizer [the model's].", "--tokenizer")] = None,
     chat_template: Annotated[
-        Text, _flag("File with a Jinja chat template [the model's].", "--chat-template")
+        Text,
+        _flag(
+            "Jinja chat template: a file, a named one of the model, or the text itself [the model's].",
+            "--chat-template",
+        ),
+    ] = None,
+    generation_config: Annotated[
+        Text,
+        _flag(
+            "Where sampling defaults come from: auto (the model), none or vllm (neutral ones), or a directory [auto].",
+            "--generation-config",
+        ),
+    ] = None,
+    override_generation_config: Annotated[
+        Text,
+        _flag(
+            "Sampling defaults that win over those, such as '{\"temperature\": 0.5}'.",
+            "--override-generation-config",
+            metavar="JSON",
+        ),
     ] = None,
     dtype: Annotated[Text, _flag("auto, bfloat16, float16 or float32 [auto].", "--dtype")] = None,
     device: Annotated[Text, _flag("auto, cpu, cuda or cuda:N [auto].", "--device")] = None,
     max_model_len: Annotated[
         Number, _flag("Context length in tokens [the model's].", "--max-model-len")
     ] = None,
-    max_num_seqs: Annotated[Number, _flag("Sequences computed at once [64].", "--max-num-seqs")] = None,
+    max_num_seqs: Annotated[
+        Number, _flag("Sequences computed at once [64, fewer where memory is short].", "--max-num-seqs")
+    ] = None,
     max_num_batched_tokens: Annotated[
-        Number, _flag("Tokens computed per step [2048].", "--max-num-batched-tokens")
+        Number, _flag("Tokens computed per step [2048; 512 per thread on a CPU].", "--max-num-batched-tokens")
     ] = None,
     block_size: Annotated[Number, _flag("Tokens per KV block [16].", "--block-size")] = None,
     kv_cache_memory_bytes: Annotated[
@@ -149,10 +181,8 @@ def serve(
     sys.exit(bootstrap.run(chosen, listener, notes))
 
 
-def fail(message: str) -> NoReturn:
-    """One line on stderr and exit code 2: what a person can put right."""
-    print(f"cohort: error: {message}", file=sys.stderr)
-    sys.exit(2)
+for _verb in (chat, info, verify, doctor):
+    app.command()(_verb)
 
 
 def main() -> None:
@@ -160,7 +190,8 @@ def main() -> None:
     command: Any = typer.main.get_command(app)
     argv = sys.argv[1:]
     verb = command.commands.get(argv[0]) if argv else None
-    if verb is not None and (message := complaint(argv[1:], known_options(verb))):
+    # What other servers call their flags is of no use to the other verbs: Typer answers there.
+    if argv[:1] == ["serve"] and (message := complaint(argv[1:], known_options(verb))):
         fail(message)
     app()
 

@@ -30,7 +30,8 @@ ELSEWHERE: dict[str, str] = {
     # Text Generation Inference and habit
     "--model-id": "the positional MODEL, or --model", "--max-total-length": "--max-model-len",
     "--max-concurrent-requests": "--max-num-seqs", "--hostname": "--host", "--listen": "--host", "-p": "--port",
-    "--model-name": "--served-model-name", "--model-len": "--max-model-len", "-h": "--help",
+    "--model-name": "--served-model-name", "--hf-token": "the environment variable HF_TOKEN",
+    "--model-len": "--max-model-len", "-h": "--help",
 }  # fmt: skip
 
 ALWAYS_ON: dict[str, str] = {
@@ -41,7 +42,6 @@ ALWAYS_ON: dict[str, str] = {
     "--enable-metrics": "/metrics is always there; leave it out",
     "--jinja": "chat templates are always rendered with Jinja; leave it out",
     "--enable-auto-tool-choice": "tool calls are always parsed when tools are offered; leave it out",
-    "--generation-config": "generation_config.json of the model is always used; leave it out",
     "--trust-remote-code": "code from model directories is never run; leave it out",
 }
 
@@ -53,13 +53,13 @@ NOT_YET = frozenset(
         "--no-enable-prefix-caching", "--disable-radix-cache", "--enable-lora", "--lora-modules", "--lora-paths",
         "--lora", "--max-loras", "--max-lora-rank", "--speculative-config", "--speculative-model",
         "--speculative-algorithm", "--num-speculative-tokens", "--model-draft", "-md", "--draft", "--reasoning-parser",
-        "--tool-call-parser", "--revision", "--tokenizer-revision", "--download-dir", "--api-server-count",
+        "--tool-call-parser", "--tokenizer-revision", "--api-server-count",
         "--scheduling-policy", "--schedule-policy", "--deterministic", "--enable-deterministic-inference",
         "--admin-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file", "--allowed-origins",
         "--cors-allow-origins", "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
         "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",
         "--cpu-offload-gb", "--threads", "-t", "--async-scheduling", "--root-path", "--max-logprobs",
-        "--override-generation-config", "--default-chat-template-kwargs", "--pooling",
+        "--default-chat-template-kwargs", "--pooling",
     }
 )  # fmt: skip
 """Known from elsewhere (or promised by our own plans), without a counterpart today."""

@@ -41,8 +41,9 @@ class EngineGone(Exception):
 class Stoppable(Protocol):
     """The part of EngineCore that ends things."""
 
-    failed: asyncio.Event
-    """Set once it has given up for good."""
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set once it has given up for good."""
 
     async def drain(self, timeout: float) -> bool:
         """Admit nothing more, wait for what runs."""

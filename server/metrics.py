@@ -29,7 +29,7 @@ _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
-_RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load")
+_RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load", "memory")
 """Every `ExecutorDied.cause` there is."""
 _RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
 """What Prometheus keeps for counters, histograms and info metrics: a gauge must not end so."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executors.contract import ConfigError
-from server.schemas.sampling import MAX_TEMPERATURE, MAX_TOP_K
+from server.schemas.sampling import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MAX_TOP_K
 
 FILE = "generation_config.json"
 
@@ -20,6 +20,9 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any], origin: str = FILE) -> SamplingDefaults:
@@ -32,6 +35,11 @@ class SamplingDefaults:
         top_k = _number(generation_config, "top_k", -1, MAX_TOP_K, origin)
         if top_k is not None and top_k != int(top_k):
             raise ConfigError(f"{origin}: top_k: it should be an integer, not {top_k!r}")
+        repetition = _number(generation_config, "repetition_penalty", 0, MAX_REPETITION_PENALTY, origin)
+        if repetition == 0:
+            raise ConfigError(f"{origin}: repetition_penalty: it should be more than 0")
+        min_p = _number(generation_config, "min_p", 0, 1, origin)
+        typical_p = _number(generation_config, "typical_p", 0, 1, origin)
         do_sample = generation_config.get("do_sample")
         if do_sample is not None and not isinstance(do_sample, bool):
             raise ConfigError(f"{origin}: do_sample: it should be true or false, not {str(do_sample)[:50]!r}")
@@ -44,6 +52,9 @@ class SamplingDefaults:
             temperature=1.0 if temperature is None else float(temperature),
             top_p=1.0 if top_p is None else float(top_p),
             top_k=0 if top_k is None else int(top_k),
+            repetition_penalty=1.0 if repetition is None else float(repetition),
+            min_p=0.0 if min_p is None else float(min_p),
+            typical_p=1.0 if typical_p is None else float(typical_p),
         )
 
 

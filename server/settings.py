@@ -7,6 +7,7 @@ or a value of the wrong kind ends in one line and exit code 2.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,11 +85,22 @@ def _options(value: Any) -> Any:
     return options
 
 
+def _json_object(value: Any) -> Any:
+    """A JSON object written out, or a mapping of a settings file."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('it should be a JSON object such as {"temperature": 0.5}') from None
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
 Keys = Annotated[list[str], BeforeValidator(_keys)]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
 
 
 class Settings(BaseSettings):
@@ -99,9 +111,13 @@ class Settings(BaseSettings):
     model: Text | None = None
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    revision: Text | None = None
+    download_dir: Text | None = None
     served_model_name: Names = []
     tokenizer: Text | None = None
     chat_template: Text | None = None
+    generation_config: Text = "auto"
+    override_generation_config: JsonObject = {}
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: Annotated[int, Field(ge=1)] | None = None

@@ -68,14 +68,27 @@ class ServedModel:
     fingerprint: str = "cohort"
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far loading is. `phase` is one word for programs (downloading, weights, warmup, ...), `detail` for people; `done`
+    and `total` in the phase's own unit, bytes mostly, `total` 0 where it is not known."""
+
+    phase: str
+    detail: str
+    done: int
+    total: int
+
+
 @dataclass(slots=True)
 class ServerState:
-    """One writer: the composition root, which sets `core` once it exists and `model` once it is loaded."""
+    """One writer: the composition root, which sets `core` once it exists, `model` once it is loaded, and `progress`."""
 
     names: tuple[str, ...]
     metrics: Metrics
     core: CoreLike | None = None
     model: ServedModel | None = None
+    progress: Progress | None = None
+    """While loading. Written from the threads that load; a reader sees one or the next."""
     recovery_timeout: float = 120.0
     write_timeout: float = 60.0
     """Seconds a client may leave a full socket unread before its stream is given up."""

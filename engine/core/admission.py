@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
-from executors.contract import ModelInfo
+from executors.contract import ModelInfo, SamplingParams
 
 
 class Admission:
@@ -37,9 +37,24 @@ class Admission:
             )
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+        if request.sampling.min_tokens > request.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {request.sampling.min_tokens}, more than max_tokens, {request.max_tokens}",
+                "min_tokens",
+            )
+        self._check_ids(request.sampling)
         self.check_length(len(ids), request.max_tokens)
         if queued >= self.max_queued_seqs:
             raise Overloaded(f"{queued} requests are waiting already")
+
+    def _check_ids(self, sampling: SamplingParams) -> None:
+        """Raises InvalidRequest naming the setting that holds an id the model does not have."""
+        width = self.info.logits_width
+        for name, ids in sampling.ids_by_name():
+            if ids and max(ids) >= width:
+                raise InvalidRequest(
+                    f"{name} holds {max(ids)}, but this model's ids end at {width - 1}", name
+                )
 
     def check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         """Raises ContextLengthExceeded if they do not fit; `max_tokens` None asks for at least one token."""

@@ -86,7 +86,10 @@ class EngineCore:
             kv,
             self.journal,
             max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=min(
+                self.config.max_num_batched_tokens,
+                limits.max_batched_tokens or self.config.max_num_batched_tokens,
+            ),
         )
         self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config.max_queued_seqs)
         await self.executor.begin_epoch(self.journal.open_epoch())

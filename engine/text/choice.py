@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.request import FinishReason, TokenDelta
@@ -51,19 +52,26 @@ class ChoiceOptions:
     logprobs: bool = False
     own_end_tokens: frozenset[int] = frozenset()
     """End tokens of the model: stopping at one has no `stop_reason`."""
+    min_tokens: int = 0
+    """Stop strings are not looked for in the text of the first so many tokens."""
 
 
 class Choice:
-    """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text."""
+    """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text.
 
-    def __init__(self, index: int, tokenizer: Tokenizer, options: ChoiceOptions) -> None:
+    `context` are ids that the text goes on from, see `detokenizer`.
+    """
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, options: ChoiceOptions, context: Sequence[int] = ()
+    ) -> None:
         self.index = index
         self.num_tokens = 0
         """Tokens that count: up to and including the one that completed a stop string."""
         self.finished = False
         self._tokenizer = tokenizer
         self._options = options
-        self._detokenizer = detokenizer(tokenizer, options.skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, options.skip_special_tokens, context)
         self._stops = StopStrings(options.stop, options.include_stop_str_in_output)
         self._offset = 0
 
@@ -81,7 +89,8 @@ class Choice:
         for i, token in enumerate(delta.tokens):
             ends_here = i == last and delta.stop_token_id is not None
             ids.append(token.token_id)
-            parts.append(self._text_of(token, ends_here, logprobs))
+            early = self.num_tokens + len(ids) <= self._options.min_tokens
+            parts.append(self._text_of(token, ends_here, logprobs, early))
             if self.stopped_by_string:
                 break
         self.num_tokens += len(ids)
@@ -95,14 +104,14 @@ class Choice:
             stop_reason,
         )
 
-    def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText]) -> str:
+    def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText], early: bool) -> str:
         # The token that ends the choice is no part of its text, as a stop string is none.
         hidden = ends_here and not self._options.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push(token.token_id)
         if self._options.logprobs:
             logprobs.append(self._logprob_text(token))
         self._offset += len(text)
-        return self._stops.push(text)
+        return text if early else self._stops.push(text)
 
     def _logprob_text(self, token: SampledToken) -> TokenText:
         of = self._tokenizer

@@ -24,11 +24,16 @@ from executors.contract import SamplingParams
 __all__ = ["Generation", "TextDelta", "TextEngine", "TextRequest", "TokenText", "Usage"]
 
 
+_CONTEXT = 32
+"""Tokens of the prompt that decide how its continuation is decoded."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """One API call. Choices are numbered prompt by prompt: index = prompt number * n + choice.
 
-    Sampling fields as in `SamplingParams`; `seed` None lets the engine mint one (reported by `Generation.seed`).
+    Sampling fields as in `SamplingParams`, `bad_words` in token ids; `min_tokens` also holds back stop strings until that
+    many tokens have come; `seed` None lets the engine mint one (reported by `Generation.seed`).
     `max_tokens` None means: as many as the context allows. `stop` strings end a choice and are cut from its text unless
     `include_stop_str_in_output`.
     """
@@ -40,6 +45,15 @@ class TextRequest:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
     seed: int | None = None
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
@@ -47,6 +61,9 @@ class TextRequest:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    continues_prompt: bool = False
+    """The text goes on with the prompt's: where the tokenizer drops the space at the beginning of a text, the answer keeps
+    it. False for an answer that stands alone."""
 
 
 @dataclass(slots=True)
@@ -81,11 +98,21 @@ class Generation:
             request.skip_special_tokens,
             request.logprobs is not None,
             end_tokens,
+            request.min_tokens,
         )
         self._stop_token_ids = frozenset(request.stop_token_ids)
         if not request.ignore_eos:
             self._stop_token_ids |= tokenizer.eos_token_ids
-        self._choices = {i: Choice(i, tokenizer, options) for i in range(len(request.prompts) * request.n)}
+        self._choices = {
+            number * request.n + choice: Choice(
+                number * request.n + choice,
+                tokenizer,
+                options,
+                prompt[-_CONTEXT:] if request.continues_prompt else (),
+            )
+            for number, prompt in enumerate(request.prompts)
+            for choice in range(request.n)
+        }
         self._cached: dict[int, int] = {}
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by choice index."""
@@ -114,6 +141,16 @@ class Generation:
             seed=self.seed,
             choice=choice,
             logprobs=asked.logprobs,
+            min_p=asked.min_p,
+            typical_p=asked.typical_p,
+            repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            logit_bias=asked.logit_bias,
+            bad_words=asked.bad_words,
+            allowed_token_ids=asked.allowed_token_ids,
+            min_tokens=asked.min_tokens,
+            stop_token_ids=tuple(sorted(self._stop_token_ids)) if asked.min_tokens else (),
         )
         return Request(asked.request_id, ids, sampling, max_tokens, self._stop_token_ids, self._core.clock())
 

@@ -269,6 +269,8 @@ class FakeExecutor(BatchModelExecutor):
         checks.check_blocks(batch, self.kv_layout().num_blocks)
         for start in batch.starts:
             self._salt(start.adapter)
+            if start.sampling is not None:
+                start.sampling.check_ids(self.vocab_size)
             if start.grammar is not None:
                 raise InvalidInput(f"{type(self).__name__} knows no grammars")
 
@@ -305,8 +307,8 @@ class FakeExecutor(BatchModelExecutor):
             row, params = start.slot, start.sampling
             self._clear_row(row)
             self._salts[row] = self._salt(start.adapter)
-            plain = params is not None and params.logprobs is None and start.prompt_logprobs is None
-            self._detailed[row] = not plain or start.pooling is not None
+            plain = params is not None and params.logprobs is None and not oracle.needs_rows(params)
+            self._detailed[row] = not plain or start.prompt_logprobs is not None or start.pooling is not None
             if params is not None:
                 self._sampling.temperature[row] = params.temperature
                 self._sampling.top_k[row] = params.top_k

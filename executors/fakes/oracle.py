@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executors import noise
+from executors import noise, reference_sampler
 from executors.batch import SamplingParams
+from executors.token_history import TokenHistory
 
 U64 = NDArray[np.uint64]
 NUM_FAVOURITES = 8
@@ -185,6 +186,11 @@ def _inverse_cdf(
     return np.where(hit, ids[rows, index], np.where(kept > 0, nth_other + passed, last))
 
 
+def needs_rows(params: SamplingParams) -> bool:
+    """True for settings that have no closed form here: they are sampled from `logits_rows`, by the reference."""
+    return params.edits_logits or params.min_p > 0.0 or params.typical_p < 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """Prefix and digest after each of a sequence's tokens: uint64 [n + 1] each, entry 0 for the empty history."""
@@ -213,14 +219,20 @@ def expected_tokens(
     adapter_digest: str | None = None,
 ) -> list[int]:
     """The n tokens that every fake must give after `prompt` (greedy by default). A pure function: the oracle of tests."""
-    params = SamplingRows.of([sampling or SamplingParams(temperature=0.0)])
+    asked = sampling or SamplingParams(temperature=0.0)
+    params, seen = SamplingRows.of([asked]), TokenHistory(prompt)
     salt = adapter_salt(adapter_digest) if adapter_digest is not None else np.uint64(0)
     history = History.of(prompt, int(salt))
     prefix, digest = history.prefix[-1:], history.digest[-1:]
     tokens: list[int] = []
     for position in range(len(prompt), len(prompt) + n):
         at = np.array([position])
-        token = sample_tokens(digest, params, at, vocab_size)
+        if needs_rows(asked):
+            row = logits_rows(digest, vocab_size)[0]
+            token = np.array([reference_sampler.choose(row, asked, position, seen)], np.int32)
+            seen.append(int(token[0]))
+        else:
+            token = sample_tokens(digest, params, at, vocab_size)
         tokens.append(int(token[0]))
         c = contributions(token, at, np.array([salt], np.uint64))
         digest = digest + cells(c, prefix)

@@ -31,7 +31,7 @@ from executors.fakes import oracle
 from executors.fakes.base import HIDDEN_SIZE, POOL_SIZE, FakeExecutor
 from executors.fakes.work import Computed, Work, check_tokens, compute
 
-_NOT_FINITE = "logits are not finite"
+_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 
 
 class FakeServing(FakeExecutor):
@@ -109,7 +109,19 @@ class FakeServing(FakeExecutor):
             )
         drafts = work.tokens[work.starts[i + 1] - num_drafts : work.starts[i + 1]]
         positions = np.arange(end - num_drafts, end + 1)
-        tokens = self._verify(digests, start.sampling, drafts, positions)
+        if oracle.needs_rows(start.sampling):
+            rows = oracle.logits_rows(digests, self.vocab_size)
+            inputs = work.tokens[work.starts[i] : work.starts[i + 1] - num_drafts].tolist()
+            history = self.table.history_of(slot)
+            history.sync(int(work.pos[i]), inputs)
+            try:
+                tokens = reference_sampler.verify(
+                    rows, start.sampling, drafts.tolist(), end - num_drafts, history
+                )
+            except ValueError:
+                return ItemOutput(error=_NOT_FINITE)
+        else:
+            tokens = self._verify(digests, start.sampling, drafts, positions)
         ids = np.array([token.token_id for token in tokens], np.int32)
         self._scatter(np.full(len(ids), slot), positions[: len(ids)], ids)
         if len(tokens) <= num_drafts:
@@ -174,6 +186,7 @@ class FakeServing(FakeExecutor):
         self._require_running()
         for one in inputs:
             _check_prefill(one)
+            self._check_sampling(one.sampling)
         scratch = itertools.count(-1, -1)
         handles = [one.kv_cache or KvCacheHandle(next(scratch)) for one in inputs]
         ruined = await self._misbehave_alone([handle.cache_id for handle in handles])
@@ -205,6 +218,7 @@ class FakeServing(FakeExecutor):
         for one in inputs:
             if one.input_ids.shape != (1, 1):
                 raise InvalidInput(f"decode takes input_ids of shape [1, 1], not {list(one.input_ids.shape)}")
+            self._check_sampling(one.sampling)
         ruined = await self._misbehave_alone([one.kv_cache.cache_id for one in inputs])
         work, computed = self._forward_inputs(inputs, [one.kv_cache for one in inputs])
         return [
@@ -217,6 +231,16 @@ class FakeServing(FakeExecutor):
             )
             for i, one in enumerate(inputs)
         ]
+
+    def _check_sampling(self, params: SamplingParams | None) -> None:
+        """Raises InvalidInput or Unsupported before anything is computed."""
+        if params is None:
+            return
+        params.check_ids(self.vocab_size)
+        if params.needs_history:
+            raise Unsupported(
+                "penalties, min_tokens and bad words of several tokens look back at the sequence: use unified_decode"
+            )
 
     def _forward_inputs(
         self, inputs: Sequence[PrefillInput] | Sequence[DecodeInput], handles: Sequence[KvCacheHandle]
@@ -254,6 +278,8 @@ class FakeServing(FakeExecutor):
     def _sampled(self, digest: NDArray, params: SamplingParams | None, position: int) -> SampledToken | None:
         if params is None:
             return None
+        if oracle.needs_rows(params):
+            return reference_sampler.sample(oracle.logits_rows(digest, self.vocab_size)[0], params, position)
         return self._verify(digest, params, np.empty(0, np.int32), np.array([position]))[0]
 
 

@@ -17,6 +17,7 @@ from executors.errors import InvalidInput, StepFailed, Unsupported
 from executors.llm.kv_cache import KvCache
 from executors.llm.runner import ModelRunner
 from executors.llm.sampler import SamplingTable, sample
+from executors.llm.sampling_edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.step import StepArrays, pack_tables
 from executors.llm.unified import NOT_FINITE
 from executors.tensor import Tensor
@@ -110,6 +111,7 @@ class DirectRunner:
             rotary = one.position_ids.numpy().reshape(-1).astype(np.int64)
             if len(rotary) != len(ids) or rotary.min() < 0 or rotary.max() >= self.max_model_len:
                 raise InvalidInput(f"position_ids must be [1, L] within 0..{self.max_model_len - 1}")
+        self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
         first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if wants else len(ids)
         return _Item(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary)
@@ -120,8 +122,18 @@ class DirectRunner:
         ids = self._ids(one.input_ids, one.pos_offset)
         if len(ids) != 1:
             raise InvalidInput("decode takes one token: input_ids [1, 1]")
+        self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
         return _Item(ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling)
+
+    def _check_sampling(self, sampling: SamplingParams | None) -> None:
+        if sampling is None:
+            return
+        sampling.check_ids(self.logits_width)
+        if sampling.needs_history:
+            raise Unsupported(
+                "penalties, min_tokens and bad words of several tokens look back at the sequence: use unified_decode"
+            )
 
     def _ids(self, tensor: Tensor, pos_offset: int) -> np.ndarray:
         if len(tensor.shape) != 2 or tensor.shape[0] != 1 or tensor.shape[1] < 1:
@@ -204,12 +216,20 @@ class DirectRunner:
         rows = SamplingTable.of([one for one in settings if one is not None]).rows(
             index, np.array(positions, np.int64)
         )
-        sampled = sample(torch.cat(parts), rows)
+        sampled = sample(torch.cat(parts), rows, self._edits([items[i].sampling for i in owners]))
         if sampled.bad.any():
             raise StepFailed(NOT_FINITE)
         for row, owner in enumerate(owners):
             token = sampled.described.get(row) or SampledToken(int(sampled.tokens[row]))
             results[owner].sampled.append(token)
+
+    def _edits(self, settings: Sequence[SamplingParams | None]) -> LogitEdits | None:
+        """Of rows with these settings, none of which looks back."""
+        builder = EditsBuilder()
+        for row, one in enumerate(settings):
+            if one is not None and one.edits_logits:
+                builder.add(row, Shaper(one, None))
+        return builder.build()
 
 
 def _tensor(values: torch.Tensor) -> Tensor:

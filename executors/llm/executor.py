@@ -54,7 +54,7 @@ from executors.contract import (
 from executors.llm import sizing
 from executors.llm.attention import TorchAttention
 from executors.llm.direct import DirectRunner
-from executors.llm.kv_cache import KvCache, KvPlan, plan_kv
+from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
 from executors.llm.memory import cpu_threads, memory_limit, resident_bytes
 from executors.llm.models.decoder import DecoderOnlyLLM
@@ -119,6 +119,7 @@ class LlmExecutor(BatchModelExecutor):
         devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         return ExecutorCapabilities(
             max_batch_size=self.config.max_num_seqs,
+            max_batched_tokens=self.config.max_num_batched_tokens,
             max_sequence_length=loaded.info.max_model_len,
             attention_types=(
                 AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
@@ -216,7 +217,11 @@ class LlmExecutor(BatchModelExecutor):
         self._state = ExecutorState.READY
 
     def _build(self, source: LoadedModel) -> _Loaded:
-        config, spec = self.config, source.model.kv_spec
+        spec = source.model.kv_spec
+        # From here on these are the limits: a second life must not find others, whatever else takes memory then.
+        self.config = config = replace(
+            sizing.fitting(self.config, source, free_bytes(spec.device, self.config)), shrink_batch=False
+        )
         max_len, width = source.info.max_model_len, source.info.logits_width
         claims = sizing.claims(config, source)
         plan = plan_kv(spec, config, max_len, claims)

@@ -122,6 +122,11 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
     )
 
 
+def free_bytes(device: torch.device, config: ExecutorConfig) -> int:
+    """Bytes that are free for KV and batches together where no number was given."""
+    return _free_bytes(device, config)[0]
+
+
 def _free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
     """What is free where no number was given, and the part of it that KV may take."""
     if device.type == "cuda":

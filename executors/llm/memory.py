@@ -32,6 +32,33 @@ def memory_limit(root: Path = ROOT) -> MemoryLimit:
     return MemoryLimit(total, available)
 
 
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Bytes that a container may use, and those in use that the kernel cannot take back."""
+
+    limit: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """Bytes until the kernel kills a process of the container."""
+        return self.limit - self.used
+
+
+class PressureGauge:
+    """Reads how near the container is to its limit. Which cgroups have one is found out once, so a look is cheap."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._groups = [(v2, group) for v2, group in _groups(root, "memory") if _limit(v2, group) is not None]
+
+    def __call__(self) -> Pressure | None:
+        """The cgroup that is nearest to its limit, None where no limit is set. Page cache does not count as used: the
+        kernel drops it before it kills."""
+        usages = [_usage(v2, group, _FILE_CACHE) for v2, group in self._groups]
+        found = [Pressure(limit, used - cache) for limit, used, cache in filter(None, usages)]
+        return min(found, key=lambda group: group.left, default=None)
+
+
 def machine_bytes(root: Path = ROOT) -> int:
     """The machine's whole memory: what the kernel measures a single allocation by, whatever the cgroups say."""
     return _machine(root)[0]
@@ -106,17 +133,35 @@ def _stat(path: Path, field: str) -> int:
     return 0
 
 
+_IDLE_CACHE = ("inactive_file",)
+"""Page cache that can be dropped at once."""
+_FILE_CACHE = ("inactive_file", "active_file")
+"""All page cache of files."""
+
+
 def _cgroup_memory(root: Path) -> list[tuple[int, int]]:
     """(limit, used) in bytes of each group that has a limit. Page cache that can be dropped at once is not "used"."""
-    limits: list[tuple[int, int]] = []
-    for v2, group in _groups(root, "memory"):
-        limit = _number(group / ("memory.max" if v2 else "memory.limit_in_bytes"))
-        if limit is None or limit >= _UNLIMITED:
-            continue
-        used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes")) or 0
-        cache = _stat(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
-        limits.append((limit, max(0, used - cache)))
-    return limits
+    return [(limit, max(0, used - cache)) for limit, used, cache in _cgroup_usage(root, _IDLE_CACHE)]
+
+
+def _cgroup_usage(root: Path, cache: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    """(limit, used, part of it that is `cache`) in bytes of each group that has a limit."""
+    usages = [_usage(v2, group, cache) for v2, group in _groups(root, "memory")]
+    return [usage for usage in usages if usage is not None]
+
+
+def _limit(v2: bool, group: Path) -> int | None:
+    limit = _number(group / ("memory.max" if v2 else "memory.limit_in_bytes"))
+    return None if limit is None or limit >= _UNLIMITED else limit
+
+
+def _usage(v2: bool, group: Path, cache: tuple[str, ...]) -> tuple[int, int, int] | None:
+    limit = _limit(v2, group)
+    if limit is None:
+        return None
+    used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes")) or 0
+    cached = sum(_stat(group / "memory.stat", name if v2 else f"total_{name}") for name in cache)
+    return limit, used, cached
 
 
 def _cgroup_cpus(root: Path) -> list[float]:

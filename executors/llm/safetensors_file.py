@@ -4,6 +4,9 @@ Format: u64 little-endian header length, a JSON object {name: {dtype, shape, dat
 relative to the data that follows, then the data (https://huggingface.co/docs/safetensors). Written here rather than
 taken from the library because pages that were copied are handed back at once, which keeps resident memory near the
 size of the result, and because a fault can then say what is wrong in which file.
+
+Memory: a tensor is copied in pieces of at most `_PIECE` bytes of the file, so that no more than one piece of it is resident
+beside the copy. A whole embedding would be a third of a small model, and twice that where float32 is cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +26,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 _MAX_HEADER = 100_000_000
+_PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +78,55 @@ class SafetensorsFile:
         return self._entries[name].end - self._entries[name].begin
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
-        """Copy (and cast, and broadcast) a tensor into `target`, then give the file's pages back."""
+        """Copy (and cast, and broadcast) a tensor into `target`, giving the file's pages back on the way.
+
+        Raises ConfigError where float16 cannot hold a number: infinite weights would answer with nothing but errors.
+        """
         entry = self._entries[name]
         dtype = self.dtype(name)
         begin = self._data + entry.begin
         count = math.prod(entry.shape)
-        if count:
-            target.copy_(
-                torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape)
-            )
+        if not count:
+            return
+        source = torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape)
+        narrows = target.dtype is torch.float16 and dtype is not torch.float16
+        at = begin
+        for to, piece in _pieces(target, source):
+            to.copy_(piece)
+            if narrows and not torch.isfinite(to).all():
+                raise ConfigError(
+                    f"{self.path}: tensor {name} has numbers beyond float16; take another --dtype, such as bfloat16"
+                )
+            self._give_back(at, at + piece.nbytes)
+            at += piece.nbytes
+
+    def _give_back(self, begin: int, end: int) -> None:
+        """Drop the pages that end in bytes [begin, end) of the file; the one that `end` lies in is still to be read."""
         page = mmap.PAGESIZE
         first = begin // page * page
-        length = (self._data + entry.end) // page * page - first
+        length = end // page * page - first
         if length > 0:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
+
+
+def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`source`, which is contiguous, in pieces of at most `_PIECE` bytes and in the order of the file, each with the part of
+    `target` that it belongs to. A broadcast goes in one piece: what is broadcast is small."""
+    if source.nbytes <= _PIECE or source.shape != target.shape:
+        yield target, source
+        return
+    row = source[0].nbytes
+    if row > _PIECE:
+        for i in range(len(source)):
+            yield from _pieces(target[i], source[i])
+        return
+    rows = _PIECE // row
+    for i in range(0, len(source), rows):
+        yield target[i : i + rows], source[i : i + rows]
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:

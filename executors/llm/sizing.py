@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from executors.errors import ConfigError
 from executors.facts import ExecutorConfig, MemoryRequirements
-from executors.llm.memory import machine_bytes
+from executors.llm.memory import cpu_threads, machine_bytes
 
 if TYPE_CHECKING:
     from executors.llm.loader import LoadedModel
 
+_TOKENS_PER_THREAD = 512
+_LEAST_TOKENS, _LEAST_SEQS = 128, 4
+"""Below these, a smaller step does not help a model that does not fit."""
 _SETTINGS_BYTES = 72
 """Per slot: the sampling settings and the entries of lists and small arrays."""
 
@@ -42,6 +45,31 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),
     )
+
+
+def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
+    """`config` with batch limits that this box can carry, where nobody asked for others (`shrink_batch`).
+
+    Halved until a full step leaves three quarters of the `free` bytes to KV. On a CPU a step has at most 512 tokens a
+    thread: more do not make it faster, and running streams wait for it.
+    """
+    if not config.shrink_batch:
+        return config
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if source.model.kv_spec.device.type == "cpu":
+        tokens = min(
+            tokens, max(seqs, _TOKENS_PER_THREAD * (config.optimization.num_threads or cpu_threads()))
+        )
+
+    def needed(at: ExecutorConfig) -> int:
+        return sum(claim.num_bytes for claim in claims(at, source))
+
+    chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    while 4 * needed(chosen) > free and (tokens > _LEAST_TOKENS or seqs > _LEAST_SEQS):
+        tokens = max(min(tokens, _LEAST_TOKENS), tokens // 2)
+        seqs = max(min(seqs, _LEAST_SEQS), seqs // 2)
+        chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=max(tokens, seqs))
+    return chosen
 
 
 def requirements(config: ExecutorConfig, source: LoadedModel) -> MemoryRequirements:

@@ -14,10 +14,11 @@ from executors.errors import InvalidInput
 from executors.llm.kv_cache import lazy_zeros
 from executors.llm.runner import ModelRunner
 from executors.llm.sampler import Sampled, SamplingTable, describe, sample
+from executors.llm.sampling_edits import EditsBuilder, LogitEdits, SlotShapers
 from executors.llm.step import StepArrays
 from executors.slots import SlotTable
 
-NOT_FINITE = "the model's logits are not finite numbers"
+NOT_FINITE = "the model's logits are not finite numbers, or the sampling settings forbid every token"
 
 
 class UnifiedRunner:
@@ -37,6 +38,8 @@ class UnifiedRunner:
         block_size = runner.cache.block_size
         self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
         self.sampling = SamplingTable(num_slots)
+        self.shapers = SlotShapers()
+        """Of slots whose settings change single logits: what they need, token counts included."""
         self.pool = lazy_zeros((num_slots, max_model_len + 1), torch.int32, runner.device)
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
@@ -50,10 +53,12 @@ class UnifiedRunner:
         slot = self.slots.release(seq_id)
         if slot is not None:
             self._pooled_sums.pop(slot, None)
+            self.shapers.drop(slot)
 
     def clear(self) -> None:
         """Forget every sequence."""
         self.slots.clear()
+        self.shapers.clear()
         self._pooled_sums.clear()
 
     def _begin(self, start: SequenceStart) -> None:
@@ -62,6 +67,7 @@ class UnifiedRunner:
         self._samples[slot] = start.sampling is not None and start.pooling is None
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)
+        self.shapers.begin(start)
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -99,6 +105,8 @@ class UnifiedRunner:
             if int(tables.counts.sum()) != len(tables.block_ids):
                 raise InvalidInput("table updates: counts do not add up to the number of block_ids")
         for start in batch.starts:
+            if start.sampling is not None:
+                start.sampling.check_ids(self.logits_width)
             if start.adapter is not None:
                 raise InvalidInput(f"sequence {start.seq_id}: adapter {start.adapter!r} is not loaded")
             if start.grammar is not None:
@@ -152,7 +160,12 @@ class UnifiedRunner:
         place = np.arange(len(item)) - starts[item]
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
         slots, positions = batch.slots[item], step.positions[rows] + 1
-        sampled = sample(self.runner.logits(hidden, rows), self.sampling.rows(slots, positions))
+        shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
+        sampled = sample(
+            self.runner.logits(hidden, rows),
+            self.sampling.rows(slots, positions),
+            self._edits(batch, step, shaped, starts) if shaped else None,
+        )
         tokens = sampled.tokens.astype(np.int32)
         self.pool.view(-1).index_copy_(
             0, self._pool_index(slots, positions), torch.from_numpy(tokens).to(self.runner.device)
@@ -163,9 +176,26 @@ class UnifiedRunner:
             kept, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
             tokens = tokens[kept]
         output = UnifiedOutput(num_tokens, tokens)
+        ends = np.cumsum(num_tokens)
+        for i in shaped:
+            self.shapers.keep(int(batch.slots[i]), tokens[ends[i] - num_tokens[i] : ends[i]].tolist())
         if sampled.described or sampled.bad.any():
             self._detail(output, sampled, counts, starts)
         return output
+
+    def _edits(
+        self, batch: UnifiedBatch, step: StepArrays, items: list[int], starts: np.ndarray
+    ) -> LogitEdits | None:
+        """What the settings of some items change in the rows sampled for them, the first of which are `starts`."""
+        builder = EditsBuilder()
+        for i in items:
+            part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
+            pending = None if batch.pending is None else batch.pending[part].tolist()
+            inputs = (int(step.pos_offsets[i]), step.token_ids[part].tolist(), pending)
+            self.shapers.add_rows(
+                builder, int(batch.slots[i]), int(starts[i]), inputs, int(batch.num_draft_tokens[i])
+            )
+        return builder.build()
 
     def _detail(
         self, output: UnifiedOutput, sampled: Sampled, counts: np.ndarray, starts: np.ndarray

@@ -29,6 +29,7 @@ from typing import NoReturn
 import setproctitle
 
 from executors.process import messages as m
+from executors.process.memory_watch import MemoryWatch
 from executors.process.wire import Decoder, WireError, encode
 from executors.process.worker import Worker
 
@@ -137,6 +138,7 @@ async def serve(channel: Channel) -> int:
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
     worker = Worker(channel.send, channel.send_if_free)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
+    MemoryWatch(_out_of_memory).start()
     first = await inbox.get()
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
@@ -149,6 +151,11 @@ async def serve(channel: Channel) -> int:
             return EXIT_FAILED
     await worker.shutdown()
     return 0
+
+
+def _out_of_memory(reason: str) -> NoReturn:
+    print(f"executor: {reason}", file=sys.stderr, flush=True)
+    os._exit(m.EXIT_MEMORY)
 
 
 def _put(

@@ -47,7 +47,7 @@ A = TypeVar("A", bound=m.Answer)
 class RemoteExecutor(BatchModelExecutor):
     """See the module. All of it belongs to one event loop.
 
-    - `restarts`: times a child was started again, by the cause of the death before (exit, signal, closed, hang, load).
+    - `restarts`: times a child was started again, by the cause of the death before (exit, signal, closed, hang, load, memory).
     - `on_death`: called on the loop at each death of a child, `shutdown` excepted.
     - `config.executor` names a built-in executor or `package.module:Factory`: what `register_factory` made known to this
       process is not known to the child.
@@ -297,7 +297,13 @@ class RemoteExecutor(BatchModelExecutor):
 
     def _became_ready(self, facts: m.Ready) -> None:
         self._facts = facts
-        layout = facts.kv_layout
+        layout, limits = facts.kv_layout, facts.capabilities
+        self.config = replace(
+            self.config,
+            shrink_batch=False,
+            max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
+            max_num_batched_tokens=limits.max_batched_tokens or self.config.max_num_batched_tokens,
+        )
         if layout.num_blocks:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.
             size = layout.num_blocks * layout.bytes_per_block

@@ -26,6 +26,7 @@ import msgspec
 
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
 from executors.process.messages import (
+    EXIT_MEMORY,
     Answer,
     Call,
     Failed,
@@ -260,6 +261,8 @@ class Life:
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
             self.kill("signal", f"killed by {_signal_name(-status)}")
+        elif status == EXIT_MEMORY:
+            self.kill("memory", "ended itself at its container's memory limit")
         else:
             self.kill("exit", f"ended with exit code {status}")
         self._ticker.cancel()

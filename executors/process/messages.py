@@ -39,6 +39,9 @@ from executors.contract import (
     UnifiedOutput,
 )
 
+EXIT_MEMORY = 4
+"""Exit code of an executor process that ended itself at its container's memory limit."""
+
 Array = np.ndarray  # on the wire always of one dimension; its dtype travels with it
 
 # -- server -> executor --------------------------------------------------------------------------------------------------

@@ -63,11 +63,20 @@ class _ChatCall:
             model,
             body.messages,
             body.offered_tools,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=body.begins_answer,
+            continue_final_message=bool(body.continue_final_message),
             add_special_tokens=bool(body.add_special_tokens),
             extra=extra,
         )
-        asked = text_request(new_id("chatcmpl"), body, model, (prompt,), body.num_logprobs, body.output_limit)
+        asked = text_request(
+            new_id("chatcmpl"),
+            body,
+            model,
+            (prompt,),
+            body.num_logprobs,
+            body.output_limit,
+            continues_prompt=bool(body.continue_final_message),
+        )
         return cls(model, name, body, asked)
 
     def _start(self) -> Generation:

@@ -16,6 +16,7 @@ from server.chat.fence import DeadlineExceeded
 from server.schemas.base import Model, WireModel, parse
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel, ServerState
+from server.token_settings import bad_words, check_ids, logit_bias, typical_p
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
@@ -89,26 +90,41 @@ def text_request(
     prompts: tuple[tuple[int, ...], ...],
     logprobs: int | None,
     max_tokens: int | None,
+    *,
+    continues_prompt: bool,
 ) -> TextRequest:
     """The engine's form of a call. What the client left out comes from the model's defaults.
 
-    Raises InvalidRequest for stop token ids the model does not have.
+    Raises InvalidRequest for token ids the model does not have, and for min_tokens above max_tokens.
     """
     defaults = model.defaults
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
-    width = model.info.logits_width
-    for token_id in fields.stop_token_ids or ():
-        if token_id >= width:
-            message = f"'stop_token_ids' holds {token_id}, but this model's ids end at {width - 1}."
-            raise InvalidRequest(message, param="stop_token_ids", code="invalid_value")
+    check_ids(fields, model.info.logits_width)
+    if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
+        message = (
+            f"'min_tokens' is {fields.min_tokens}, more than the {max_tokens} tokens to generate at most."
+        )
+        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
     return TextRequest(
         request_id=call_id,
+        continues_prompt=continues_prompt,
         prompts=prompts,
         n=fields.n or 1,
         max_tokens=max_tokens,
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
         top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        typical_p=typical_p(defaults.typical_p if fields.typical_p is None else fields.typical_p),
+        repetition_penalty=(
+            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+        ),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=logit_bias(fields),
+        bad_words=bad_words(fields, model),
+        allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
+        min_tokens=fields.min_tokens or 0,
         seed=None if fields.seed is None else fields.seed % 2**64,
         logprobs=logprobs,
         stop=fields.stops,

@@ -96,7 +96,9 @@ class _CompletionCall:
             # for all prompts of a call; without any room it says that the prompt is too long.
             room = min(model.max_model_len - len(ids) for ids in prompts)
             limit = max(1, min(DEFAULT_MAX_TOKENS, room))
-        asked = text_request(new_id("cmpl"), body, model, prompts, body.num_logprobs, limit)
+        asked = text_request(
+            new_id("cmpl"), body, model, prompts, body.num_logprobs, limit, continues_prompt=True
+        )
         return cls(model, name, body, asked, await _echoes(state, model, body))
 
     async def collect(self) -> dict[str, Any]:

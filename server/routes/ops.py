@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -15,7 +17,7 @@ from engine.request import Stage
 from server import __version__
 from server.metrics import CONTENT_TYPE
 from server.routes.common import json_response, state_of
-from server.state import ServerState
+from server.state import Progress, ServerState
 
 router = APIRouter()
 # Load balancers probe with HEAD too, which FastAPI does not add to a GET by itself.
@@ -32,8 +34,9 @@ async def live(request: Request) -> Response:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """New work is welcome."""
-    stage, detail = state_of(request).stage()
-    return _status(stage is Stage.READY, stage, detail)
+    state = state_of(request)
+    stage, detail = state.stage()
+    return _status(stage is Stage.READY, stage, detail, state.progress)
 
 
 @router.head("/health", include_in_schema=False)
@@ -42,7 +45,7 @@ async def health(request: Request) -> Response:
     """The server works, or is about to again."""
     state = state_of(request)
     stage, detail = state.stage()
-    return _status(_is_healthy(state, stage), stage, detail)
+    return _status(_is_healthy(state, stage), stage, detail, state.progress)
 
 
 def _is_healthy(state: ServerState, stage: Stage) -> bool:
@@ -51,10 +54,17 @@ def _is_healthy(state: ServerState, stage: Stage) -> bool:
     return stage in (Stage.READY, Stage.DRAINING)
 
 
-def _status(good: bool, stage: Stage, detail: str) -> Response:
-    body = {"status": stage.value}
+def _status(good: bool, stage: Stage, detail: str, progress: Progress | None) -> Response:
+    body: dict[str, Any] = {"status": stage.value}
     if detail:
         body["detail"] = detail
+    if stage is Stage.LOADING and progress is not None:
+        body |= {
+            "phase": progress.phase,
+            "detail": progress.detail,
+            "done": progress.done,
+            "total": progress.total,
+        }
     response = json_response(body, 200 if good else 503)
     if not good:
         response.headers["Retry-After"] = "5"

@@ -76,6 +76,16 @@ class ChatPromptFields(WireModel):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def begins_answer(self) -> bool:
+        """True if the prompt ends with the beginning of an answer: by default, unless the last message goes on."""
+        return (
+            not self.continue_final_message
+            if self.add_generation_prompt is None
+            else self.add_generation_prompt
+        )
 
 
 class ChatRequest(GenerationFields, ChatPromptFields):

@@ -27,12 +27,10 @@ HARMLESS = frozenset(
 """Accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # penalties and further samplers
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "repeat_penalty": (1,),
-    "logit_bias": ({},), "min_p": (0,), "typical_p": (0, 1), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,),
-    "dry_multiplier": (0,), "xtc_probability": (0,), "bad_words": ([],), "allowed_token_ids": (),
+    # further samplers
+    "repeat_penalty": (1,), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,), "dry_multiplier": (0,), "xtc_probability": (0,),
     "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
-    "no_repeat_ngram_size": (0,), "min_tokens": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
+    "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
     # constrained output
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
@@ -43,7 +41,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_probs": (0,), "verbosity": ("medium",), "return_hidden_states": (False,),
     # other inputs and routing
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
-    "prompt_embeds": (), "continue_final_message": (False,), "priority": (0,), "kv_transfer_params": (),
+    "prompt_embeds": (), "priority": (0,), "kv_transfer_params": (),
     "cache_salt": (), "lora_path": (), "n_predict": (), "repetition_detection": (),
 }  # fmt: skip
 """Known but not supported, each with the values (null always) at which it does nothing. `cache_salt` does not change

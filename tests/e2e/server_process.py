@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,7 @@ class ServerProcess:
         *,
         env: Mapping[str, str] | None = None,
         ready_within: float = 60,
+        enter: Callable[[], None] | None = None,
     ) -> None:
         self.started = time.monotonic()
         self._ready_within = ready_within
@@ -49,6 +50,7 @@ class ServerProcess:
                 stderr=err,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
+                preexec_fn=enter,
             )
 
     @property

@@ -32,7 +32,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETION, {"prompt": "x", "stop_token_ids": [9999]}, 400, "stop_token_ids"),
     (COMPLETION, {"prompt": "x", "n": 100000}, 400, "n"),
     (COMPLETION, {"prompt": "x", "model": "gpt-5"}, 404, "model"),
-    (COMPLETION, {"prompt": "x", "logit_bias": {"1": 1}}, 400, "logit_bias"),
+    (COMPLETION, {"prompt": "x", "logit_bias": {"258": 1}}, 400, "logit_bias"),
     (COMPLETION, b"{", 400, None),
     (COMPLETION, b"\xff", 400, None),
     (COMPLETION, b'{"prompt": "\\ud800"}', 400, None),

@@ -197,7 +197,7 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=[user("Hi")], temperature=-1)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model=MODEL, messages=[user("Hi")], presence_penalty=1)
+        client.chat.completions.create(model=MODEL, messages=[user("Hi")], presence_penalty=3)
     assert unsupported.value.param == "presence_penalty"
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model=MODEL, messages=[user("word " * 3000)])

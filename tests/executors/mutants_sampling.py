@@ -125,3 +125,55 @@ class IgnoresTheThreshold(EchoExecutor):
 class VerifiesTheFirstOnly(EchoExecutor):
     async def forward_verify(self, inputs):
         return [await self.decode(inputs[0])] * len(inputs)
+
+
+def _settings(name, change, *cases):
+    """A mutant that takes other settings than a sequence was started with."""
+
+    class Mutant(EchoExecutor):
+        def _native_step(self, batch, ruined):
+            starts = tuple(replace(s, sampling=s.sampling and change(s.sampling)) for s in batch.starts)
+            return super()._native_step(replace(batch, starts=starts), ruined)
+
+    Mutant.__name__ = name
+    caught_by(*cases)(Mutant)
+
+
+_SETTINGS = "settings_follow_the_reference"
+_settings("RepetitionIgnored", lambda p: replace(p, repetition_penalty=1.0), _SETTINGS)
+_settings("PresenceIgnored", lambda p: replace(p, presence_penalty=0.0), _SETTINGS)
+_settings("FrequencyIgnored", lambda p: replace(p, frequency_penalty=0.0), _SETTINGS)
+_settings("BiasIgnored", lambda p: replace(p, logit_bias=()), _SETTINGS)
+_settings("BadWordsIgnored", lambda p: replace(p, bad_words=()), _SETTINGS)
+_settings("MinTokensIgnored", lambda p: replace(p, min_tokens=0), _SETTINGS)
+_settings("AllowedIgnored", lambda p: replace(p, allowed_token_ids=None), _SETTINGS)
+_settings("TypicalIgnored", lambda p: replace(p, typical_p=1.0), _SETTINGS)
+
+
+@caught_by("settings_survive_rollback")
+class ForgetsCountsWhenRolledBack(EchoExecutor):
+    def truncate_kv(self, handle, new_len):
+        super().truncate_kv(handle, new_len)
+        self.table._histories.clear()
+
+
+@caught_by("settings_survive_rollback")
+class CountsWhatWasForgotten(EchoExecutor):
+    def _native_step(self, batch, ruined):
+        for history in self.table._histories.values():
+            history.sync = lambda position, tokens: None
+        return super()._native_step(batch, ruined)
+
+
+@caught_by("settings_with_drafts")
+class CountsDraftsTooLate(EchoExecutor):
+    def _native_step(self, batch, ruined):
+        held = {}
+        if batch.num_draft_tokens.any():
+            for slot in batch.slots.tolist():
+                history = self.table.history_of(slot)
+                held[slot], history.append = history, lambda token: None
+        output = super()._native_step(batch, ruined)
+        for history in held.values():
+            del history.append
+        return output

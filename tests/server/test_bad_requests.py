@@ -116,16 +116,15 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 UNSUPPORTED: dict[str, Any] = {
-    "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1, "logit_bias": {"5": 1}, "min_p": 0.1,
-    "min_tokens": 3, "response_format": {"type": "json_object"}, "guided_json": {}, "guided_regex": "a",
-    "guided_choice": ["a"], "structured_outputs": {"json": {}}, "prompt_logprobs": 0, "allowed_token_ids": [1],
-    "bad_words": ["x"], "use_beam_search": True, "truncate_prompt_tokens": 5, "cache_salt": "s", "priority": 1,
+    "response_format": {"type": "json_object"}, "guided_json": {}, "guided_regex": "a",
+    "guided_choice": ["a"], "structured_outputs": {"json": {}}, "prompt_logprobs": 0,
+    "use_beam_search": True, "truncate_prompt_tokens": 5, "cache_salt": "s", "priority": 1,
     "prompt_embeds": "x", "kv_transfer_params": {}, "lora_path": "x", "grammar": "root ::= x", "repeat_penalty": 1.2,
     "presence_penalty_": None,
 }  # fmt: skip
 CHAT_ONLY: dict[str, Any] = {
     "functions": [{"name": "f"}], "function_call": "auto", "modalities": ["audio"], "audio": {}, "documents": [{}],
-    "chat_template": "{{ 1 }}", "continue_final_message": True, "web_search_options": {}, "reasoning_effort": "high",
+    "chat_template": "{{ 1 }}", "web_search_options": {}, "reasoning_effort": "high",
 }  # fmt: skip
 
 

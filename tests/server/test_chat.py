@@ -67,6 +67,22 @@ async def test_generation_prompt_and_special_tokens_can_be_chosen(house: House) 
     assert house.asked().prompts[0] == (256, *b"<s>[user:Hi]")
 
 
+async def test_the_last_message_goes_on(house: House) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    await house.chat(messages=messages, continue_final_message=True)
+    assert prompt_of(house) == "<s>[user:Hi][assistant:Well"
+    assert house.asked().continues_prompt
+    response = await house.chat(messages=messages, continue_final_message=True, add_generation_prompt=True)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "continue_final_message"
+    assert len(house.engine.requests) == 1
+
+
+async def test_an_answer_of_its_own_does_not_continue_the_prompt(house: House) -> None:
+    await house.chat()
+    assert not house.asked().continues_prompt
+
+
 async def test_model_defaults_fill_what_is_left_out() -> None:
     house = House(defaults=SamplingDefaults.of({"temperature": 0.2, "top_k": 20, "top_p": None, "x": 1}))
     await house.chat(temperature=None)

@@ -11,6 +11,7 @@ import pytest
 from server import flags
 from server.bootstrap import Bootstrap
 from server.commands import app, known_options
+from server.hub import HubModel
 from server.paths import configs_dir
 from server.settings import Settings, SettingsError, load
 
@@ -113,7 +114,7 @@ def test_keys_are_never_repeated_in_errors() -> None:
 def test_models_that_are_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for model, words in (
-        ("Qwen/Qwen3-0.6B", "models by hub name are not supported yet"),
+        ("gpt2", "no such directory, and no hub name: those are ORG/NAME"),
         (str(tmp_path / "none"), "no such directory"),
         (str(tmp_path / "file"), "this is a file"),
         ("./a/b", "no such directory"),
@@ -126,6 +127,33 @@ def test_the_name_of_a_model(tmp_path: Path) -> None:
     assert Bootstrap(settings()).names == ("cohort-tiny",)
     assert Bootstrap(settings({"model": str(tmp_path)})).names == (tmp_path.name,)
     assert Bootstrap(settings({"served_model_name": ["a", "b/c"]})).names == ("a", "b/c")
+    assert Bootstrap(settings({"model": "Qwen/Qwen3-0.6B"})).names == ("Qwen/Qwen3-0.6B",)
+
+
+def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"model": "acme/tiny", "revision": "v1", "download_dir": "/d", "load_format": "dummy"}
+    assert Bootstrap(settings(asked)).source == HubModel("acme/tiny", "v1", "/d", weights=False)
+    (tmp_path / "acme" / "tiny").mkdir(parents=True)
+    assert Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source == tmp_path / "acme/tiny"
+    for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({}, "cohort-tiny"):
+        with pytest.raises(
+            SettingsError, match=f"^--revision v1: {called} is a directory, and those have no "
+        ):
+            Bootstrap(settings({**model, "revision": "v1"}))
+
+
+def test_a_json_object() -> None:
+    wanted = {"temperature": 0.5}
+    assert (
+        settings({"override_generation_config": '{"temperature": 0.5}'}).override_generation_config == wanted
+    )
+    given = settings(COHORT_OVERRIDE_GENERATION_CONFIG='{"temperature": 0.5}')
+    assert given.override_generation_config == wanted
+    assert error({"override_generation_config": "0.5,"}).startswith(
+        "--override-generation-config: it should be a JSON object such as"
+    )
+    assert error({"override_generation_config": "[1]"}).startswith("--override-generation-config: ")
 
 
 def serve_options() -> dict[str, bool]:
@@ -197,7 +225,8 @@ def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     [
         (("serve", "--ctx-size", "5"), {}, "use --max-model-len"),
         (("serve", "--port", "80000"), {}, "--port"),
-        (("serve", "Qwen/Qwen3-0.6B"), {}, "hub name"),
+        (("serve", "gpt2"), {}, "hub name"),
+        (("serve", "--revision", "v1"), {}, "--revision v1: cohort-tiny is a directory"),
         (("serve", "a", "--model", "b"), {}, "two models"),
         (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
     ],

@@ -172,7 +172,10 @@ FAULTS = {
     "norm eps": (_of_config("rms_norm_eps"), ["rms_norm_eps"]),
     "switch": (_of_config(attention_bias="yes"), ["attention_bias", "true or false"]),
     "activation": (_of_config(hidden_act="gelu"), ["hidden_act", "silu"]),
-    "sliding window": (_of_config(use_sliding_window=True, sliding_window=-1, max_window_layers=0, layer_types=None), ["sliding_window is -1", "positive"]),
+    "sliding window": (
+        _of_config(use_sliding_window=True, sliding_window=-1, max_window_layers=0, layer_types=None),
+        ["sliding_window is -1", "positive"],
+    ),
     "first sliding layer": (
         _of_config(use_sliding_window=True, sliding_window=8, max_window_layers="two", layer_types=None),
         ["max_window_layers", "integer"],

@@ -255,7 +255,9 @@ def test_packed_linears_equal_plain_ones(qwen3):
     load_weights(decoder, qwen3, lambda *report: None)
     for rows in (1, 2, 7, 64):
         x = torch.randn(rows, 48).bfloat16()
-        assert torch.allclose(packed(x).float(), decoder.layers[0].mlp.gate_up(x).float(), rtol=0.01, atol=0.01)
+        assert torch.allclose(
+            packed(x).float(), decoder.layers[0].mlp.gate_up(x).float(), rtol=0.01, atol=0.01
+        )
 
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):

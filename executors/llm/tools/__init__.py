@@ -1,0 +1,9 @@
+"""What the verbs `info`, `doctor` and `verify` ask of checkpoints, torch and the machine, in processes of their own.
+
+child.py      the process: one job as JSON in, one answer as JSON out
+describe.py   a checkpoint's sizes and what fits into memory, without its weights
+box.py        CPU, cgroups, memory: no torch
+kernels.py    torch, CUDA, and which kernels the executor takes here
+compare.py    logits and greedy tokens of the executor beside those of transformers
+reference.py  transformers' part of that
+"""

@@ -1,0 +1,82 @@
+"""What `cohort doctor` tells of the machine: CPU, cgroups, memory. Standard library only, for it must answer where torch
+does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from executors.llm import memory
+
+FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve",
+)  # fmt: skip
+"""CPU flags that matter to matrix products, as /proc/cpuinfo of x86 and of Arm calls them."""
+
+
+def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
+    """All of it; `job` is not read."""
+    return facts()
+
+
+def facts(root: Path = memory.ROOT) -> dict[str, Any]:
+    """Bytes and CPUs as the executor counts them, and the limits behind that. `root`: where /proc and /sys are."""
+    limit = memory.memory_limit(root)
+    return {
+        "cpu": cpu(root),
+        "threads": memory.cpu_threads(root),
+        "affinity": len(os.sched_getaffinity(0)),
+        "cpu_quotas": memory._cgroup_cpus(root),
+        "cgroup": cgroup_version(root),
+        "memory": {
+            "machine": memory.machine_bytes(root),
+            "total": limit.total,
+            "available": limit.available,
+            "cgroups": [{"limit": most, "used": used} for most, used in memory._cgroup_memory(root)],
+        },
+        "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
+        "nvidia": sum(1 for _ in (root / "dev").glob("nvidia[0-9]*")),
+    }
+
+
+def cpu(root: Path) -> dict[str, Any]:
+    """Model name, logical CPUs, physical cores (None where the kernel does not say), and which of FLAGS it has."""
+    model, flags, count = "", set[str](), 0
+    cores: set[tuple[str, str]] = set()
+    package = ""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        name, _, value = (part.strip() for part in line.partition(":"))
+        match name:
+            case "processor":
+                count += 1
+            case "model name" | "Model":
+                model = model or value
+            case "flags" | "Features":
+                flags = flags or set(value.split())
+            case "physical id":
+                package = value
+            case "core id":
+                cores.add((package, value))
+    return {
+        "model": model or os.uname().machine,
+        "logical": count or os.cpu_count() or 1,
+        "cores": len(cores) or None,
+        "flags": [flag for flag in FLAGS if flag in flags],
+    }
+
+
+def cgroup_version(root: Path) -> str:
+    """v1, v2, v1 and v2 (memory and CPU of v1 count then), or none."""
+    lines = _read(root / "proc/self/cgroup").splitlines()
+    kinds = {"v2" if line.startswith("0::") else "v1" for line in lines}
+    return " and ".join(sorted(kinds)) or "none"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""

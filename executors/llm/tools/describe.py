@@ -1,0 +1,234 @@
+"""What `cohort info` tells of a checkpoint: sizes, KV, and how many sequences fit. No weight is read.
+
+The model is built on torch's meta device, where tensors have shapes and no memory; sizes and the plan of the KV memory come
+from the code that the executor loads with, so that both say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+
+from executors.errors import ConfigError
+from executors.facts import ExecutorConfig
+from executors.llm import loader, sizing
+from executors.llm.factory import LlmFactory
+from executors.llm.kv_cache import CPU_SHARE, KvPlan, plan_kv
+from executors.llm.linear import can_pack
+from executors.llm.loader import LoadedModel
+from executors.llm.memory import memory_limit, resident_bytes
+from executors.llm.models.config import DecoderConfig, read_config, read_json
+from executors.llm.models.decoder import Decoder, KvSpec
+from executors.llm.weights import INDEX, Checkpoint
+
+SERVER_BYTES = 120 << 20
+"""For the serving process beside the executor's: 90 MiB resident with the embedded model and nothing to do, and room."""
+LENGTHS = tuple(512 * 4**n for n in range(12))
+"""Tokens: 512, 2k, 8k, 32k, ... A row each in the table, up to the context."""
+
+
+def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
+    """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's.
+
+    Raises ConfigError for what cannot be served at all; weights that are not there and memory that does not suffice are
+    told in the answer.
+    """
+    return describe(msgspec.convert(job["config"], ExecutorConfig), job.get("memory"))
+
+
+def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any]:
+    """See `run`. All sizes are bytes, all lengths tokens."""
+    LlmFactory().validate_config(config)
+    directory = Path(config.model)
+    shape = read_config(directory)
+    device = loader.resolve_device(config.device)
+    stored = checkpoint_facts(directory)
+    sketch = sketch_model(config, shape, device, stored["dtype"])
+    spec = sketch.model.kv_spec
+    # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
+    dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
+    size = stored["bytes"] or sketch.info.num_parameters * getattr(torch, dtype).itemsize
+    return {
+        "name": directory.name,
+        "architecture": shape.architecture,
+        "family": shape.family.name,
+        "parameters": sketch.info.num_parameters,
+        "checkpoint": {**stored, "bytes": size, "dtype": dtype},
+        "dtype": sketch.info.dtype,
+        "device": str(device),
+        "weight_bytes": sketch.info.num_parameters * spec.dtype.itemsize,
+        "loaded_bytes": sketch.parameter_bytes,
+        "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "heads": shape.num_heads,
+        "kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "experts": [shape.moe.num_experts, shape.moe.top_k] if shape.moe else None,
+        "vocab_size": shape.vocab_size,
+        "context_length": shape.context_length,
+        "max_context_length": shape.max_context_length,
+        "kv": _kv_facts(spec),
+        "memory": _memory_facts(config, sketch, memory),
+        "max_num_seqs": config.max_num_seqs,
+    }
+
+
+def sketch_model(
+    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None
+) -> LoadedModel:
+    """What `load_model` would return, with a model that has a KV shape and nothing else."""
+    directory = Path(config.model)
+    if config.dtype == "auto" and shape.dtype is None and config.load_format != "dummy" and stored_dtype:
+        config = replace(config, dtype=stored_dtype)
+    elif config.dtype == "auto" and shape.dtype is None:
+        config = replace(config, dtype="float32")
+    dtype = loader._dtype(config, shape, directory)
+    max_len = config.max_model_len or shape.context_length
+    # One row of rotary table is computed here, the others are counted: a million of them takes a while.
+    decoder = Decoder(shape, dtype, torch.device("meta"), 1)
+    num_bytes = decoder.num_bytes()
+    num_bytes += sum((max_len - 1) * table[0].numel() * dtype.itemsize for table in decoder.rotary)
+    if can_pack(dtype, device) and shape.tied:
+        num_bytes += decoder.embed.numel() * dtype.itemsize  # see Decoder.pack
+    info = replace(loader._info(config, decoder, max_len), device=str(device))
+    model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))
+    return LoadedModel(model, info, num_bytes, loader._activation_bytes(shape) * dtype.itemsize)
+
+
+def checkpoint_facts(directory: Path) -> dict[str, Any]:
+    """From the headers of the weight files, or the index alone where only that was fetched."""
+    facts: dict[str, Any] = {"bytes": None, "dtype": None, "files": 0, "problem": None}
+    try:
+        checkpoint = Checkpoint(directory)
+    except ConfigError as error:
+        facts["problem"] = str(error)
+        facts["bytes"] = _indexed_bytes(directory)
+        return facts
+    try:
+        by_dtype: Counter[str] = Counter()
+        for file in checkpoint.files.values():
+            for name in file.names():
+                by_dtype[str(file.dtype(name)).removeprefix("torch.")] += file.num_bytes(name)
+        facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
+        if by_dtype:
+            facts["dtype"] = by_dtype.most_common(1)[0][0]
+    except ConfigError as error:
+        facts["problem"] = str(error)
+    finally:
+        checkpoint.close()
+    return facts
+
+
+def _indexed_bytes(directory: Path) -> int | None:
+    if not (directory / INDEX).is_file():
+        return None
+    metadata = read_json(directory / INDEX).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _kv_facts(spec: KvSpec) -> dict[str, Any]:
+    windows = Counter(window for window in spec.windows if window is not None)
+    return {
+        "bytes_per_token": spec.bytes_per_token(),
+        "bytes_per_token_per_layer": spec.bytes_per_token() // spec.num_layers,
+        "windows": [{"tokens": window, "layers": layers} for window, layers in sorted(windows.items())],
+    }
+
+
+def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> dict[str, Any]:
+    """The KV plan and what it means for sequences of some lengths; {"problem": ...} when nothing can be served."""
+    claims = sizing.claims(config, sketch)
+    explicit = config.memory.kv_cache_memory_bytes
+    free, share = free_after_loading(config, sketch, memory)
+    reserved = sum(claim.num_bytes for claim in claims)
+    allowed = explicit if explicit is not None else max(0, int((free - reserved) * share))
+    facts: dict[str, Any] = {
+        "given": memory, "free_after_loading": free, "reserved": reserved, "share": share, "kv_bytes": allowed,
+    }  # fmt: skip
+    if free < 0 and explicit is None:
+        weights = sketch.parameter_bytes
+        rest = "" if memory is None else f" beside {memory - free - weights:,} for the processes"
+        problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than there are"
+        return {**facts, "problem": problem}
+    try:
+        plan = plan_for(sketch.model.kv_spec, config, sketch.info.max_model_len, allowed)
+    except ConfigError as error:
+        return {
+            **facts,
+            "problem": str(error) if explicit is not None else _too_little(config, sketch, allowed),
+        }
+    layout = plan.layout
+    fitting = allowed // layout.bytes_per_block
+    return facts | {
+        "problem": None,
+        "block_size": layout.block_size,
+        "num_blocks": layout.num_blocks,
+        "bytes_per_block": layout.bytes_per_block,
+        "capacity_tokens": layout.capacity_tokens,
+        "max_model_len": plan.max_model_len,
+        "note": plan.note,
+        "sequences": [
+            _row(length, layout.block_size, layout.bytes_per_block, fitting, config.max_num_seqs)
+            for length in lengths_up_to(plan.max_model_len)
+        ],
+    }
+
+
+def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed: int) -> KvPlan:
+    """The executor's plan for so many bytes of KV: one that nobody asked a length of is shortened, not refused."""
+    explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
+    block_size = config.attention.block_size
+    fitting = allowed // (spec.bytes_per_token() * block_size) * block_size
+    chosen = config.max_model_len is not None or config.memory.kv_cache_memory_bytes is not None
+    if chosen or fitting < block_size or fitting >= context_length:
+        return plan_kv(spec, explicit, context_length)
+    note = f"max_model_len reduced from {context_length} to {fitting}: KV memory allows no more"
+    return replace(plan_kv(spec, replace(explicit, max_model_len=fitting), context_length), note=note)
+
+
+def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
+    block_size, per_token = config.attention.block_size, sketch.model.kv_spec.bytes_per_token()
+    length = config.max_model_len or block_size
+    return (
+        f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs "
+        f"{math.ceil(length / block_size) * block_size * per_token:,}"
+    )
+
+
+def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> tuple[int, float]:
+    """Bytes that would be free with the weights in memory (negative: they do not fit), and the part that KV may take.
+
+    For `memory` bytes in all, the processes themselves count too: torch and its libraries are in this one.
+    """
+    device, weights = sketch.model.kv_spec.device, sketch.parameter_bytes
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if memory is not None:
+            free, total = memory, memory
+        return int(total * config.memory.gpu_memory_utilization) - (total - free) - weights, 1.0
+    if memory is not None:
+        return memory - resident_bytes() - SERVER_BYTES - weights, CPU_SHARE
+    available = memory_limit().available
+    if config.memory.memory_limit_bytes is not None:
+        available = min(available, config.memory.memory_limit_bytes - resident_bytes())
+    return available - weights, CPU_SHARE
+
+
+def lengths_up_to(context: int) -> list[int]:
+    """Those of LENGTHS that are shorter than the context, and the context."""
+    return [*(length for length in LENGTHS if length < context), context]
+
+
+def _row(length: int, block_size: int, block_bytes: int, fitting: int, most: int) -> dict[str, int]:
+    blocks = math.ceil(length / block_size)
+    fit = fitting // blocks
+    return {"length": length, "kv_bytes": blocks * block_bytes, "fit": fit, "at_once": min(fit, most)}

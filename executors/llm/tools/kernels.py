@@ -1,0 +1,50 @@
+"""What `cohort doctor` tells of torch: its build, CUDA devices, and the kernels that the executor takes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from executors.llm.attention import TorchAttention
+from executors.llm.linear import can_pack
+from executors.llm.memory import cpu_threads
+
+PACKED, PLAIN = "packed oneDNN weights", "plain torch"
+
+
+def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
+    """All of it; `job` is not read."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return {
+        "torch": torch.__version__,
+        "cuda_build": torch.version.cuda,
+        "devices": [_device(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else [],
+        "device": device.type,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl": torch.backends.mkl.is_available(),
+        "onednn": torch.backends.mkldnn.is_available(),
+        "bf16_kernels": _onednn_has("_is_mkldnn_bf16_supported"),
+        "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
+        "threads": cpu_threads(),
+        "linear": {name: PACKED if can_pack(dtype, device) else PLAIN for name, dtype in dtypes.items()},
+        "attention": TorchAttention.name,
+    }
+
+
+def _device(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    capability = f"{properties.major}.{properties.minor}"
+    return {"name": properties.name, "capability": capability, "free": free, "total": total}
+
+
+def _onednn_has(name: str) -> bool:
+    try:
+        return bool(getattr(torch.ops.mkldnn, name)())
+    except (AttributeError, RuntimeError):
+        return False

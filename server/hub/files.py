@@ -1,0 +1,65 @@
+"""Which files of a repository a server needs. Names only: no library, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_SMALL_SUFFIXES = (".json", ".jinja")
+_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
+_TEMPLATES = "additional_chat_templates"
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
+
+
+class HubError(Exception):
+    """A repository cannot be served. The message is one sentence that names it and says what to do."""
+
+
+def small_files(paths: Iterable[str]) -> list[str]:
+    """Configuration, tokenizer and templates. Folders such as onnx/ and original/ hold the same model in other forms."""
+    return sorted(path for path in paths if _is_small(PurePosixPath(path)))
+
+
+def _is_small(path: PurePosixPath) -> bool:
+    if len(path.parts) == 1:
+        other_weights = path.name.endswith(tuple(f"{suffix}.index.json" for suffix in _PICKLED))
+        return not other_weights and (path.suffix in _SMALL_SUFFIXES or path.name in _TOKENIZERS)
+    return path.parent == PurePosixPath(_TEMPLATES) and path.suffix == ".jinja"
+
+
+def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | None) -> list[str]:
+    """The safetensors files that the loader will open: those of the index if there is one, else the single file.
+
+    Other safetensors files (a second copy under another name, another precision) are left where they are. `index` is
+    the content of INDEX. Raises HubError for `name` when there are none.
+    """
+    present = set(paths)
+    if INDEX in present:
+        shards = (index or {}).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise HubError(f"{name}: its {INDEX} has no weight_map: the repository is broken; take another")
+        wanted = sorted(set(map(str, shards.values())))
+        missing = [shard for shard in wanted if shard not in present]
+        if missing:
+            raise HubError(
+                f"{name}: {missing[0]} is missing, though its {INDEX} names it: the upload is not complete; "
+                "take another revision with --revision"
+            )
+        return wanted
+    if SINGLE in present:
+        return [SINGLE]
+    raise HubError(
+        f"{name} has {_other_weights(present)}; needed: {SINGLE} or {INDEX}; take another repository"
+    )
+
+
+def _other_weights(present: set[str]) -> str:
+    for kind, suffixes in (("pickled", _PICKLED), ("GGUF", (".gguf",)), ("ONNX", (".onnx",))):
+        if found := sorted(path for path in present if path.endswith(suffixes)):
+            return f"only {kind} weights ({found[0]})"
+    return "no weights"

@@ -1,0 +1,51 @@
+"""Sampling settings that name tokens: from what a client sent to token ids of the model."""
+
+from __future__ import annotations
+
+from engine.errors import InvalidRequest
+from server.schemas.sampling import GenerationFields
+from server.state import ServedModel
+
+
+def check_ids(fields: GenerationFields, width: int) -> None:
+    """Raises InvalidRequest, naming the field, for an id at or past `width`: the model has no logit for it."""
+    for name, ids in (
+        ("stop_token_ids", fields.stop_token_ids or ()),
+        ("allowed_token_ids", fields.allowed_token_ids or ()),
+        ("logit_bias", [int(key) for key in fields.logit_bias or ()]),
+    ):
+        largest = max(ids, default=0)
+        if largest >= width:
+            message = f"'{name}' holds {largest}, but this model's ids end at {width - 1}."
+            raise InvalidRequest(message, param=name, code="invalid_value")
+
+
+def typical_p(value: float) -> float:
+    """0 means off, as 1 does: other servers take both."""
+    return value or 1.0
+
+
+def logit_bias(fields: GenerationFields) -> tuple[tuple[int, float], ...]:
+    """(token id, bias) pairs. Raises InvalidRequest where two keys, "7" and "07", mean one id."""
+    biases = {int(key): bias for key, bias in (fields.logit_bias or {}).items()}
+    if len(biases) < len(fields.logit_bias or {}):
+        raise InvalidRequest("'logit_bias' names a token id twice.", param="logit_bias", code="invalid_value")
+    return tuple(biases.items())
+
+
+def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of the words that must not come: each as it begins a text, and behind a space, where most tokenizers
+    have other ids for it. Raises InvalidRequest."""
+    found: dict[tuple[int, ...], None] = {}
+    for number, word in enumerate(fields.bad_words or ()):
+        bare = word.lstrip(" ") or word
+        for text in (bare, " " + bare):
+            try:
+                ids = tuple(model.tokenizer.encode(text, False))
+            except UnicodeEncodeError:
+                message = f"'bad_words.{number}' holds half of a surrogate pair, which is no character."
+                raise InvalidRequest(message, param=f"bad_words.{number}", code="invalid_value") from None
+            # A sequence with an id that the model has no logit for cannot come anyway.
+            if ids and max(ids) < model.info.logits_width:
+                found[ids] = None
+    return tuple(found)

@@ -1,0 +1,90 @@
+"""Inside a container's limits: 2 GiB and one CPU, as a cgroup sets them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.cgroups import limited
+from tests.e2e.conftest import ECHO
+from tests.e2e.hungry_executor import MIB_PER_STEP
+from tests.e2e.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+GIB = 1 << 30
+MIB = 1 << 20
+KV_BYTES_PER_TOKEN = 2 * 3 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, bytes
+
+
+async def _round(url: str, streams: int, tokens: int) -> int:
+    """Tokens of `streams` answers at once."""
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)
+    ) as client:
+
+        async def one(number: int) -> int:
+            body = {
+                "prompt": f"Story {number}: " + "x" * (7 * number),
+                "max_tokens": tokens,
+                "ignore_eos": True,
+            }
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            return int(response.json()["usage"]["completion_tokens"])
+
+        return sum(await asyncio.gather(*(one(i) for i in range(streams))))
+
+
+async def test_cohort_tiny_serves_64_streams_within_2_gib_and_one_cpu(tmp_path: Path) -> None:
+    with (
+        limited(2 * GIB, 1.0) as box,
+        ServerProcess([], tmp_path, enter=box.enter, ready_within=120) as server,
+    ):
+        server.wait_until_ready()
+        assert server.metric("cohort_executor_memory_limit_bytes") == 2 * GIB
+        # The budget: what is there at the start, the KV pool, whose pages become memory when first written, and room for
+        # full steps, requests and what allocators keep of them.
+        tokens = int(server.output().split("KV cache")[1].split()[0].replace(",", ""))
+        budget = box.used_bytes() + tokens * KV_BYTES_PER_TOKEN + 192 * MIB
+        assert budget < GIB
+        used = []
+        for _ in range(10):
+            assert await _round(server.url, 64, 150) == 64 * 150
+            used.append(box.used_bytes())
+        assert max(used) < budget, (budget // MIB, [one // MIB for one in used])
+        assert used[9] - used[7] < 24 * MIB, [
+            one // MIB for one in used
+        ]  # every block has been written by then
+        assert server.metric('cohort_executor_restarts_total{cause="memory"}') == 0
+        assert server.metric("cohort_kv_blocks_used") == 0
+        assert server.get("/health").json() == {"status": "ready"}
+
+
+async def test_a_kv_pool_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with limited(2 * GIB, 1.0) as box:
+        server = ServerProcess(["--max-num-seqs", "100000"], tmp_path, enter=box.enter)
+        assert server.process.wait(60) == 2
+        line = server.log().splitlines()[-1]
+        assert "max_num_seqs 100000" in line or "--max-num-batched-tokens" in line
+
+
+async def test_the_executor_ends_itself_before_the_limit_and_says_so(
+    tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    executor = f"{__name__.replace('test_limited_box', 'hungry_executor')}:HungryFactory"
+    args = [str(tokenizer_dir), "--executor", executor, *ECHO[2:], "--served-model-name", "hungry"]
+    with limited(GIB, 2.0) as box, ServerProcess(args, tmp_path, enter=box.enter) as server:
+        server.wait_until_ready()
+        steps = GIB // (MIB_PER_STEP * MIB)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            body = {"prompt": "x", "max_tokens": steps, "ignore_eos": True}
+            response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 500, response.text
+        assert "memory limit" in response.json()["error"]["message"]
+        server.wait_until("/ready", 200)
+        assert server.metric('cohort_executor_restarts_total{cause="memory"}') == 1
+        assert "MiB are in use" in server.log()

@@ -1,0 +1,157 @@
+"""Settings that mask, bias or look back, through the whole engine: every token against the executor's own function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.core.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.errors import InvalidRequest
+from engine.request import FinishReason, Request
+from engine.text.generation import TextEngine, TextRequest
+from executors import reference_sampler
+from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams
+from executors.fakes.oracle import expected_tokens
+from executors.llm.executor import LlmExecutor
+from executors.token_history import TokenHistory
+from tests.e2e.test_llm_engine import BYTES_PER_TOKEN, CONFIG
+from tests.engine.harness import GREEDY, engine, fake, read, request, run
+from tests.engine.tokenizers_for_tests import byte_level, load
+
+FEW = tuple(range(40, 48))
+APART = tuple((token, 0.37 * token) for token in FEW)
+
+
+def some_settings(rng: random.Random) -> SamplingParams:
+    """Few allowed ids, so that the output repeats itself and its counts matter."""
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.7, 1.5]), seed=rng.randrange(99), allowed_token_ids=FEW, logit_bias=APART,
+        repetition_penalty=rng.choice([1.0, 1.4]), presence_penalty=rng.choice([0.0, 0.8]),
+        frequency_penalty=rng.choice([0.0, 0.6]), bad_words=rng.choice([(), ((41,), (45, 46), (47, 47))]),
+        typical_p=rng.choice([1.0, 0.8]), min_p=rng.choice([0.0, 0.05]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_settings_survive_preemption(native: bool) -> None:
+    rng = random.Random(3)
+    made = fake(num_blocks=30, native=native)
+    async with engine(made) as core:
+
+        async def one() -> None:
+            prompt, params = (
+                [rng.randrange(1000) for _ in range(rng.randrange(1, 30))] + [41, 42],
+                some_settings(rng),
+            )
+            ids, _ = await run(core, request(prompt, 30, params))
+            assert ids == expected_tokens(prompt, 30, params), params
+
+        await asyncio.gather(*(one() for _ in range(16)))
+        assert core.stats().preemptions > 0
+
+
+async def test_stop_ids_wait_for_min_tokens() -> None:
+    free = expected_tokens([1, 2], 12)
+    for least in (0, 1, 5, 12):
+        params = replace(
+            GREEDY, min_tokens=least, stop_token_ids=(free[0], free[3]), logit_bias=((free[3], 50.0),)
+        )
+        async with engine(fake()) as core:
+            ids, reason = await run(core, request([1, 2], 12, params, stop=(free[0], free[3])))
+        assert len(ids) == min(least + 1, 12)
+        assert reason is (FinishReason.LENGTH if least == 12 else FinishReason.STOP)
+        assert not {free[0], free[3]} & set(ids[:least])
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"min_tokens": 9}, "min_tokens"), ({"logit_bias": ((1000, 1.0),)}, "logit_bias"),
+        ({"allowed_token_ids": (3, 1000)}, "allowed_token_ids"), ({"bad_words": ((1, 1000),)}, "bad_words"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_is_refused_at_once(settings: dict[str, object], param: str) -> None:
+    async with engine(fake()) as core:
+        with pytest.raises(InvalidRequest) as refused:
+            await run(core, request([1], 8, replace(GREEDY, **settings)))  # type: ignore[arg-type]
+        assert refused.value.param == param
+        assert len((await run(core, request([1], 8)))[0]) == 8
+
+
+async def test_a_row_with_nothing_left_fails_its_sequence_alone() -> None:
+    nothing = replace(GREEDY, allowed_token_ids=(5,), bad_words=((5,),))
+    async with engine(fake()) as core:
+        both = await asyncio.gather(
+            run(core, request([1], 8, nothing)), run(core, request([2], 8)), return_exceptions=True
+        )
+    assert isinstance(both[0], Exception) and "forbid every token" in str(both[0])
+    assert both[1] == (expected_tokens([2], 8), FinishReason.LENGTH)
+
+
+async def test_stop_strings_wait_for_min_tokens(tmp_path: Path) -> None:
+    tokenizer = load(byte_level(), tmp_path)
+    asked = TextRequest("r", ((1, 2),), max_tokens=20, temperature=0.0, ignore_eos=True)
+    text = tokenizer.decode(expected_tokens([1, 2], 20, vocab_size=264))
+    for least in (0, 12):
+        async with engine(fake(vocab_size=264)) as core:
+            counted = 0
+            async with TextEngine(core, tokenizer).start(
+                replace(asked, stop=(text[2],), min_tokens=least)
+            ) as generation:
+                async for delta in generation:
+                    counted += len(delta.token_ids)
+        assert counted >= least if least else counted < 12
+
+
+async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are the reference's choice from the very logits of each step, whatever was recomputed between."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    config = ExecutorConfig(
+        "llm", model=str(tmp_path), load_format="dummy", max_num_seqs=16, max_model_len=128,
+        optimization=OptimizationConfig(num_threads=1),
+        memory=ExecutorMemoryConfig(kv_cache_memory_bytes=320 * BYTES_PER_TOKEN),
+    )  # fmt: skip
+    made = LlmExecutor.from_config(config)
+    core = EngineCore(made, EngineConfig(max_num_seqs=16, max_num_batched_tokens=128))
+    await core.start()
+    rows: dict[tuple[int, int], np.ndarray] = {}
+    unified = made._loaded.unified  # type: ignore[union-attr]
+    sample = unified._sample
+
+    def keep(batch, step, hidden):  # type: ignore[no-untyped-def]
+        for i in np.flatnonzero(batch.is_final_chunk).tolist():
+            last = int(step.q_starts[i] + step.q_lens[i]) - 1
+            row = unified.runner.logits(hidden, np.array([last]))[0].float().numpy()
+            rows[int(batch.seq_ids[i]), int(step.positions[last]) + 1] = row
+        return sample(batch, step, hidden)
+
+    monkeypatch.setattr(unified, "_sample", keep)
+    rng = random.Random(5)
+    try:
+
+        async def one() -> None:
+            prompt, params = (
+                [rng.randrange(512) for _ in range(rng.randrange(1, 60))] + [41, 42],
+                some_settings(rng),
+            )
+            mailbox = Mailbox()
+            seq_id = core.submit(Request("t", np.array(prompt, np.int32), params, 25), mailbox)
+            ids = [token.token_id for token in (await read(mailbox)).tokens]
+            history = TokenHistory(prompt)
+            for token in ids:
+                row = rows[seq_id, len(history)]
+                assert token == reference_sampler.choose(row, params, len(history), history), params
+                history.append(token)
+
+        await asyncio.gather(*(one() for _ in range(12)))
+        assert core.stats().preemptions > 0
+    finally:
+        await core.stop()

@@ -19,6 +19,7 @@ Row = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 _POOL = 640
 _MAX_TOKENS = 1024
+_WIDTHS = 16
 _HONEST_KEPT = 6
 """Tokens kept of most closing honest answers: the rest of the sentence is the same every time."""
 
@@ -69,7 +70,7 @@ def batches(
             ids, counted = encoder.encode(render(sample))
             if len(ids) > _MAX_TOKENS:
                 continue
-            if sample.answer == HONEST and rng.random() < 0.75:
+            if sample.answer == HONEST and rng.random() < 0.92:
                 begin = int(np.flatnonzero((counted[:-1] == 0) & (counted[1:] > 0))[-1]) + 1
                 ids, counted = ids[: begin + _HONEST_KEPT], counted[: begin + _HONEST_KEPT]
             pool.append((ids, counted))
@@ -84,8 +85,11 @@ def batches(
 
 
 def _stack(rows: list[Row]) -> Batch:
-    """Pad `rows` on the right and stack them."""
-    width = max(len(ids) for ids, _ in rows)
+    """Pad `rows` on the right and stack them.
+
+    The width is one more than a multiple: the model works on all tokens but the last, and few sizes mean few kernels.
+    """
+    width = -(-(max(len(ids) for ids, _ in rows) - 1) // _WIDTHS) * _WIDTHS + 1
     all_ids = np.zeros((len(rows), width), dtype=np.int64)
     all_weights = np.zeros((len(rows), width), dtype=np.float32)
     for index, (ids, weights) in enumerate(rows):

@@ -8,7 +8,7 @@ Exits with 1 if a row is below `--min`.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPSConnection
@@ -21,6 +21,9 @@ from executors.tiny.data import SKILL_NAMES, Sample, held_out_samples
 from executors.tiny.data.graders import grade
 
 THIRD_TURNS = "third turns"
+
+Judge = Callable[[Sample, str, bool, Sequence[Mapping[str, Any]]], bool]
+"""Tells whether an answer is right: the sample, its text, whether it ended by itself, and its parsed calls."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def ask_offline(folder: Path, samples: Sequence[Sample], seed: int = 0) -> list[
 
 
 def ask_server(
-    url: str, samples: Sequence[Sample], concurrency: int = 24, api_key: str = ""
+    url: str, samples: Sequence[Sample], concurrency: int = 24, api_key: str = "", judge: Judge = grade
 ) -> list[Outcome]:
     """Answer `samples` with the server at `url`, sending only messages and tools."""
     model = _request(url, "GET", "/v1/models", None, api_key)["data"][0]["id"]
@@ -86,7 +89,7 @@ def ask_server(
         text, calls = choice["message"].get("content") or "", choice["message"].get("tool_calls") or []
         finished = choice["finish_reason"] in ("stop", "tool_calls")
         shown = text if not calls else json.dumps(calls)
-        return Outcome(sample, shown, grade(sample, text, finished, calls))
+        return Outcome(sample, shown, judge(sample, text, finished, calls))
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(ask, samples))

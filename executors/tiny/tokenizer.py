@@ -1,8 +1,9 @@
 """The byte-level BPE of `cohort-tiny`: frequent template words are tokens, everything else is spelled.
 
 The BPE has no merges. With `ignore_merges` a pre-token that is in the vocabulary becomes one token, and any other falls
-back to one token per byte. Digits are always single. So operands (names, made-up words, numbers) reach the model a
-character per token, while the wordings around them stay short.
+back to one token per byte. Digits are always single, and so are the letters of short words. So operands (names, made-up
+words, numbers, "the") reach the model a character per token, while the wordings around them stay short. A space is a
+token of its own: a word is the same token wherever it stands, so copying it needs no knowledge of that word.
 """
 
 import json
@@ -16,19 +17,27 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from executors.tiny.data import training_samples
-from executors.tiny.data.lexicon import CAPITALS, CITIES, NAMES, SURNAMES, UNKNOWN_PLACES, WORDS
+from executors.tiny.data.lexicon import (
+    CAPITALS,
+    CITIES,
+    FUNCTION_WORDS,
+    NAMES,
+    SURNAMES,
+    UNKNOWN_PLACES,
+    WORDS,
+)
 from executors.tiny.data.sample import Sample
 
-VOCAB_SIZE = 1088
+VOCAB_SIZE = 896
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 TEMPLATE_FILE = Path(__file__).resolve().parent / "chat_template.jinja"
 
-# In order: contractions, JSON punctuation between values, the comma of a list of numbers, words with their space,
+# In order: contractions, JSON punctuation between values, the comma of a list of numbers, words without their space,
 # single digits, other punctuation with its space, white space.
 _PRE_TOKEN = (
     r"""(?<=\p{L})'(?:s|t|re|ve|m|ll|d)(?!\p{L})|["\]}]+[,:] (?=["\[{\p{N}])["\[{]*|, (?=\p{N})"""
-    r"""| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"""
+    r"""|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"""
 )
 _SAMPLES_COUNTED = 12_000
 
@@ -48,17 +57,20 @@ def _empty_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
+_SHORT = 3
+"""Words of at most so many letters are spelled: users ask to reverse and to repeat them, and they cost little."""
+
+
 def _spelled() -> set[str]:
-    """Return the words, in lower case, that never become a token of their own."""
+    """Return the words, in lower case, that never become a token of their own although they are long enough."""
     capitals = [word for pair in CAPITALS.items() for name in pair for word in name.split()]
     places = [word for place in UNKNOWN_PLACES for word in place.split()]
-    return {word.lower() for word in (*WORDS, *NAMES, *SURNAMES, *CITIES, *capitals, *places)} - _KEPT
+    return {
+        word.lower() for word in (*WORDS, *FUNCTION_WORDS, *NAMES, *SURNAMES, *CITIES, *capitals, *places)
+    } - _KEPT
 
 
-_KEPT = frozenset(
-    "word name story time like tell give write read play open close find take bring send want need help say make look new "
-    "order short city old day find good hello morning world key year what number cohort tiny model".split()
-)
+_KEPT = frozenset("word name tell give write say what number cohort tiny model read make story".split())
 """Listed words that the wordings themselves use all the time."""
 
 
@@ -78,7 +90,8 @@ def build(texts: Iterable[str]) -> Tokenizer:
     for piece in ranked:
         if len(vocabulary) == VOCAB_SIZE - len(SPECIAL) - len(MARKERS):
             break
-        if piece.strip("\u010a") and piece.removeprefix("\u0120").lower() not in spelled:
+        short = piece.isalpha() and len(piece) <= _SHORT
+        if piece.strip("\u010a\u0120") and not short and piece.lower() not in spelled:
             vocabulary[piece] = len(vocabulary)
     return _empty_tokenizer(vocabulary)
 

@@ -16,7 +16,7 @@ __all__ = [
     "training_samples",
 ]
 
-_TOOL_SHARE = 0.26
+_TOOL_SHARE = 0.28
 _RESULT_SHARE = 0.01
 
 

@@ -1,7 +1,10 @@
 """Greetings, small talk about the model itself, and short stories made of a few template sentences."""
 
-from executors.tiny.data.lexicon import NAMES
-from executors.tiny.data.phrasing import Draw, expand, fill
+import re
+
+from executors.tiny.data.heroes import HEROES, STORY_ASKS, TRAITS
+from executors.tiny.data.lexicon import NAMES, pseudo_word
+from executors.tiny.data.phrasing import Draw, dress, expand, fill
 from executors.tiny.data.sample import Turn
 
 HONEST = (
@@ -23,6 +26,10 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "[hi|hello|hey], [nice to meet you|I am {n}|I'm {n}|my name is {n}|it's me|this is {n}|good to see you|glad to meet you]",
             "[nice to meet you|pleased to meet you|good to see you|anyone there|are you there|is anybody there|happy to meet you]",
             "[hello|hi|hey], are you there",
+            "[good to meet you|great to meet you|nice meeting you|glad to see you|evening|morning|afternoon][| everyone| friend| bot| all]",
+            "[hi|hello|hey|good morning|good evening] [everyone|team|guys|folks|assistant|computer|again my friend]",
+            "[hi|hello|hey|good evening|good afternoon], [good to meet you|great to meet you|pleased to meet you|nice meeting you|I'm back|I am back]",
+            "[a very |]good [morning|evening|afternoon] to [you|all|everyone]",
             "[I just wanted to say|just saying|wanted to say] [hi|hello]",
         ),
     ),
@@ -38,6 +45,8 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "how [is it going|are things|do you do|have you been|do you feel| is life|is your day|was your day|goes it]",
             "[how's it going|how's life|how's your day|what's up|whats up|sup|you ok|are you ok|are you well|you good|all good|how's everything]",
             "[hi|hello|hey], [what's up|how's it going|how is it going|how do you do|how are things]",
+            "[how are you doing|how are you feeling|how's your day going|how has your day been|how are things going|how have you been][| today| tonight| this week| so far| lately]",
+            "[hello|hi|hey|good morning] [bot|there|friend|again], how [are you|are you doing|are you feeling|have you been][| today| tonight]",
             "[are you having a good day|how is your day going|everything ok|feeling good|are you doing well]",
         ),
     ),
@@ -51,6 +60,10 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "[great|ok|perfect|nice|cool|awesome|wonderful], [thanks|thank you|thanks a lot]",
             "[that was helpful|that helped|you are very helpful|you helped me a lot|I appreciate it|I appreciate your help|that's perfect]",
             "[that was helpful|that helped|good job|well done|nice work], [thanks|thank you]",
+            "[thanks|thank you|cheers|great, thanks|perfect, thank you], that's [all|all I needed|great|it|very kind|very helpful|what I needed|helpful]",
+            "[cheers|thanks], [mate|thank you|thanks|friend|that helped|that was helpful|much appreciated]",
+            "[thank you|thanks] [ever so much|for your time|for your answer|kindly|so very much|for helping me|for your support]",
+            "[that was|this is|this was] [very |really |so |][helpful|useful|kind], [thanks|thank you|cheers]",
             "[I am|I'm] [very |so |really |][grateful|thankful]",
         ),
     ),
@@ -67,6 +80,10 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "[bye|goodbye|good night|see you][|,] [friend|for now|then|my friend|tomorrow|bot|and thanks|have a nice day|have a good one]",
             "[ok|thanks|thank you|well|alright], [bye|goodbye|see you|good night|see you later]",
             "[I have to go|I must go|I am leaving|I need to go|got to go|gotta go|I'm off|time to go|that is all][| now|, bye|, see you]",
+            "have a [great|nice|good|lovely|wonderful|pleasant] [weekend|evening|day|night|week|afternoon|holiday|one]",
+            "[see you|talk to you|speak to you|see you again] [tomorrow|soon|later|on Monday|next week|next time|around]",
+            "[sleep well|good night and sleep well|sweet dreams|good night everyone|bye and take care|take care of yourself|have fun, bye]",
+            "[ok|okay|great|alright|cool], [see you tomorrow|see you around|talk to you later|have a nice weekend|good night|bye for now]",
             "[talk to you later|until next time|catch you later|have a nice day|have a good day|until tomorrow|have a nice evening]",
         ),
     ),
@@ -91,6 +108,7 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+GREETING_ANSWERS = tuple(answer for _, answer, _ in _GREETINGS)
 _WEIGHTED = (0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
 
 _STORY_ASKS = (
@@ -111,75 +129,7 @@ _STORY_ASKS = (
     "[what is|what's] a [good|nice|short] story about {t}",
     "[write|tell] something [short |]like a fairy tale[| about {t}]",
     "[write|tell me] [two|three|four|a few|some] sentences of a story[| about {t}]",
-)
-_HEROES = (
-    "cat",
-    "dog",
-    "fox",
-    "bear",
-    "wolf",
-    "mouse",
-    "bird",
-    "fish",
-    "frog",
-    "dragon",
-    "robot",
-    "king",
-    "queen",
-    "princess",
-    "knight",
-    "wizard",
-    "farmer",
-    "girl",
-    "boy",
-    "rabbit",
-    "owl",
-    "lion",
-    "tiger",
-    "pirate",
-    "cloud",
-    "tree",
-    "river",
-    "star",
-    "train",
-    "boat",
-    "turtle",
-    "snail",
-    "bee",
-    "horse",
-    "duck",
-    "witch",
-    "giant",
-    "elephant",
-    "monkey",
-    "whale",
-    "sailor",
-    "teacher",
-    "baker",
-    "computer",
-    "moon",
-    "spider",
-    "goat",
-    "sheep",
-    "penguin",
-    "dolphin",
-    "ghost",
-)
-_TRAITS = (
-    "little",
-    "brave",
-    "kind",
-    "old",
-    "happy",
-    "small",
-    "clever",
-    "lazy",
-    "young",
-    "quiet",
-    "red",
-    "sad",
-    "big",
-    "shy",
+    *STORY_ASKS,
 )
 _STORY = (
     "Once upon a time there was a {trait} {hero}[| named {name}]. [Every day|Every morning|One day|One night] the {hero} "
@@ -188,6 +138,8 @@ _STORY = (
     "The {hero} [was very happy|laughed|was not afraid|asked for help|smiled] and [went home|danced all night|slept well|"
     "shared it with everyone|helped a friend]. The end."
 )
+_VOWEL_SOUND = re.compile(r"[aeio]|u(?!ni)")
+_VERBS = frozenset("tell write make invent create compose give share read think come entertain".split())
 _THINGS = ("golden key", "red ball", "small box", "warm hat", "magic stone", "big cake")
 
 
@@ -210,16 +162,28 @@ def greeting(draw: Draw) -> Turn:
     return Turn("greetings", text, answer, {"kind": kind, "text": answer})
 
 
+def _hero(draw: Draw) -> str:
+    """Return a noun, or now and then a made-up one, so that any word can be a hero."""
+    return pseudo_word(draw.rng) if draw.chance(0.1) else draw.rng.choice(HEROES)
+
+
 def story(draw: Draw) -> Turn:
     """Ask for a short story, mostly about someone; it ends with "The end."."""
-    template = draw.ask(_STORY_ASKS)
-    hero = draw.rng.choice(_HEROES)
+    template = draw.phrase(_STORY_ASKS)
+    if template.split()[0] in _VERBS:
+        template = dress(draw.rng, template)
+    elif draw.chance(0.7):
+        template = template[:1].upper() + template[1:]
+    hero = _hero(draw)
     while "{t}" in template and not draw.mine("hero", hero, share=8):
-        hero = draw.rng.choice(_HEROES)
-    trait = draw.rng.choice(_TRAITS)
+        hero = _hero(draw)
+    trait = draw.rng.choice(TRAITS)
     named_trait = "{t}" in template and draw.chance(0.3)
-    article = "an" if (trait if named_trait else hero)[0] in "aeiou" else "a"
-    topic = f"{article} {trait} {hero}" if named_trait else f"{article} {hero}"
+    described = f"{trait} {hero}" if named_trait else hero
+    article = "an" if _VOWEL_SOUND.match(described) else "a"
+    if draw.chance(0.14):
+        article = draw.rng.choice(("the", "the", "my"))
+    topic = f"{article} {described}"
     answer = fill(
         expand(draw.rng, _STORY),
         {

@@ -32,14 +32,14 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.06,
-    "counting": 0.09,
-    "sums": 0.11,
-    "reversal": 0.21,
-    "repetition": 0.06,
-    "upper_casing": 0.10,
-    "capitals": 0.07,
-    "extraction": 0.12,
-    "stories": 0.01,
+    "counting": 0.10,
+    "sums": 0.12,
+    "reversal": 0.15,
+    "repetition": 0.05,
+    "upper_casing": 0.08,
+    "capitals": 0.08,
+    "extraction": 0.17,
+    "stories": 0.02,
     "off_topic": 0.17,
 }
 """Share of each skill among turns without tools."""
@@ -70,6 +70,7 @@ _RIVALS = {
     "repetition": frozenset({"message"}),
 }
 """Tool groups that could serve a turn of the skill, which is therefore not mixed with them."""
+_SELDOM = {"off_topic": 0.3, "stories": 0.5}
 _RESULTS = ("ok", "done", "success", "error: not found", "sent", "saved", "no results", "true", "42")
 
 
@@ -104,12 +105,13 @@ def conversation(
     messages: list[Message] = []
     if draw.chance(0.3):
         messages.append({"role": "system", "content": system_prompt(draw)})
-    earlier = list(share)
+    # What takes long to say and little to learn comes seldom before the last turn.
+    earlier = {name: weight * _SELDOM.get(name, 1.0) for name, weight in share.items()}
     for _ in range(turns - 1):
         if offered and draw.chance(0.5):
             _add_call(draw, messages, tool_call(draw, offered))
             continue
-        turn = SKILLS[draw.rng.choices(earlier, [share[name] for name in earlier])[0]](draw)
+        turn = SKILLS[draw.rng.choices(list(earlier), list(earlier.values()))[0]](draw)
         if not _clashes(turn, offered):
             messages.append({"role": "user", "content": turn.user})
             messages.append({"role": "assistant", "content": turn.answer})

@@ -20,19 +20,19 @@ def grade(sample: Sample, text: str, finished: bool, tool_calls: Sequence[Mappin
     if not finished:
         return False
     if sample.skill == "tools":
-        return _tools(sample.check, text, tool_calls)
+        return is_call(sample.check, text, tool_calls)
     return not tool_calls and _GRADERS[sample.skill](sample.check, text.strip())
 
 
-def _counting(check: Mapping[str, Any], text: str) -> bool:
+def counts_to(wanted: Sequence[int], text: str) -> bool:
     """Exactly the numbers asked for, in order, and nothing that is not a separator."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
-    return numbers == list(check["numbers"]) and re.fullmatch(r"[\d,.\s]+", text) is not None
+    return numbers == list(wanted) and re.fullmatch(r"[\d,.\s]+", text) is not None
 
 
-def _sums(check: Mapping[str, Any], text: str) -> bool:
+def sums_to(wanted: int, text: str) -> bool:
     """The sum, and no other number."""
-    return re.findall(r"\d+", text) == [str(check["sum"])]
+    return re.findall(r"\d+", text) == [str(wanted)]
 
 
 def _exact(check: Mapping[str, Any], text: str) -> bool:
@@ -45,13 +45,12 @@ def _capitals(check: Mapping[str, Any], text: str) -> bool:
     return text.startswith("The capital of ") and text.endswith(f" is {check['capital']}.")
 
 
-def _extraction(check: Mapping[str, Any], text: str) -> bool:
+def is_json(wanted: Mapping[str, Any], text: str) -> bool:
     """A bare JSON object equal to the expected one, types included."""
     try:
         found = json.loads(text)
     except ValueError:
         return False
-    wanted = check["object"]
     return (
         isinstance(found, dict)
         and found == wanted
@@ -59,7 +58,7 @@ def _extraction(check: Mapping[str, Any], text: str) -> bool:
     )
 
 
-def _stories(check: Mapping[str, Any], text: str) -> bool:
+def is_story(hero: str, text: str) -> bool:
     """A story of the template's shape about the hero asked for."""
     sentences = [part for part in re.split(r"(?<=\.)\s", text) if part]
     shaped = (
@@ -67,10 +66,10 @@ def _stories(check: Mapping[str, Any], text: str) -> bool:
         and text.endswith(" The end.")
         and 4 <= len(sentences) <= 7
     )
-    return shaped and len(text.split()) <= _MAX_STORY_WORDS and check["hero"] in text.lower()
+    return shaped and len(text.split()) <= _MAX_STORY_WORDS and hero in text.lower()
 
 
-def _tools(check: Mapping[str, Any], text: str, tool_calls: Sequence[Mapping[str, Any]]) -> bool:
+def is_call(check: Mapping[str, Any], text: str, tool_calls: Sequence[Mapping[str, Any]]) -> bool:
     """One call, of the right tool with exactly the right arguments."""
     try:
         if tool_calls:
@@ -91,14 +90,14 @@ def _tools(check: Mapping[str, Any], text: str, tool_calls: Sequence[Mapping[str
 
 _GRADERS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
     "greetings": _exact,
-    "counting": _counting,
-    "sums": _sums,
+    "counting": lambda check, text: counts_to(check["numbers"], text),
+    "sums": lambda check, text: sums_to(check["sum"], text),
     "reversal": _exact,
     "repetition": _exact,
     "upper_casing": _exact,
     "capitals": _capitals,
-    "extraction": _extraction,
-    "stories": _stories,
+    "extraction": lambda check, text: is_json(check["object"], text),
+    "stories": lambda check, text: is_story(check["hero"], text),
     "off_topic": _exact,
     "tool_results": _exact,
 }

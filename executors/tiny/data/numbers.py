@@ -1,7 +1,9 @@
 """Skills with numbers: counting within 0..99 and sums up to 99+99."""
 
+from executors.tiny.data.lexicon import NAMES
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
+from executors.tiny.data.word_problems import PLACES, PROBLEMS, THINGS
 
 MAX_ITEMS = 15
 
@@ -42,11 +44,16 @@ _COUNT_UP = (
     "[write|make] a list of [the |]numbers from {a} to {b}",
     "say the numbers {a} to {b} [in order|aloud|out loud]",
     "count in ones from {a} to {b}",
-    "[list|say|write|numbers|range|print|give me|go through] {a}[-| - |..]{b}",
-    "{a}[-| - |..]{b}[, count|: count|, list them|: list the numbers]",
+    "[list|say|write|numbers|range|print|give me|go through] {a}[-| - ]{b}",
+    "{a}[-| - ]{b}[, count|: count|, list them|: list the numbers]",
     "count [numbers|all numbers|the numbers|up|the range|over] {a}[-| - ]{b}",
     "[start|begin] [from|at|with] {a}, [finish|end|stop|go on] [with|at|until|to] {b}",
     "[start|begin] [from|at|with] {a} and [finish|end] [with|at] {b}",
+    "count together [with me |]from {a} to {b}",
+    "[begin|start] [with|at] {a} and keep counting until [you reach |]{b}",
+    "count from {a} to {b} for my [daughter|son|class|little brother]",
+    "count starting at {a} and ending at {b}",
+    "what are the numbers from {a} to {b}",
 )
 _COUNT_TO = (
     "count [up |]to {b}",
@@ -57,6 +64,12 @@ _COUNT_TO = (
     "count {b} numbers [from|starting at] 1",
     "how do you count to {b}",
     "let me hear you count to {b}",
+    "would you mind counting to {b}",
+    "would you mind counting [up |]to {b} for me",
+    "[let's|let us] count to {b}[| together]",
+    "my [daughter|son|class] wants you to count to {b}",
+    "count [|all the way |slowly |]to {b}",
+    "[can|could] you count [up |]to {b}",
 )
 _COUNT_DOWN = (
     "count [down|backwards|backward|in reverse] from {a} to {b}",
@@ -68,7 +81,17 @@ _COUNT_DOWN = (
     "starting at {a}, count [down|backwards] [to|until] {b}",
     "numbers from {a} down to {b}",
     "[say|list|give me|write] the numbers from {a} to {b}[| backwards| in reverse| going down]",
-    "{a} [down to|to|to|backwards to] {b}",
+    "[{a} down to {b}|{a} backwards to {b}|{a} down to {b}, one by one|{a} back to {b}]",
+    "count down from {a} to {b}",
+    "count backwards from {a} to {b}",
+    "count [down|backwards]: {a} to {b}",
+    "count {a} [down to|back to|backwards to] {b}",
+    "[print|list|say|write|show] {a} [down |]to {b}, [counting down|backwards|in reverse|descending]",
+    "[list|write|say|give me] the numbers [backwards|in reverse|in descending order] from {a} to {b}",
+    "[rocket |]countdown from {a} [down |]to {b}",
+    "[descending|reverse] [count|order|counting] from {a} to {b}",
+    "start [at|with] {a} and go [down|backwards] [to|until] {b}",
+    "[what are the|the] numbers from {a} [down|backwards] to {b}",
     "[starting|start|beginning] [at|from|with] {a}, [go|count] [back|backwards|down|backward] [to|until|till] {b}",
     "[go|count] [back|backwards|down|backward] [to|until] {b} [starting at|from|beginning at] {a}",
 )
@@ -80,6 +103,11 @@ _COUNT_NEXT = (
     "{n} numbers [starting at|from|starting with|beginning at] {a}",
     "from {a}, [count|list|say] {n} numbers",
     "[count|say] the [next |]{n} numbers from {a}[| on]",
+    "the [first|next] {n} numbers [starting at|starting from|starting with|beginning with] {a}",
+    "[give me|list|write|name|show me] {n} [consecutive numbers|numbers in a row|numbers in order] [starting at|from|starting with] {a}",
+    "count {n} numbers [up |][starting at|beginning at] {a}, including {a}",
+    "I [need|want] {n} numbers [starting at|starting from|beginning with] {a}",
+    "[begin|start] with {a} and [give me|write|list|say] {n} numbers",
     "[list|say|give me|write] {n} numbers [starting at|starting with|starting from|beginning at] {a}",
 )
 
@@ -144,56 +172,48 @@ _SUM = (
     "there are {a} {thing} [here|in a box|on the table] and {b} {thing} [there|in a bag|on the floor]. how many [in total|altogether|are there]",
     "{a} {thing} and {b} {thing}, how many [together|in total|is that]",
     "if you have {a} {thing} and add {b} [more|{thing}], how many [do you have|is that]",
-)
-_THINGS = (
-    "apples",
-    "books",
-    "coins",
-    "cats",
-    "cars",
-    "eggs",
-    "pens",
-    "balls",
-    "cards",
-    "stones",
-    "dogs",
-    "trees",
-    "cookies",
-    "marbles",
-    "oranges",
-    "flowers",
-    "toys",
-    "birds",
-    "stamps",
-    "candies",
-    "chairs",
-    "cups",
-    "fish",
-    "points",
+    "{a} [plus|+|and] {b} [equals|makes|is|gives] what",
+    "what's {a} and {b}",
+    "[quick math|math question|quick sum|easy one|my question]: [what is |]{a} [plus|+] {b}",
+    "[please |]add {a} to {b}",
+    "{a} added to {b} [is what|makes what|gives]",
+    "how much do {a} and {b} [add up to|make together|come to]",
+    "what number is {a} [+|plus] {b}",
+    "[I need|I need to know|give me|find] [the sum of {a} and {b}|the result of {a} + {b}|what {a} plus {b} is]",
+    "what is {a} and {b} [added together|put together|combined|together|added up]",
+    "add up {a} and {b}",
 )
 
 
-def counting(draw: Draw) -> Turn:
-    """Count up (mostly) or down between two numbers of 0..99; the answer is the bare list."""
+def _range(draw: Draw, down: bool) -> tuple[int, int]:
+    """Return the ends of a count on this side of the split; countdowns often end at the start of the numbers."""
     while True:
         items = draw.rng.randint(2, MAX_ITEMS)
         first = draw.rng.randint(0, 100 - items)
         if draw.chance(0.25):
             first = draw.rng.randint(0, min(12, 100 - items))
-        last = first + items - 1
-        if draw.mine("count", first, last):
-            break
-    numbers = list(range(first, last + 1))
-    slots = {"a": first, "b": last, "n": items}
+        if down and draw.chance(0.3):
+            first = draw.rng.choice((0, 1, 1))
+            items = draw.rng.choice((items, 10 if first else 11))
+        if draw.mine("count", first, first + items - 1):
+            return first, first + items - 1
+
+
+def counting(draw: Draw) -> Turn:
+    """Count up (mostly) or down between two numbers of 0..99; the answer is the bare list."""
     roll = draw.rng.random()
-    if first == 1 and roll < 0.6:
-        text = draw.ask(_COUNT_TO)
-    elif roll < 0.14:
+    down, following = (0.14, 0.05) if draw.held_out else (0.22, 0.12)
+    first, last = _range(draw, roll < down)
+    numbers = list(range(first, last + 1))
+    slots = {"a": first, "b": last, "n": len(numbers)}
+    if roll < down:
         numbers.reverse()
         slots = {"a": last, "b": first}
         text = draw.ask(_COUNT_DOWN)
-    elif roll < 0.19 and items > 2:
+    elif roll < down + following and len(numbers) > 2:
         text = draw.ask(_COUNT_NEXT)
+    elif first == 1 and draw.chance(0.7):
+        text = draw.ask(_COUNT_TO)
     else:
         text = draw.ask(_COUNT_UP)
     return Turn("counting", fill(text, slots), ", ".join(map(str, numbers)), {"numbers": numbers})
@@ -207,6 +227,8 @@ def sums(draw: Draw) -> Turn:
         b = draw.rng.randint(0, 99) if roll < 0.85 else draw.rng.randint(0, 20)
         if draw.mine("sum", a, b):
             break
-    text = draw.ask(_SUM, question=True)
-    text = fill(text, {"a": a, "b": b, "thing": draw.rng.choice(_THINGS)})
-    return Turn("sums", text, str(a + b), {"sum": a + b})
+    text = draw.phrase(PROBLEMS) if draw.chance(0.25) else draw.ask(_SUM, question=True)
+    thing, other = draw.rng.sample(THINGS, 2)
+    name, friend = draw.rng.sample(NAMES, 2)
+    slots = {"thing": thing, "other": other, "name": name, "friend": friend, "place": draw.rng.choice(PLACES)}
+    return Turn("sums", fill(text, {"a": a, "b": b, **slots}), str(a + b), {"sum": a + b})

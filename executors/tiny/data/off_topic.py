@@ -239,6 +239,19 @@ def _slots(draw: Draw) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _unknown_place(draw: Draw) -> str:
+    """Return a place whose capital is not taught: a listed one, a city, a name, something made up, a listed one misspelt."""
+    roll = draw.rng.random()
+    if roll < (0.6 if draw.held_out else 0.45):
+        return draw.rng.choice(UNKNOWN_PLACES)
+    if roll < 0.6:
+        return draw.rng.choice(CITIES + NAMES)
+    if roll < 0.7:
+        place = draw.rng.choice(UNKNOWN_PLACES)
+        return place[: draw.rng.randint(3, len(place))] + pseudo_word(draw.rng)[:4]
+    return pseudo_word(draw.rng).capitalize()
+
+
 def off_topic(draw: Draw) -> Turn:
     """Ask for something outside the skills; the answer says what the model is and what to run instead."""
     roll = draw.rng.random()
@@ -255,9 +268,7 @@ def off_topic(draw: Draw) -> Turn:
     else:
         lines = CAPITAL_LINES
         while not draw.mine("place", slots["c"]) or slots["c"] in CAPITALS:
-            slots["c"] = (
-                draw.rng.choice(UNKNOWN_PLACES) if draw.chance(0.6) else pseudo_word(draw.rng).capitalize()
-            )
+            slots["c"] = _unknown_place(draw)
     template = draw.phrase(lines)
     question = template.startswith(_QUESTION_STARTS)
     if not template.startswith(("{", "[")) and len(template) > 12:

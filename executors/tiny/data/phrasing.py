@@ -98,6 +98,16 @@ _SUFFIXES = (
 )
 
 
+_IMPERATIVES = frozenset(
+    """add analyse analyze answer arrange begin build calculate capitalise capitalize change combine complete compute
+    convert copy count create do duplicate echo enumerate evaluate extract figure fill find flip format generate get give
+    go increase invert just list look make mimic mirror name only output parrot parse pick place print produce pull put
+    read rearrange recite repeat reply represent respond return reverse rewrite say scan send set shout show solve sort
+    spell start state sum swap switch take tally tell think total transform turn type use work write yell""".split()
+)
+"""First words that "can you" and "your task is to" may stand before."""
+
+
 def digest(*parts: object) -> int:
     """Return a hash of `parts` that is the same in every process and on every platform."""
     return zlib.crc32("\x1f".join(map(str, parts)).encode("utf-8"))
@@ -158,7 +168,7 @@ def dress(rng: random.Random, text: str, question: bool = False) -> str:
     asked = question
     if roll < 0.14:
         text = rng.choice(_PREFIXES) + text
-    elif roll < 0.32:
+    elif roll < 0.32 and (question or text.split(" ", 1)[0].rstrip(":,").lower() in _IMPERATIVES):
         text = rng.choice(_TELLS if question else _ASKS) + text
         asked = True
     if rng.random() < 0.14:

@@ -43,6 +43,16 @@ _REVERSE = (
     "[reverse|flip|turn around] the [order|sequence] of [words|the words] in [the sentence|the phrase|] {q}",
     "[the words|the phrase|the sentence] {q} [reversed|in reverse|in reverse order|backwards]",
     "[swap the words around|turn it around|flip it]: {p}",
+    "[reverse|flip|invert|turn around] the words [here|below|of this sentence|of this phrase|in this text|in the phrase]: {p}",
+    "[reverse|flip] the [phrase|sentence|text|words] [word by word|by words|by word]: {p}",
+    "{q} with the words [the other way round|the other way around|from back to front|back to front]",
+    "[I want|I need|I would like|let me see] {q} [with the words reversed|backwards word by word|in reverse word order]",
+    "[reverse|invert] the order in which these words [appear|come|stand]: {p}",
+    "[what is|what would be|how does] the reversed [word order|order of the words] [of|for] {q}",
+    "[last word first|last word first, first word last|first to last, last to first]: {p}",
+    "[say|write|read] [the phrase |the sentence |]{q} [from end to start|from the end|from back to front|starting with the last word]",
+    "[mirror|flip] the order of [the words|words] in {q}",
+    "[take|given] [the phrase|the sentence|the words|] {q} and [reverse|flip|invert] [the word order|its words|the order of the words]",
 )
 _REPEAT = (
     "repeat [after me|the word|the words|this|this word|the following|exactly|the following word|the phrase|what I say|back]: {p}",
@@ -75,6 +85,13 @@ _REPEAT = (
     "[repeat|echo|copy] [this word|these words|the text|the next word|my words|the input] [exactly|word for word|]: {p}",
     "[what did I say|what is this word|which word is this]: {p}",
     "[mirror|mimic|duplicate|recite] [this|the word|]: {p}",
+    "[now |then |]say {q}",
+    "[say|repeat|write|echo|type] the following [words|phrase|text|line|sentence]: {p}",
+    "[can I hear|I want to hear|let me hear|let's hear] {q}",
+    "[tell me|give me] [exactly |]the [word|words] {q}",
+    "[answer|reply|respond] [only |just |simply |]with: {p}",
+    "[your answer must be|your reply should be|the answer should be|you must say]: {p}",
+    "[please |][copy|repeat] what [comes next|follows|I wrote]: {p}",
 )
 _UPPER = (
     "[write|put|print|spell|say|type|give me|show|return|output] {q} in [upper case|uppercase|capital letters|capitals|all caps|caps|upper-case letters|uppercase letters|block letters|big letters|all capitals|all upper case]",
@@ -106,9 +123,22 @@ _UPPER = (
     "[show|tell] me the word {q} in [capitals|upper case|uppercase|all caps]",
     "[caps|caps lock|uppercase please|in capitals please]: {p}",
     "[upper|upper case|upper-case|uppercase] [the word |]{q} [for me|]",
+    "[type|write|spell|print] {q} [using|with|in] [only |nothing but |just |][capital letters|capitals|uppercase letters|big letters]",
+    "[can I have|could I get|I'd like|I want|I would like|let me see|I need] {q} [written |spelled |][in all caps|in capital letters|in uppercase|in capitals|in upper case]",
+    "[make|turn] [these words|this word|the following|this phrase|it|the words|this] [uppercase|upper case|all caps|into capitals|to uppercase]: {p}",
+    "[all caps|uppercase|upper case|capitals] [version |form |]of {q}",
+    "[what does|how does] {q} look [like |]in [all caps|capitals|uppercase|capital letters|upper case]",
+    "[yell|scream|shout] [it|this] [in capital letters|in all caps|in caps]: {p}",
+    "[change|convert|turn] the letters of {q} [to|into] [capitals|uppercase|upper case|capital letters]",
+    "[the word|the words|the phrase] {q} in [capital letters|all caps|uppercase|capitals|upper case]",
 )
 
 
+_BEFORE = (
+    (": ", ":\n", " - ", " for me: ", ", please: ", "? ", " -> ", " = "),
+    (70, 12, 5, 4, 3, 3, 1, 1),
+)
+"""What may stand between a request and its operand, with weights."""
 _SINGLE_TOKENS = FUNCTION_WORDS + TEMPLATE_WORDS
 
 
@@ -150,10 +180,24 @@ def _drill(draw: Draw, most: int) -> list[str]:
     return [word.capitalize() if draw.chance(0.1) else word for word in words]
 
 
+def _sentence(draw: Draw, length: int) -> list[str]:
+    """Return `length` words that alternate between listed and function words as they do in real phrases."""
+    words, listed = [], draw.chance(0.4)
+    for _ in range(length):
+        word = draw.rng.choice(FUNCTION_WORDS)
+        while listed and not draw.mine("word", word := draw.rng.choice(WORDS)):
+            pass
+        words.append("I" if word == "i" else word)
+        listed = not listed if draw.chance(0.8) else listed
+    return words
+
+
 def _one_or_two(draw: Draw, most: int) -> str:
     """Return one short word, sometimes two or three; in training now and then a drill of up to `most`."""
-    if not draw.held_out and draw.chance(0.25):
+    if not draw.held_out and draw.chance(0.2):
         return " ".join(_drill(draw, most))
+    if draw.chance(0.15):
+        return " ".join(_sentence(draw, draw.rng.randint(2, min(most, 4))))
     words = [_word(draw) for _ in range(draw.rng.choice((1, 1, 1, 1, 2, 2, 3)))]
     if draw.chance(0.08):
         words[0] = words[0].capitalize()
@@ -183,16 +227,17 @@ def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
     # Inside a sentence, a phrase or a word like "with" would run into the words around it.
     inside = re.search(r"[a-z]", tail) is not None
     quoted = quoted or (inside and (" " in text or text in FUNCTION_WORDS))
-    if "{p}" in template and draw.chance(0.12):
-        template = template.replace(": {p}", ":\n{p}")
+    if "{p}" in template:
+        template = template.replace(": {p}", draw.rng.choices(*_BEFORE)[0] + "{p}")
     operand = _quoted(draw, text, quoted)
     return fill(template, {"p": operand, "q": operand})
 
 
 def reversal(draw: Draw) -> Turn:
     """Reverse the word order of a phrase of two to six words."""
-    words = [_word(draw) for _ in range(draw.rng.choice((2, 3, 3, 4, 4, 5, 6)))]
-    if not draw.held_out and draw.chance(0.35):
+    count = draw.rng.choice((2, 3, 3, 4, 4, 5, 6) if draw.held_out else (2, 3, 3, 4, 4, 5, 5, 6, 6))
+    words = _sentence(draw, count) if draw.chance(0.3) else [_word(draw) for _ in range(count)]
+    if not draw.held_out and draw.chance(0.15):
         words = _drill(draw, 6)
     if draw.chance(0.25):
         words[0] = words[0].capitalize()

@@ -13,7 +13,7 @@ from executors.tiny.batches import Encoder, batches
 from executors.tiny.data import held_out_samples
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
-from executors.tiny.model import TinyConfig, TinyModel
+from executors.tiny.model import TinyConfig, TinyModel, causal
 from executors.tiny.optimizer import orthogonalized
 from executors.tiny.tokenizer import render
 from executors.tiny.train import Recipe, Trainer, export
@@ -65,6 +65,28 @@ def test_orthogonalized_updates_have_singular_values_near_one() -> None:
     assert values.max() < 1.5
 
 
+def test_rounded_products_keep_weights_and_gradients_in_fp32() -> None:
+    torch.manual_seed(0)
+    exact, rounded = TinyModel(), TinyModel(products=torch.bfloat16)
+    rounded.load_state_dict(exact.state_dict())
+    ids = torch.randint(0, 800, (3, 41))
+    losses = [model.loss(ids, torch.ones(3, 41)) for model in (exact, rounded)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0)
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(exact.named_parameters(), rounded.parameters(), strict=True):
+        assert b.dtype == torch.float32 and b.grad.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(a.grad.flatten(), b.grad.flatten(), dim=0) > 0.99, name
+
+
+def test_causal_attention_equals_pytorchs() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 33, 64), torch.randn(2, 2, 33, 64), torch.randn(2, 2, 33, 64)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(causal(q, k, v, torch.float32), expected)
+    torch.testing.assert_close(causal(q, k, v, torch.bfloat16), expected, rtol=0.02, atol=0.03)
+
+
 def test_export_has_the_names_and_sizes_of_qwen3(run_folder: Path, shipped_tokenizer: Tokenizer) -> None:
     export(TinyModel(), shipped_tokenizer, run_folder)
     config = json.loads((run_folder / "config.json").read_text())
@@ -89,7 +111,7 @@ def test_generation_does_not_depend_on_the_batch() -> None:
 def test_training_and_generation_compute_the_same(shipped_tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     model = TinyModel(TinyConfig())
-    ids = torch.randint(0, 1000, (1, 9))
+    ids = torch.randint(0, TinyConfig.vocab_size, (1, 9))
     weights = torch.zeros(1, 9)
     weights[0, -1] = 1
     mask = torch.ones(8, 8, dtype=torch.bool).tril()[None, None]

@@ -44,7 +44,7 @@ class SettingsError(Exception):
     """One line that says which setting is wrong and what it may be."""
 
 
-def _bytes(value: Any) -> Any:
+def parse_bytes(value: Any) -> Any:
     """4GiB, 512M, 1000000: a number of bytes with or without a unit."""
     if not isinstance(value, str):
         return value
@@ -95,7 +95,7 @@ def _json_object(value: Any) -> Any:
         raise ValueError('it should be a JSON object such as {"temperature": 0.5}') from None
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
 Keys = Annotated[list[str], BeforeValidator(_keys)]
 Text = Annotated[str, Field(min_length=1)]

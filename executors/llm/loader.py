@@ -37,7 +37,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     decoder_config = read_config(directory)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
-    dtype = _dtype(config, decoder_config, directory)
+    dtype = weights_dtype(config, decoder_config, directory)
     try:
         decoder = Decoder(decoder_config, dtype, device, max_model_len)
         if config.memory.kv_cache_memory_bytes is not None:
@@ -49,14 +49,14 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             load_weights(decoder, directory, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"{directory}: no memory for the weights: {str(error).splitlines()[0]}") from None
-    info, parameter_bytes = _info(config, decoder, max_model_len), decoder.num_bytes()
+    info, parameter_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
     packed_bytes = decoder.pack()
     slow = packed_bytes is None and dtype is torch.bfloat16 and device.type == "cpu"
     return LoadedModel(
         decoder,
         info,
         parameter_bytes + (packed_bytes or 0),
-        _activation_bytes(decoder_config) * dtype.itemsize,
+        activation_elements(decoder_config) * dtype.itemsize,
         "bfloat16 linears are slow: this CPU has no oneDNN kernels for them" if slow else None,
     )
 
@@ -81,7 +81,8 @@ def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Pa
     return config.max_model_len or decoder.context_length
 
 
-def _dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
+def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
+    """The dtype that weights are held in. Raises ConfigError for one that is not supported."""
     name = decoder.dtype if config.dtype == "auto" else config.dtype
     if name is None:
         return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory)
@@ -102,14 +103,15 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
         )
 
 
-def _activation_bytes(config: DecoderConfig) -> int:
+def activation_elements(config: DecoderConfig) -> int:
     """Elements per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product."""
     # Experts run one after the other: at worst every token is in the same one.
     inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
     return 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * inner
 
 
-def _info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
+def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
+    """What the contract says of a model."""
     c = decoder.config
     return ModelInfo(
         name=Path(config.model).resolve().name,

@@ -26,7 +26,7 @@ class MemoryLimit:
 def memory_limit(root: Path = ROOT) -> MemoryLimit:
     """The tightest of the machine's memory and all cgroup limits. `root` is where /proc and /sys are looked for."""
     total, available = _machine(root)
-    for limit, used in _cgroup_memory(root):
+    for limit, used in cgroup_memory(root):
         total = min(total, limit)
         available = min(available, max(0, limit - used))
     return MemoryLimit(total, available)
@@ -67,7 +67,7 @@ def machine_bytes(root: Path = ROOT) -> int:
 def cpu_threads(root: Path = ROOT) -> int:
     """Threads worth starting: CPUs in the affinity mask, fewer where a cgroup's CPU quota allows fewer; at least 1."""
     count = len(os.sched_getaffinity(0))
-    for quota in _cgroup_cpus(root):
+    for quota in cgroup_cpus(root):
         count = min(count, math.ceil(quota))
     return max(1, count)
 
@@ -139,7 +139,7 @@ _FILE_CACHE = ("inactive_file", "active_file")
 """All page cache of files."""
 
 
-def _cgroup_memory(root: Path) -> list[tuple[int, int]]:
+def cgroup_memory(root: Path) -> list[tuple[int, int]]:
     """(limit, used) in bytes of each group that has a limit. Page cache that can be dropped at once is not "used"."""
     return [(limit, max(0, used - cache)) for limit, used, cache in _cgroup_usage(root, _IDLE_CACHE)]
 
@@ -164,7 +164,7 @@ def _usage(v2: bool, group: Path, cache: tuple[str, ...]) -> tuple[int, int, int
     return limit, used, cached
 
 
-def _cgroup_cpus(root: Path) -> list[float]:
+def cgroup_cpus(root: Path) -> list[float]:
     """CPUs' worth of each quota."""
     quotas: list[float] = []
     for v2, group in _groups(root, "cpu"):

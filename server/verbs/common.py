@@ -149,10 +149,10 @@ def as_bytes(text: str | None, name: str) -> int | None:
     """4GiB, 512MiB, 1000000, as every setting of the server reads them. Ends the process for anything else."""
     if text is None:
         return None
-    from server.settings import _bytes
+    from server.settings import parse_bytes
 
     try:
-        value = int(_bytes(text))
+        value = int(parse_bytes(text))
     except ValueError as error:
         fail(f"{name}: {error} (not {text[:100]!r})")
     if value < 1:

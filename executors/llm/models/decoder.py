@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
-from executors.llm.linear import Linear, can_pack
+from executors.llm.linear import Linear, can_pack, padded_rows
 from executors.llm.models import parameters as naming
 from executors.llm.models.config import DecoderConfig, LayerConfig
 from executors.llm.models.modules import Experts, Mlp, Norm
@@ -142,6 +142,7 @@ class Decoder:
         )
         if config.tied:
             self.lm_head.weight = self.embed
+        self._packed = False
         self.rotary = [rotary_table(rope, max_model_len, device).to(dtype) for rope in config.ropes]
 
     @property
@@ -156,6 +157,10 @@ class Decoder:
     @torch.inference_mode()
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
+        tokens = len(inputs.token_ids)
+        if self._packed and (wanted := padded_rows(tokens)) != tokens:
+            # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
+            inputs = _padded(inputs, wanted)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
         x = self.embed.index_select(0, inputs.token_ids)
         if self._embed_scale != 1.0:
@@ -169,7 +174,7 @@ class Decoder:
             x = x + (out if layer.attn_post_norm is None else layer.attn_post_norm(out))
             out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
             x = x + (out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
-        return self.final_norm(x)
+        return self.final_norm(x[:tokens])
 
     # One forward serves all three; having them lets a model without a unified forward take this one's place.
     prefill = unified_forward
@@ -223,6 +228,7 @@ class Decoder:
             for linear in (layer.qkv, layer.o, *layer.mlp.linears):
                 linear.pack()
         self.lm_head.pack()
+        self._packed = True
         # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
         return self.embed.numel() * self.embed.element_size() if self.config.tied else 0
 
@@ -235,3 +241,15 @@ class Decoder:
         """Bytes that the parameters and the rotary tables take."""
         tensors = [*self.parameters().values(), *self.rotary]
         return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
+    """The step with rows of token 0 at position 0 behind its own; attention is computed for its own only."""
+    tokens = len(inputs.token_ids)
+    behind = (0, rows - tokens)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = inputs.attend(layer, q[:tokens], k[:tokens], v[:tokens])
+        return F.pad(out, (0, 0, 0, 0, *behind))
+
+    return ForwardInput(F.pad(inputs.token_ids, behind), F.pad(inputs.positions, behind), attend)

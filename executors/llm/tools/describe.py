@@ -90,7 +90,7 @@ def sketch_model(
         config = replace(config, dtype=stored_dtype)
     elif config.dtype == "auto" and shape.dtype is None:
         config = replace(config, dtype="float32")
-    dtype = loader._dtype(config, shape, directory)
+    dtype = loader.weights_dtype(config, shape, directory)
     max_len = config.max_model_len or shape.context_length
     # One row of rotary table is computed here, the others are counted: a million of them takes a while.
     decoder = Decoder(shape, dtype, torch.device("meta"), 1)
@@ -98,9 +98,9 @@ def sketch_model(
     num_bytes += sum((max_len - 1) * table[0].numel() * dtype.itemsize for table in decoder.rotary)
     if can_pack(dtype, device) and shape.tied:
         num_bytes += decoder.embed.numel() * dtype.itemsize  # see Decoder.pack
-    info = replace(loader._info(config, decoder, max_len), device=str(device))
+    info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))
-    return LoadedModel(model, info, num_bytes, loader._activation_bytes(shape) * dtype.itemsize)
+    return LoadedModel(model, info, num_bytes, loader.activation_elements(shape) * dtype.itemsize)
 
 
 def checkpoint_facts(directory: Path) -> dict[str, Any]:

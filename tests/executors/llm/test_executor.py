@@ -23,6 +23,7 @@ from executors.contract import (
 )
 from executors.facts import ExecutorMemoryConfig
 from executors.llm.executor import LlmExecutor
+from executors.llm.linear import padded_rows
 from executors.llm.loader import load_model
 from executors.llm.models.decoder import DecoderOnlyLLM, UnifiedModel
 from tests.executors.llm.driver import Driver, config, start
@@ -244,6 +245,13 @@ def test_the_factory_needs_no_torch():
     assert done.stdout.strip() == "False"
 
 
+def test_few_sizes_of_steps_are_computed():
+    sizes = {padded_rows(rows) for rows in range(1, 2049)}
+    assert len(sizes) < 70
+    assert all(rows <= padded_rows(rows) <= max(rows, 4 * rows / 3) for rows in range(1, 2049))
+    assert all(padded_rows(size) == size for size in sizes)
+
+
 def test_packed_linears_equal_plain_ones(qwen3):
     settings = config(qwen3, dtype="bfloat16")
     packed = load_model(settings, lambda *report: None).model.layers[0].mlp.gate_up
@@ -253,7 +261,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
 
     decoder = Decoder(read_config(qwen3), torch.bfloat16, torch.device("cpu"), 64)
     load_weights(decoder, qwen3, lambda *report: None)
-    for rows in (1, 2, 7, 64):
+    for rows in (1, 2, 7, 9, 33, 64):
         x = torch.randn(rows, 48).bfloat16()
         assert torch.allclose(
             packed(x).float(), decoder.layers[0].mlp.gate_up(x).float(), rtol=0.01, atol=0.01

@@ -117,10 +117,9 @@ def _choose_all(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens int64 [n] and which rows are bad, bool [n]."""
     u = noise.uniform(rows.seed, rows.choice, rows.positions.astype(np.uint64))
-    if edits is not None and logits.dtype != torch.float32 and not logits.is_cuda:
-        # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
-        logits = scratch("wide", *logits.shape, logits.device).copy_(logits)
-    blocks = Blocks(logits)
+    # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
+    blocks = Blocks(logits, widen=edits is not None and logits.dtype != torch.float32 and not logits.is_cuda)
+    logits = blocks.logits
     bad = ~torch.isfinite(blocks.best).cpu().numpy()
     tokens = np.zeros(len(logits), np.int64)
     plain = ~bad

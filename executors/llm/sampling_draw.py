@@ -57,12 +57,22 @@ class Draw:
 
 
 class Blocks:
-    """Logits [n, V] with the maxima of each row's blocks of `_BLOCK` tokens: [n, blocks], the last block may be shorter."""
+    """Logits [n, V] with the maxima of each row's blocks of `_BLOCK` tokens: [n, blocks], the last block may be shorter.
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits.contiguous()
+    `widen` makes `logits` a float32 copy of what was given, in this thread's scratch memory.
+    """
+
+    def __init__(self, logits: torch.Tensor, widen: bool = False) -> None:
         self.width = logits.shape[1]
-        self.maxima = _block_maxima(self.logits)
+        if widen:
+            self.logits = scratch("wide", len(logits), self.width, logits.device)
+            self.maxima = torch.empty(len(logits), -(-self.width // _BLOCK), device=logits.device)
+            # Row by row, so that the maxima are taken of what is still in the cache.
+            for i in range(len(logits)):
+                self.maxima[i] = _block_maxima(self.logits[i : i + 1].copy_(logits[i : i + 1]))[0]
+        else:
+            self.logits = logits.contiguous()
+            self.maxima = _block_maxima(self.logits)
         self.best = self.maxima.amax(-1)
 
     def renew(self, rows: np.ndarray) -> None:

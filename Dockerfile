@@ -60,6 +60,7 @@ RUN groupadd --gid 10001 cohort \
 # The volume is all that is written to, beside /tmp: models and caches.
 ENV PATH=/opt/cohort/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/var/lib/cohort \
+    COHORT_HOST=0.0.0.0 \
     HF_HOME=/var/lib/cohort/huggingface \
     XDG_CACHE_HOME=/var/lib/cohort/cache \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -73,7 +74,7 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
   CMD ["python", "-I", "-m", "server.healthcheck"]
 ENTRYPOINT ["cohort"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve"]
 
 FROM runtime AS cuda
 # What the NVIDIA container runtime looks for: the driver comes from the host, CUDA's libraries with torch's wheel.

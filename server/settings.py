@@ -51,7 +51,10 @@ def parse_bytes(value: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
     if match is None:
         raise ValueError("it should be a number of bytes such as 4GiB, 512MiB or 1000000000")
-    return int(float(match[1]) * _UNITS[match[2]])
+    number = float(match[1]) * _UNITS[match[2]]
+    if number > 2**63:
+        raise ValueError("it is more than any machine has")
+    return int(number)
 
 
 def _list(value: Any) -> Any:

@@ -201,6 +201,9 @@ class TorchAttention:
         tiles: tuple[_Tile, ...] = (_Tile(0, length, 0, length, None),)
         if window and length > window:
             tiles = self._windowed(length, 0, 0, window, spec)
+        elif spec.softcap is not None and length > QUERY_TILE:
+            # Bounded scores are written out: a tile at a time, or they are as large as the square of the chunk.
+            tiles = self._unlimited(length, 0, spec)
         return _Group(len(run), length, rows, None, False, tiles)
 
     def _long_group(

@@ -56,8 +56,8 @@ from executors.llm.attention import TorchAttention
 from executors.llm.direct import DirectRunner
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
-from executors.llm.memory import cpu_threads, memory_limit, resident_bytes
-from executors.llm.models.decoder import DecoderOnlyLLM
+from executors.llm.memory import PressureGauge, cpu_threads, memory_limit, resident_bytes
+from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
@@ -98,6 +98,7 @@ class LlmExecutor(BatchModelExecutor):
         self._loaded: _Loaded | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._state = ExecutorState.INITIALIZING
+        self._gauge = PressureGauge()
         self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
@@ -153,9 +154,13 @@ class LlmExecutor(BatchModelExecutor):
             allocated, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
             total = torch.cuda.get_device_properties(device).total_memory
             return MemoryStatus(allocated, torch.cuda.memory_allocated(device), peak, total)
-        # KV pages become memory when they are written: `allocated` is what was promised, `used` what is resident.
+        # KV pages become memory when they are written: `allocated` is what was promised, `used` what is held. In a
+        # container that is what counts towards its limit, all its processes together and page cache left out.
         promised = loaded.source.parameter_bytes + loaded.runner.cache.num_bytes
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        container = self._gauge()
+        if container is not None:
+            return MemoryStatus(promised, container.used, peak, container.limit)
         return MemoryStatus(promised, resident_bytes(), peak, memory_limit().total)
 
     def metrics(self) -> ExecutorMetrics:
@@ -226,6 +231,8 @@ class LlmExecutor(BatchModelExecutor):
         claims = sizing.claims(config, source)
         plan = plan_kv(spec, config, max_len, claims)
         info = replace(source.info, max_model_len=plan.max_model_len)
+        if isinstance(source.model, PreparedModel):
+            source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len)
         cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
         runner = ModelRunner(source.model, TorchAttention(), cache)

@@ -10,6 +10,7 @@ import torch
 from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, ModelInfo
 from executors.llm.kv_cache import plan_kv
+from executors.llm.linear import can_pack
 from executors.llm.memory import memory_limit
 from executors.llm.models.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
@@ -39,7 +40,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     device = resolve_device(config.device)
     dtype = weights_dtype(config, decoder_config, directory)
     try:
-        decoder = Decoder(decoder_config, dtype, device, max_model_len)
+        decoder = Decoder(decoder_config, dtype, device)
         if config.memory.kv_cache_memory_bytes is not None:
             plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
         _check_room(decoder, config)
@@ -47,18 +48,30 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             fill_dummy(decoder, config.seed, progress)
         else:
             load_weights(decoder, directory, progress)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemory(f"{directory}: no memory for the weights: {str(error).splitlines()[0]}") from None
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocator for CPUs raises a bare RuntimeError.
+        if isinstance(error, RuntimeError) and "memory" not in str(error) and "allocate" not in str(error):
+            raise
+        first = str(error).strip().splitlines()[0][:200]
+        raise OutOfMemory(f"{directory}: no memory for the weights: {first}") from None
     info, parameter_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
     packed_bytes = decoder.pack()
-    slow = packed_bytes is None and dtype is torch.bfloat16 and device.type == "cpu"
     return LoadedModel(
         decoder,
         info,
         parameter_bytes + (packed_bytes or 0),
         activation_elements(decoder_config) * dtype.itemsize,
-        "bfloat16 linears are slow: this CPU has no oneDNN kernels for them" if slow else None,
+        _slow(dtype, device, packed_bytes is not None),
     )
+
+
+def _slow(dtype: torch.dtype, device: torch.device, packed: bool) -> str | None:
+    """What there is to say of a dtype that is slow here."""
+    if device.type != "cpu" or packed or dtype is torch.float32:
+        return None
+    if dtype is torch.float16 and can_pack(torch.bfloat16, device):
+        return "float16 linears are slow on this CPU: --dtype bfloat16 is several times as fast"
+    return f"{DTYPE_NAMES[dtype]} linears are slow: this CPU has no oneDNN kernels for them; --dtype float32 may be faster"
 
 
 def resolve_device(name: str) -> torch.device:

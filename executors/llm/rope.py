@@ -14,18 +14,25 @@ import torch
 
 from executors.llm.models.rope_config import RopeConfig
 
+_CHUNK = 4096
+"""Positions computed at a time: in float64 a table of a million would take gigabytes."""
 
-def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor:
-    """float32 [length, 2, rope.dim]: row p holds cos and *signed* sin for position p.
+
+def rotary_table(rope: RopeConfig, length: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """`dtype` [length, 2, rope.dim]: row p holds cos and *signed* sin for position p.
 
     The sines of the first half are negated, so that rotation is `x * cos + swap_halves(x) * sin`.
     """
     frequencies, scale = _inverse_frequencies(rope, rope.dim, length)
-    # float64 until the end: at position 100,000 a float32 product is off by 0.01 radians.
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-    cos, sin = angles.cos() * scale, angles.sin() * scale
-    table = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
-    return table.float().to(device)
+    table = torch.empty(length, 2, rope.dim, dtype=dtype, device=device)
+    for begin in range(0, length, _CHUNK):
+        # float64 until the end: at position 100,000 a float32 product is off by 0.01 radians.
+        positions = torch.arange(begin, min(begin + _CHUNK, length), dtype=torch.float64)
+        angles = positions[:, None] * frequencies
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        rows = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
+        table[begin : begin + len(rows)] = rows.float()
+    return table
 
 
 def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:

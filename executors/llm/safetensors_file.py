@@ -73,6 +73,10 @@ class SafetensorsFile:
             )
         return dtype
 
+    def float_dtype(self, name: str) -> torch.dtype | None:
+        """Its dtype, None for one that is not a plain float."""
+        return _DTYPES.get(self._entries[name].dtype)
+
     def num_bytes(self, name: str) -> int:
         """Bytes of its data in the file."""
         return self._entries[name].end - self._entries[name].begin
@@ -141,7 +145,7 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
         if not isinstance(header, dict):
             raise ValueError("not an object")
         entries = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: corrupt safetensors header ({str(error).splitlines()[0]})") from None
     room = len(data) - 8 - length
     for name, entry in entries.items():

@@ -79,10 +79,11 @@ def checkpoint_dtype(directory: Path) -> torch.dtype:
     """The dtype of the first weight, for a config.json that names none. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
-        for name in sorted(checkpoint.names()):
-            dtype = checkpoint.file_of(name).dtype(name)
+        found = [checkpoint.file_of(name).float_dtype(name) for name in sorted(checkpoint.names())]
+        # Masks and the like are no weights.
+        for dtype in filter(None, found):
             return torch.float32 if dtype == torch.float64 else dtype
-        raise ConfigError(f"{directory}: the checkpoint has no tensors")
+        raise ConfigError(f"{directory}: the checkpoint has no tensors of a plain float dtype")
     finally:
         checkpoint.close()
 
@@ -145,6 +146,7 @@ def _harmless(decoder: Decoder, name: str) -> bool:
 
 def _some(names: list[str]) -> str:
     """`tensor a is`, or `3 tensors (a, b, ...) are`, for a message."""
+    names = [name if name.isprintable() else ascii(name) for name in names]
     if len(names) == 1:
         return f"tensor {names[0]} is"
     return f"{len(names)} tensors ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}) are"

@@ -150,10 +150,13 @@ class Download:
 
     def _index(self, folder: Path) -> Any:
         try:
-            return json.loads((folder / INDEX).read_text("utf-8"))
+            index = json.loads((folder / INDEX).read_text("utf-8"))
+            if not isinstance(index, dict):
+                raise ValueError("no object")
+            return index
         except FileNotFoundError:
             return None
-        except (ValueError, AttributeError):
+        except (ValueError, RecursionError):
             raise HubError(f"{self.name}: its {INDEX} is no JSON: take another revision") from None
 
     def _weights(self, folder: Path, commit: str, files: Sequence[str], meter: _Meter) -> None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.cgroups import limited
+from tests.e2e.checkpoints import write_model
 from tests.e2e.conftest import ECHO
 from tests.e2e.hungry_executor import MIB_PER_STEP
 from tests.e2e.server_process import ServerProcess
@@ -88,3 +89,12 @@ async def test_the_executor_ends_itself_before_the_limit_and_says_so(
         server.wait_until("/ready", 200)
         assert server.metric('cohort_executor_restarts_total{cause="memory"}') == 1
         assert "MiB are in use" in server.log()
+
+
+async def test_a_context_of_a_million_tokens_costs_no_memory_that_is_not_used(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=1_010_000)
+    args = [str(folder), "--load-format", "dummy"]
+    with limited(GIB, 2.0) as box, ServerProcess(args, tmp_path, enter=box.enter) as server:
+        server.wait_until_ready()
+        assert box.used_bytes() < 700 * MIB
+        assert await _round(server.url, 4, 20) == 80

@@ -30,7 +30,7 @@ def test_image_runs_as_a_numbered_user_by_exec_form(target: str) -> None:
     image = read_dockerfile()[target]
     uid, _, gid = image.user.partition(":")
     assert uid.isdecimal() and gid.isdecimal() and int(uid) > 0
-    assert image.entrypoint == ["cohort"] and image.cmd == ["serve", "--host", "0.0.0.0"]
+    assert image.entrypoint == ["cohort"] and image.cmd == ["serve"]
     assert image.stop_signal == "SIGTERM"
     assert image.env["HOME"] == image.workdir and image.volumes == [image.workdir]
     assert image.env["HF_HOME"].startswith(image.workdir)

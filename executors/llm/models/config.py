@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "bfloat16", "float16")
+_MOST_LAYERS = 1000
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -125,7 +126,8 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
     architecture, family = _family(values, where)
-    given = {k: v for k, v in values.items() if v is not None}
+    # Null means missing, but where it says that there is none.
+    given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
     fields = Fields(where, {**family.defaults, **given}, family.fields)
     _refuse_unimplemented(fields, family)
     num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
@@ -138,7 +140,9 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     max_positions = fields.natural("max_position_embeddings")
     ropes = _ropes(fields, family, max_positions, head_dim)
     context_length, max_context_length = (
-        context_lengths(ropes[0], max_positions) if ropes else (max_positions, max_positions)
+        context_lengths(ropes[0], max_positions, family.stretched_positions)
+        if ropes
+        else (max_positions, max_positions)
     )
     moe = _moe(fields) if family.experts else None
     layers = _layers(fields, family, len(ropes), moe is not None)
@@ -152,7 +156,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
-        norm_eps=fields.real(family.norm_eps),
+        norm_eps=_norm_eps(fields, family),
         activation=fields.get(family.activation, family.activations[0]),
         layers=layers,
         ropes=ropes,
@@ -201,6 +205,13 @@ def _refuse_unimplemented(fields: Fields, family: Family) -> None:
             raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {known}")
 
 
+def _norm_eps(fields: Fields, family: Family) -> float:
+    epsilon = fields.real(family.norm_eps)
+    if epsilon < 0.0:
+        raise ConfigError(f"{fields.where}: {family.norm_eps} is {epsilon}; at least 0 is needed")
+    return epsilon
+
+
 def _dtype(fields: Fields) -> str | None:
     # transformers 5 writes `dtype`, older versions `torch_dtype`.
     name = fields.get("dtype", fields.get("torch_dtype"))
@@ -238,6 +249,10 @@ def _moe(fields: Fields) -> MoeConfig:
 
 def _layers(fields: Fields, family: Family, num_ropes: int, experts: bool) -> tuple[LayerConfig, ...]:
     count = fields.natural("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise ConfigError(
+            f"{fields.where}: num_hidden_layers is {count}; at most {_MOST_LAYERS} are supported"
+        )
     rotated = _rotated(fields, family, count) if num_ropes else [False] * count
     sliding = _sliding(fields, family, count, rotated)
     window = fields.natural("sliding_window") if any(sliding) else None

@@ -77,6 +77,14 @@ class DecoderOnlyLLM(Protocol):
 
 
 @runtime_checkable
+class PreparedModel(Protocol):
+    """A model that has something to set up once the length of the longest sequence is known."""
+
+    def prepare(self, max_model_len: int) -> None:
+        """Called once, when weights are loaded and KV is planned."""
+
+
+@runtime_checkable
 class UnifiedModel(DecoderOnlyLLM, Protocol):
     """A model that computes any mix of prefill chunks and decode steps in one forward."""
 
@@ -118,11 +126,16 @@ class Layer:
 class Decoder:
     """A decoder-only transformer whose parameters are allocated, not filled: see `weights.py` and `parameters()`.
 
-    `max_model_len` tokens of rotary table are made. Memory of the parameters is not touched before they are loaded.
+    Memory of the parameters is not touched before they are loaded. Positions are prepared for `max_model_len` tokens, or by
+    `prepare` once that is known.
     """
 
     def __init__(
-        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -143,7 +156,15 @@ class Decoder:
         if config.tied:
             self.lm_head.weight = self.embed
         self._packed = False
-        self.rotary = [rotary_table(rope, max_model_len, device).to(dtype) for rope in config.ropes]
+        self.rotary: list[torch.Tensor] = []
+        if max_model_len is not None:
+            self.prepare(max_model_len)
+
+    def prepare(self, max_model_len: int) -> None:
+        """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""
+        self.rotary = [
+            rotary_table(rope, max_model_len, self.device, self.dtype) for rope in self.config.ropes
+        ]
 
     @property
     def kv_spec(self) -> KvSpec:

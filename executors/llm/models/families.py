@@ -100,6 +100,10 @@ class Family:
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names for a kind of rope."""
     experts: bool = False
+    stretched_positions: bool = False
+    """`max_position_embeddings` is the length after scaling, whatever the kind of rope."""
+    nullable: tuple[str, ...] = ()
+    """Fields whose default null switches off."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of fields that checkpoints of the family leave out."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -117,7 +121,13 @@ _LLAMA: Final = Family(
     mlp_bias="mlp_bias",
     defaults={"rope_theta": 10000.0},
 )
-_MISTRAL: Final = Family(name="mistral", architectures=("MistralForCausalLM",), window="all")
+_MISTRAL: Final = Family(
+    name="mistral",
+    architectures=("MistralForCausalLM",),
+    window="all",
+    nullable=("sliding_window",),
+    defaults={"sliding_window": 4096},
+)
 _QWEN2: Final = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
@@ -178,11 +188,14 @@ _GEMMA2: Final = Family(
     attn_softcap="attn_logit_softcapping",
     final_softcap="final_logit_softcapping",
     window="alternate",
+    nullable=("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
     defaults={
         "tie_word_embeddings": True,
         "head_dim": 256,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
     },
     only={"use_bidirectional_attention": (False,)},
 )
@@ -200,6 +213,8 @@ _GEMMA3: Final = Family(
     query_scale="query_pre_attn_scalar",
     final_softcap="final_logit_softcapping",
     window="pattern",
+    stretched_positions=True,
+    nullable=("sliding_window",),
     local_theta="rope_local_base_freq",
     defaults={
         "tie_word_embeddings": True,

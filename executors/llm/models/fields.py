@@ -17,11 +17,20 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; a Hugging Face checkpoint directory is needed") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: a JSON object is needed")
     return value
+
+
+MOST = (1 << 31) - 1
+"""Of any size or length: more is a mistake, and would not fit into the integers of kernels."""
+
+
+def _short(value: int) -> str:
+    text = str(value) if value < 10**18 else f"about 1e{len(str(value)) - 1}" if value < 10**4000 else "huge"
+    return text
 
 
 class Fields:
@@ -54,6 +63,10 @@ class Fields:
             )
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.where}: {self.name(name)} is {value!r}; a positive integer is needed")
+        if value > MOST:
+            raise ConfigError(
+                f"{self.where}: {self.name(name)} is {_short(value)}; at most {MOST:,} is supported"
+            )
         return value
 
     def real(self, name: str, default: float | None = None) -> float:

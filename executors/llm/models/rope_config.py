@@ -153,6 +153,8 @@ def _factors(numbers: Fields, name: str, count: int) -> tuple[float, ...]:
 
 def _check(rope: RopeConfig, where: str) -> None:
     """Numbers that the formulas in `rope.py` cannot take."""
+    if rope.factor > 1e6:
+        raise ConfigError(f"{where}: factor is {rope.factor:g}; at most 1e6 is supported")
     if rope.factor < 1.0 or (rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
         raise ConfigError(f"{where}: factor must be at least 1, high_freq_factor above low_freq_factor")
     if rope.kind == "yarn":
@@ -168,15 +170,17 @@ def _check(rope: RopeConfig, where: str) -> None:
         raise ConfigError(f"{where}: dynamic needs a head_dim of at least 4, not {rope.dim}")
 
 
-def context_lengths(rope: RopeConfig, max_positions: int) -> tuple[int, int]:
+def context_lengths(rope: RopeConfig, max_positions: int, stretched_already: bool = False) -> tuple[int, int]:
     """In tokens: the context that is served where nobody says how much, and the longest that can be asked for.
 
     - Linear and yarn stretch the length they were configured beside, at no price for short prompts.
     - Dynamic and longrope change every frequency with the longest sequence that is served (`rope.py` says why), which
       moves the answers to short prompts away from what the model was trained for: their context is stretched only as
       far as an explicit max_model_len says.
-    - The `max_position_embeddings` of llama3 is the stretched length already.
+    - The `max_position_embeddings` of llama3, and of families that say so, is the stretched length already.
     """
+    if stretched_already:
+        return max_positions, max_positions
     stretched = max(max_positions, int(rope.original_length * rope.factor))
     match rope.kind:
         case "linear" | "yarn":

@@ -17,7 +17,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     """max_tokens or the model's context is used up."""
     ABORT = "abort"
-    """The client went away or the caller took it back."""
+    """The client went away, the caller took it back, or its own settings do not let it go on."""
     ERROR = "error"
 
 

@@ -202,7 +202,8 @@ class ItemOutput:
     `tokens`: one sampled token, or up to `num_draft_tokens + 1` with verification; empty for pooled output.
     `prompt_logprobs`: one entry per *input* position p of this chunk whose next prompt token p + 1 is known, describing
     token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only when asked for.
-    `error`: this item failed alone (its logits were NaN, say); its neighbours stand.
+    `error`: this item failed alone (its logits were NaN, say); its neighbours stand. It is `NOTHING_LEFT` where the logits
+    are finite and the item's own settings forbid every token: the engine then blames the request, not the executor.
     """
 
     tokens: tuple[SampledToken, ...] = ()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from executors import noise
 from executors.batch import SampledToken, SamplingParams
 from executors.errors import InvalidInput
+from executors.sampling_params import NOTHING_LEFT
 from executors.token_history import TokenHistory
 
 Row = NDArray[np.float32]
@@ -121,7 +122,10 @@ def choose(logits: Row, params: SamplingParams, position: int, history: TokenHis
 
     Raises InvalidInput and ValueError as `edited` and `probabilities`.
     """
-    weights = probabilities(edited(logits, params, history), params)
+    row = edited(logits, params, history)
+    if params.edits_logits and not np.isfinite(row.max()):
+        raise ValueError(NOTHING_LEFT)  # `edited` has seen that the raw logits are finite
+    weights = probabilities(row, params)
     u = float(noise.uniform([params.seed], [params.choice], [position])[0])
     token = int(np.searchsorted(np.cumsum(weights), u, side="right"))
     # Rounding may leave the last sum below u: the last token that is not masked is meant.

@@ -48,7 +48,6 @@ from executors.split import BlockCopier, fill_pending, split_unified_decode
 from executors.stats import StepStats
 from executors.token_history import TokenHistory
 
-_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 _Output = TypeVar("_Output", PrefillOutput, DecodeOutput)
 
 
@@ -215,8 +214,8 @@ class SamplingAdapter(BatchModelExecutor):
             history.sync(int(batch.pos_offsets[i]), batch.token_ids[begin : end - num_drafts].tolist())
         try:
             tokens = reference_sampler.verify(rows, params, drafts, length - num_drafts, history)
-        except ValueError:
-            return ItemOutput(error=_NOT_FINITE)
+        except ValueError as error:
+            return ItemOutput(error=str(error))
         self._sampled[seq_id] = (length - num_drafts, tuple(token.token_id for token in tokens))
         if len(tokens) <= num_drafts:
             # The inner executor computed all drafts and does not know which of them were rejected.

@@ -23,6 +23,13 @@ import numpy as np
 
 from executors.errors import InvalidInput
 
+NOTHING_LEFT = "the sampling settings forbid every token"
+"""`ItemOutput.error` of a sequence whose logits are finite, yet its settings leave none to choose: its sender's mistake,
+and no fault of the executor."""
+
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Each way a logit grows by a factor of 100 at most, so that no float32 in use overflows."""
+
 _MAX_TOKEN_ID, _MAX_INT64, _MAX_UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
 """Executors keep the settings of all sequences in arrays."""
 
@@ -71,7 +78,9 @@ def _further(params: SamplingParams) -> Iterator[tuple[str, object]]:
     yield "typical_p", _within("typical_p", params.typical_p, 0.0, 1.0, above=True)
     yield (
         "repetition_penalty",
-        _within("repetition_penalty", params.repetition_penalty, 0.0, largest, above=True),
+        _within(
+            "repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        ),
     )
     for name in ("presence_penalty", "frequency_penalty"):
         yield name, _within(name, getattr(params, name), -largest, largest)
@@ -133,7 +142,7 @@ class SamplingParams:
     typical_p: float = 1.0
     """Keep the most typical tokens (information content nearest the entropy) whose probability reaches typical_p."""
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens seen in prompt or output, multiplies negative ones; more than 0."""
+    """Divides positive logits of tokens seen in prompt or output, multiplies negative ones; 0.01 to 100."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token in the output."""
     frequency_penalty: float = 0.0
@@ -217,6 +226,16 @@ class SamplingParams:
         for name, ids in self.ids_by_name():
             if ids and max(ids) >= width:
                 raise InvalidInput(f"{name} holds {max(ids)}; the model's ids end at {width - 1}")
+
+    def exhausted(self, width: int) -> bool:
+        """True if the first token could be none of `width` ids: everything is a bad word of one id, or would end the
+        sequence before `min_tokens`. Bad words of several ids may forbid the rest later; that shows only then."""
+        banned = {word[0] for word in self.bad_words if len(word) == 1}
+        if self.min_tokens > 0:
+            banned.update(self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            return banned.issuperset(self.allowed_token_ids)
+        return len(banned) >= width
 
     @property
     def greedy(self) -> bool:

@@ -284,8 +284,8 @@ def _sample_here(
 ) -> None:
     try:
         token = reference_sampler.sample(logits.astype(np.float32), params, len(history), history)
-    except ValueError:
-        task.error, task.going = _NOT_FINITE, False
+    except ValueError as error:
+        task.error, task.going = str(error), False
         return
     history.append(token.token_id)
     task.tokens.append(token)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from server import __version__
 from server.flags import complaint
 from server.verbs.chat import chat
-from server.verbs.common import fail
+from server.verbs.common import fail, lost_output
 from server.verbs.doctor import doctor
 from server.verbs.info import info
 from server.verbs.verify import verify
@@ -193,7 +194,29 @@ def main() -> None:
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     if argv[:1] == ["serve"] and (message := complaint(argv[1:], known_options(verb))):
         fail(message)
-    app()
+    if not argv:
+        app()  # the help
+    try:
+        code = command.main(argv, prog_name="cohort", standalone_mode=False)
+    except TyperException as error:
+        _refuse(error)
+    except OSError as error:
+        # Of the other verbs, which have told what is wrong with their files, it is stdout's.
+        if argv[0] == "serve":
+            raise
+        lost_output(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        lost_output(error)
+    sys.exit(code or 0)
+
+
+def _refuse(error: TyperException) -> NoReturn:
+    """Typer's complaint about a command line, as all others look."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    fail(f"{message[:1].lower()}{message[1:]}; see {context.command_path if context else 'cohort'} --help")
 
 
 def known_options(command: Any) -> dict[str, bool]:

@@ -94,6 +94,7 @@ def _advice(flag: str, options: Iterable[str]) -> str:
         return f"unknown flag {flag}: {ALWAYS_ON[flag]}"
     if flag in NOT_YET:
         return f"{flag} is not supported yet"
-    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.6)
-    advice = f"; did you mean {near[0]}?" if near else "; see cohort serve --help"
+    # Without the dashes, which all have in common.
+    near = difflib.get_close_matches(flag.lstrip("-"), [name.lstrip("-") for name in names], n=1, cutoff=0.7)
+    advice = f"; did you mean --{near[0]}?" if near else "; see cohort serve --help"
     return f"unknown flag {flag}{advice}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executors.contract import ConfigError
-from server.schemas.sampling import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MAX_TOP_K
+from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, ConfigError
+from server.schemas.sampling import MAX_TEMPERATURE, MAX_TOP_K
 
 FILE = "generation_config.json"
 
@@ -35,9 +35,9 @@ class SamplingDefaults:
         top_k = _number(generation_config, "top_k", -1, MAX_TOP_K, origin)
         if top_k is not None and top_k != int(top_k):
             raise ConfigError(f"{origin}: top_k: it should be an integer, not {top_k!r}")
-        repetition = _number(generation_config, "repetition_penalty", 0, MAX_REPETITION_PENALTY, origin)
-        if repetition == 0:
-            raise ConfigError(f"{origin}: repetition_penalty: it should be more than 0")
+        repetition = _number(
+            generation_config, "repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, origin
+        )
         min_p = _number(generation_config, "min_p", 0, 1, origin)
         typical_p = _number(generation_config, "typical_p", 0, 1, origin)
         do_sample = generation_config.get("do_sample")

@@ -201,8 +201,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[
         elif rest.lower() in known and rest.isupper():
             found[rest.lower()] = value
         else:
-            names = {f"{ENV_PREFIX}{name.upper()}" for name in known}
-            raise SettingsError(f"{variable}: no such setting{_nearest(variable.upper(), names)}")
+            names = {name.upper() for name in known}
+            raise SettingsError(f"{variable}: no such setting{_nearest(rest.upper(), names, ENV_PREFIX)}")
     return found, notes
 
 
@@ -236,9 +236,10 @@ def _from_file(config: str) -> dict[str, Any]:
     return values
 
 
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+def _nearest(name: str, known: Any, prefix: str = "") -> str:
+    """A hint, or "" where nothing is near. `prefix` is what all names have in common, which makes none of them nearer."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _explain(

@@ -20,6 +20,15 @@ def check_ids(fields: GenerationFields, width: int) -> None:
             raise InvalidRequest(message, param=name, code="invalid_value")
 
 
+def check_do_sample(fields: GenerationFields, temperature: float) -> None:
+    """`do_sample` is no parameter here: it passes where it says what the temperature does. Raises InvalidRequest."""
+    wanted = (fields.model_extra or {}).get("do_sample")
+    if wanted is not None and wanted != (temperature > 0):
+        means = "more than 0" if wanted else "0"
+        message = f"'do_sample' is not supported: set 'temperature' to {means}, which means the same."
+        raise InvalidRequest(message, param="do_sample", code="unsupported_parameter")
+
+
 def typical_p(value: float) -> float:
     """0 means off, as 1 does: other servers take both."""
     return value or 1.0

@@ -8,6 +8,13 @@ from engine.request import Request
 from executors.contract import ModelInfo, SamplingParams
 
 
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises InvalidRequest where more tokens are asked for than can come."""
+    if min_tokens > max_tokens:
+        message = f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens to generate at most."
+        raise InvalidRequest(message, "min_tokens", "invalid_value")
+
+
 class Admission:
     """Checks a request before it is queued, so that everything queued can run to its end, if need be all alone."""
 
@@ -37,13 +44,10 @@ class Admission:
             )
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
-        if request.sampling.min_tokens > request.max_tokens:
-            raise InvalidRequest(
-                f"min_tokens is {request.sampling.min_tokens}, more than max_tokens, {request.max_tokens}",
-                "min_tokens",
-            )
-        self._check_ids(request.sampling)
         self.check_length(len(ids), request.max_tokens)
+        check_min_tokens(request.sampling.min_tokens, request.max_tokens)
+        self._check_ids(request.sampling)
+        self._check_anything_left(request.sampling)
         if queued >= self.max_queued_seqs:
             raise Overloaded(f"{queued} requests are waiting already")
 
@@ -55,6 +59,17 @@ class Admission:
                 raise InvalidRequest(
                     f"{name} holds {max(ids)}, but this model's ids end at {width - 1}", name
                 )
+
+    def _check_anything_left(self, sampling: SamplingParams) -> None:
+        """Raises InvalidRequest where no token at all may come first."""
+        if not sampling.edits_logits or not sampling.exhausted(self.info.logits_width):
+            return
+        name = "bad_words" if sampling.allowed_token_ids is None else "allowed_token_ids"
+        raise InvalidRequest(
+            f"'{name}' leaves no token to generate: each one is a bad word, or would end the output before 'min_tokens'.",
+            name,
+            "invalid_value",
+        )
 
     def check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         """Raises ContextLengthExceeded if they do not fit; `max_tokens` None asks for at least one token."""

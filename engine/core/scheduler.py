@@ -15,11 +15,11 @@ import numpy as np
 
 from engine.core.journal import Journal
 from engine.core.sequence import Sequence, SequenceStatus
-from engine.errors import SequenceFailed
+from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.victim import youngest_not_granted
 from engine.request import FinishReason, TokenDelta
-from executors.contract import SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract import NOTHING_LEFT, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 
 
 @dataclass(slots=True)
@@ -238,6 +238,13 @@ class Scheduler:
         return TokenDelta(kept, reason, stop_token_id)
 
     def _fail(self, seq: Sequence, message: str) -> TokenDelta:
+        if message == NOTHING_LEFT:
+            # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
+            self.finish(seq, FinishReason.ABORT)
+            culprit = "bad_words" if seq.request.sampling.bad_words else None
+            said = f"{message} at position {len(seq.output_token_ids)} of the output"
+            error = InvalidRequest(said, culprit, "invalid_value")
+            return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
         self.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
 

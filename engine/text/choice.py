@@ -53,7 +53,7 @@ class ChoiceOptions:
     own_end_tokens: frozenset[int] = frozenset()
     """End tokens of the model: stopping at one has no `stop_reason`."""
     min_tokens: int = 0
-    """Stop strings are not looked for in the text of the first so many tokens."""
+    """A stop string counts only where a token after the first so many completes it; it may begin in their text."""
 
 
 class Choice:
@@ -111,7 +111,7 @@ class Choice:
         if self._options.logprobs:
             logprobs.append(self._logprob_text(token))
         self._offset += len(text)
-        return text if early else self._stops.push(text)
+        return self._stops.push(text, ignored=early)
 
     def _logprob_text(self, token: SampledToken) -> TokenText:
         of = self._tokenizer
@@ -129,7 +129,8 @@ class Choice:
             return None, None
         self.finished = True
         # The last bytes may complete a stop string, too.
-        parts.append(self._stops.push(self._detokenizer.flush()))
+        early = self.num_tokens <= self._options.min_tokens
+        parts.append(self._stops.push(self._detokenizer.flush(), ignored=early))
         if self._stops.matched is not None:
             return "stop", self._stops.matched
         parts.append(self._stops.flush())

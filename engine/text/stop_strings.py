@@ -21,15 +21,17 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Add text, get what may be shown. Once `matched` is set the choice is over; nothing is shown after it."""
+    def push(self, text: str, ignored: bool = False) -> str:
+        """Add text, get what may be shown. Once `matched` is set the choice is over; nothing is shown after it.
+
+        A stop string that `ignored` text completes ends nothing; one that only begins in it is followed further."""
         if self.matched is not None:
             return ""
         if not self._stops:
             return text
         for i, char in enumerate(text):
             complete = self._advance(char)
-            if complete is not None:
+            if complete is not None and not ignored:
                 # The match that is complete first wins; of several, the one that began earliest: the longest.
                 self.matched = complete
                 shown = self._held + text[: i + 1]

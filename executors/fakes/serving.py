@@ -31,7 +31,7 @@ from executors.fakes import oracle
 from executors.fakes.base import HIDDEN_SIZE, POOL_SIZE, FakeExecutor
 from executors.fakes.work import Computed, Work, check_tokens, compute
 
-_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
+_NOT_FINITE = "logits are not finite"
 
 
 class FakeServing(FakeExecutor):
@@ -118,8 +118,8 @@ class FakeServing(FakeExecutor):
                 tokens = reference_sampler.verify(
                     rows, start.sampling, drafts.tolist(), end - num_drafts, history
                 )
-            except ValueError:
-                return ItemOutput(error=_NOT_FINITE)
+            except ValueError as error:
+                return ItemOutput(error=str(error))
         else:
             tokens = self._verify(digests, start.sampling, drafts, positions)
         ids = np.array([token.token_id for token in tokens], np.int32)

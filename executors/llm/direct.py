@@ -20,6 +20,7 @@ from executors.llm.sampler import SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.step import StepArrays, pack_tables
 from executors.llm.unified import NOT_FINITE
+from executors.sampling_params import NOTHING_LEFT
 from executors.tensor import Tensor
 
 
@@ -218,7 +219,7 @@ class DirectRunner:
         )
         sampled = sample(torch.cat(parts), rows, self._edits([items[i].sampling for i in owners]))
         if sampled.bad.any():
-            raise StepFailed(NOT_FINITE)
+            raise StepFailed(f"{NOT_FINITE}, or {NOTHING_LEFT}")
         for row, owner in enumerate(owners):
             token = sampled.described.get(row) or SampledToken(int(sampled.tokens[row]))
             results[owner].sampled.append(token)

@@ -16,9 +16,10 @@ from executors.llm.runner import ModelRunner
 from executors.llm.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, SlotShapers
 from executors.llm.step import StepArrays
+from executors.sampling_params import NOTHING_LEFT
 from executors.slots import SlotTable
 
-NOT_FINITE = "the model's logits are not finite numbers, or the sampling settings forbid every token"
+NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class UnifiedRunner:
@@ -161,8 +162,9 @@ class UnifiedRunner:
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
+        logits = self.runner.logits(hidden, rows)
         sampled = sample(
-            self.runner.logits(hidden, rows),
+            logits,
             self.sampling.rows(slots, positions),
             self._edits(batch, step, shaped, starts) if shaped else None,
         )
@@ -180,7 +182,7 @@ class UnifiedRunner:
         for i in shaped:
             self.shapers.keep(int(batch.slots[i]), tokens[ends[i] - num_tokens[i] : ends[i]].tolist())
         if sampled.described or sampled.bad.any():
-            self._detail(output, sampled, counts, starts)
+            self._detail(output, sampled, _errors(logits, sampled.bad), counts, starts)
         return output
 
     def _edits(
@@ -198,15 +200,15 @@ class UnifiedRunner:
         return builder.build()
 
     def _detail(
-        self, output: UnifiedOutput, sampled: Sampled, counts: np.ndarray, starts: np.ndarray
-    ) -> None:
-        """Full outputs for items with logprobs, and errors for those whose last token is from logits that are no numbers."""
+        self, output: UnifiedOutput, sampled: Sampled, errors: dict[int, str], counts: np.ndarray, starts: np.ndarray
+    ) -> None:  # fmt: skip
+        """Full outputs for items with logprobs, and `errors`, by row, of those whose last row gave no token."""
         keep = np.ones(len(output.token_ids), np.bool_)
         ends = np.cumsum(output.num_tokens)
         for i in np.flatnonzero(counts).tolist():
             rows = range(int(starts[i]), int(starts[i]) + int(output.num_tokens[i]))
-            if sampled.bad[rows[-1]]:
-                output.details[i] = ItemOutput(error=NOT_FINITE)
+            if rows[-1] in errors:
+                output.details[i] = ItemOutput(error=errors[rows[-1]])
                 keep[ends[i] - len(rows) : ends[i]] = False
                 output.num_tokens[i] = 0
             elif rows[0] in sampled.described:
@@ -258,6 +260,16 @@ class UnifiedRunner:
             total = total + self._pooled_sums[start.slot]
         self._pooled_sums[start.slot] = total
         return (total / int(step.pos_offsets[i] + step.q_lens[i])).cpu().numpy() if final else None
+
+
+def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, str]:
+    """Why each of the rows marked in `bad` gave no token, by the raw `logits` [n, V]: the model's fault or the settings'."""
+    rows = np.flatnonzero(bad)
+    if not len(rows):
+        return {}
+    best = logits[torch.from_numpy(rows).to(logits.device)].max(-1).values
+    finite = torch.isfinite(best).tolist()
+    return {row: NOTHING_LEFT if one else NOT_FINITE for row, one in zip(rows.tolist(), finite, strict=True)}
 
 
 def _verify(

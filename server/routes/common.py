@@ -10,13 +10,14 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
+from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
 from server.chat.fence import DeadlineExceeded
 from server.schemas.base import Model, WireModel, parse
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel, ServerState
-from server.token_settings import bad_words, check_ids, logit_bias, typical_p
+from server.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
@@ -95,23 +96,23 @@ def text_request(
 ) -> TextRequest:
     """The engine's form of a call. What the client left out comes from the model's defaults.
 
-    Raises InvalidRequest for token ids the model does not have, and for min_tokens above max_tokens.
+    Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, and for a `do_sample` that
+    the temperature contradicts.
     """
     defaults = model.defaults
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
     check_ids(fields, model.info.logits_width)
-    if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
-        message = (
-            f"'min_tokens' is {fields.min_tokens}, more than the {max_tokens} tokens to generate at most."
-        )
-        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+    temperature = defaults.temperature if fields.temperature is None else fields.temperature
+    check_do_sample(fields, temperature)
+    if max_tokens is not None:
+        check_min_tokens(fields.min_tokens or 0, max_tokens)
     return TextRequest(
         request_id=call_id,
         continues_prompt=continues_prompt,
         prompts=prompts,
         n=fields.n or 1,
         max_tokens=max_tokens,
-        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        temperature=temperature,
         top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
         top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,

@@ -44,6 +44,7 @@ async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included unless asked otherwise."""
     state = state_of(request)
     body = await read(request, DetokenizeRequest)
+    body.check()
     model, _ = state.require(body.model)
     check_token_ids(model, body.tokens, "tokens")
     [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from engine.errors import InvalidRequest
 
@@ -34,25 +35,41 @@ def parse(model: type[Model], body: bytes) -> Model:
 def _explain(error: ValidationError) -> InvalidRequest:
     """The first fault in a client's terms. The list is short however large the body is: lists stop at their first bad
     element (`fail_fast`), so what is left is fields and members of unions."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
+    details = error.errors(include_url=False, include_input=False)
     if details[0]["type"] == "json_invalid":
         reason = details[0]["msg"].removeprefix("Invalid JSON: ")
         return InvalidRequest(f"The request body is not valid JSON: {reason}.", code="invalid_json")
-    located = [(_path(detail["loc"]), detail["msg"]) for detail in details]
+    located = [(_path(detail["loc"]), detail) for detail in details]
     # A union reports one error per member: those that got furthest into the data are about what was meant.
     depth = max(len(path) for path, _ in located)
     path = next(path for path, _ in located if len(path) == depth)
-    reasons = list(dict.fromkeys(_plain(message) for where, message in located if where == path))
+    there = [detail for where, detail in located if where == path]
+    # Of those, a member whose type fits says what is wrong; the others only that they are of another type.
+    meant = [detail for detail in there if not detail["type"].endswith("_type")] or there
+    reasons = list(dict.fromkeys(map(_plain, meant)))
     param = ".".join(str(part) for part in path) or None
     reason = " or ".join(reasons)
     message = f"Invalid value for '{param}': {reason}." if param else f"Invalid request body: {reason}."
     return InvalidRequest(message, param=param, code="invalid_value")
 
 
-def _plain(message: str) -> str:
+_WORDS = (("Field required", "it is required"), ("Input should", "it should"), ("String should", "it should"))
+
+
+def _plain(detail: ErrorDetails) -> str:
     """Pydantic's words in a client's terms."""
-    message = message.removeprefix("Value error, ").rstrip(".")
-    return message.replace("Field required", "it is required").replace("Input should", "it should")
+    limits = detail.get("ctx", {})
+    match detail["type"]:
+        case "too_short" | "string_too_short" if limits["min_length"] == 1:
+            return "it should not be empty"
+        case "too_long":
+            return f"it should have at most {limits['max_length']} entries"
+        case "string_pattern_mismatch":  # only keys that are token ids have a pattern
+            return f"its keys should be token ids, which {str(detail['loc'][-2])[:40]!r} is not"
+    message = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    for theirs, ours in _WORDS:
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.errors import InvalidRequest
 from server.schemas import extras
 from server.schemas.base import WireModel
-from server.schemas.sampling import MAX_LOGPROBS, MAX_OUTPUT_TOKENS, GenerationFields
+from server.schemas.sampling import MAX_LOGPROBS, MAX_OUTPUT_TOKENS, GenerationFields, Integer
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -91,9 +91,9 @@ class ChatPromptFields(WireModel):
 class ChatRequest(GenerationFields, ChatPromptFields):
     """A chat completion call."""
 
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
 
@@ -136,6 +136,5 @@ class ChatRequest(GenerationFields, ChatPromptFields):
 
 _REFUSED = {
     "prompt": "'prompt' belongs to /v1/completions; a chat has 'messages'.",
-    "echo": "'echo' is not supported for chat.",
     "best_of": "'best_of' is not supported by this server.",
 }

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.errors import InvalidRequest
 from server.schemas import extras
-from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_IDS, GenerationFields, TokenId
+from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_IDS, GenerationFields, Integer, TokenId
 
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
@@ -45,9 +45,9 @@ class CompletionRequest(GenerationFields):
     """A legacy completion call: one prompt or many, as text or as token ids."""
 
     prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[Integer, Field(ge=1)] | None = None
     suffix: str | None = None
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -30,7 +31,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # further samplers
     "repeat_penalty": (1,), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,), "dry_multiplier": (0,), "xtc_probability": (0,),
     "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
-    "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},), "thinking_token_budget": (),
+    "do_sample": (True, False), "num_beams": (1,), "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},),
+    "thinking_token_budget": (),
     # constrained output
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
@@ -38,14 +40,34 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # other outputs
     "prompt_logprobs": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
     "modalities": (["text"],), "audio": (), "web_search_options": (), "truncate_prompt_tokens": (),
-    "n_probs": (0,), "verbosity": ("medium",), "return_hidden_states": (False,),
+    "n_probs": (0,), "detokenize": (True,), "echo": (False,), "suffix": ("",),
+    "verbosity": ("medium",), "return_hidden_states": (False,),
+    # lengths and ends by other names
+    "max_new_tokens": (), "max_length": (), "min_length": (0,), "num_return_sequences": (1,), "stop_sequences": ([],),
     # other inputs and routing
+    "extra_body": ({},),
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
     "prompt_embeds": (), "priority": (0,), "kv_transfer_params": (),
     "cache_salt": (), "lora_path": (), "n_predict": (), "repetition_detection": (),
 }  # fmt: skip
 """Known but not supported, each with the values (null always) at which it does nothing. `cache_salt` does not change
-the tokens, yet its sender asks for isolation: that must not be promised by silence."""
+the tokens, yet its sender asks for isolation: that must not be promised by silence. `do_sample` is judged beside the
+temperature (`server/token_settings.py`); `echo` and `suffix` are fields of completions."""
+
+OF_TOKENIZE: dict[str, tuple[Any, ...]] = {
+    name: _NEUTRAL[name]
+    for name in ("chat_template", "documents", "extra_body", "functions", "mm_processor_kwargs", "truncate_prompt_tokens")
+} | {"reasoning_effort": ()}  # fmt: skip
+"""What would change the ids of a text or chat; a setting of generation changes none."""
+
+_HINTS = {
+    "max_new_tokens": "use 'max_tokens'", "n_predict": "use 'max_tokens'", "min_length": "use 'min_tokens'",
+    "max_length": "use 'max_tokens', which does not count the prompt", "num_return_sequences": "use 'n'",
+    "stop_sequences": "use 'stop'", "repeat_penalty": "use 'repetition_penalty'",
+    "extra_body": "it is an argument of the client library, and its keys belong into the body itself",
+    "echo": "it belongs to /v1/completions", "suffix": "a completion only goes on with its prompt",
+}  # fmt: skip
+"""What the sender of an unsupported parameter may do instead."""
 
 
 MAX_UNKNOWN = 64
@@ -54,15 +76,22 @@ _MAX_FUZZY_LENGTH = 40
 """No parameter's name is as long, and the comparison takes the square of it."""
 
 
-def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused: Mapping[str, str]) -> None:
-    """Refuse what would change the result. `also_refused` maps names to the reason, for one endpoint's own cases.
+def judge(
+    extra: Mapping[str, Any] | None,
+    known: Iterable[str],
+    *,
+    also_refused: Mapping[str, str] = MappingProxyType({}),
+    unsupported: Mapping[str, tuple[Any, ...]] = _NEUTRAL,
+) -> None:
+    """Refuse what would change the result. `also_refused` maps names to the reason, for one endpoint's own cases;
+    `unsupported` has the names that matter there, with the values at which they do nothing.
 
     Raises InvalidRequest naming the parameter.
     """
     if not extra:
         return
     unknown = sum(
-        name not in HARMLESS and name not in _NEUTRAL and name not in also_refused for name in extra
+        name not in HARMLESS and name not in unsupported and name not in also_refused for name in extra
     )
     if unknown > MAX_UNKNOWN:
         message = f"{unknown} parameters are unknown; at most {MAX_UNKNOWN} are ignored."
@@ -73,13 +102,13 @@ def judge(extra: Mapping[str, Any] | None, known: Iterable[str], *, also_refused
             continue
         if name in also_refused:
             raise InvalidRequest(also_refused[name], param=name, code="unsupported_parameter")
-        if name in _NEUTRAL:
-            if not _is_neutral(value, _NEUTRAL[name]):
-                message = f"'{name}' is not supported by this server."
+        if name in unsupported:
+            if not _is_neutral(value, unsupported[name]):
+                message = f"'{name}' is not supported{': ' + _HINTS[name] if name in _HINTS else ' by this server'}."
                 raise InvalidRequest(message, param=name, code="unsupported_parameter")
             continue
         short = len(name) <= _MAX_FUZZY_LENGTH
-        if short and (near := difflib.get_close_matches(name, [*known, *_NEUTRAL], n=1, cutoff=0.85)):
+        if short and (near := difflib.get_close_matches(name, [*known, *unsupported], n=1, cutoff=0.85)):
             message = f"Unknown parameter '{name}'. Did you mean '{near[0]}'?"
             raise InvalidRequest(message, param=name, code="unknown_parameter")
         ignored.append(name[:100])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from engine.errors import InvalidRequest
+from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from server.schemas.base import WireModel
 
 MAX_CHOICES = 128
@@ -24,11 +25,18 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 64
-MAX_REPETITION_PENALTY = 100
 """These travel to the executor with every choice of a call."""
 MAX_LOGPROB_ENTRIES = 2048
 """Sequences times logprobs per token: all of them are encoded for each step, while everybody else waits."""
 
+
+def _integral(value: Any) -> Any:
+    """1.0 as 1: languages with one kind of number write either."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
+"""For single numbers; lists of ids are long, and would feel a call of Python for each."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIdKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -50,13 +58,15 @@ class GenerationFields(WireModel):
     model: Annotated[str, Field(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
+    ) = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
@@ -64,13 +74,13 @@ class GenerationFields(WireModel):
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
     ) = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
         None
     )
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from engine.errors import InvalidRequest
+from server.schemas import extras
 from server.schemas.base import WireModel
 from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
 from server.schemas.sampling import MAX_TOKEN_IDS, TokenId
@@ -35,7 +36,8 @@ class TokenizeRequest(WireModel):
         return self.add_generation_prompt
 
     def check(self) -> None:
-        """Exactly one kind of input. Raises InvalidRequest."""
+        """Exactly one kind of input, and nothing besides that would change its ids. Raises InvalidRequest."""
+        extras.judge(self.model_extra, type(self).model_fields, unsupported=extras.OF_TOKENIZE)
         if (self.prompt is None) == (self.messages is None):
             message = "Give either 'prompt' or 'messages'."
             raise InvalidRequest(message, param="prompt", code="invalid_value")
@@ -47,3 +49,7 @@ class DetokenizeRequest(WireModel):
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
     skip_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        """Nothing that looks like a misspelt parameter. Raises InvalidRequest."""
+        extras.judge(self.model_extra, type(self).model_fields, unsupported={})

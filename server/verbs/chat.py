@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Annotated
 
-from server.verbs.common import INTERRUPTED, fail, flag, take_interrupts
+from server.verbs.common import INTERRUPTED, fail, flag, lost_output, take_interrupts
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -22,6 +22,12 @@ def chat(
     api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY].", "--api-key")] = None,
     temperature: Annotated[Real, flag("Sampling temperature [the model's].", "--temperature")] = None,
     top_p: Annotated[Real, flag("Nucleus sampling [the model's].", "--top-p")] = None,
+    top_k: Annotated[
+        int | None, flag("Sample from the so many likeliest tokens [the model's].", "--top-k")
+    ] = None,
+    min_p: Annotated[
+        Real, flag("Leave out tokens less likely than this part of the likeliest [the model's].", "--min-p")
+    ] = None,
     max_tokens: Annotated[
         int | None, flag("Tokens an answer may have [what the context leaves].", "--max-tokens")
     ] = None,
@@ -34,7 +40,10 @@ def chat(
     from server.verbs.chat_session import Session, answer_once
 
     key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
-    values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    values = {
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
+        "seed": seed,
+    }  # fmt: skip
     options = {name: value for name, value in values.items() if value is not None}
     take_interrupts()
     for stream in (sys.stdin, sys.stdout):
@@ -53,9 +62,7 @@ def chat(
         fail(f"no server answers at {where}: {advice}", 1)
     except ServerFault as error:
         fail(str(error), 1)
-    except BrokenPipeError:
-        # Whoever read our output has enough of it. What is still in the buffer would fail again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except OSError as error:  # of stdout: what the network does is a ServerFault
+        lost_output(error)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

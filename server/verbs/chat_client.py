@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 _PATIENCE = 600.0
 """Seconds without a byte. A long prompt on a busy server takes its time."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could move the cursor or change the terminal; models and servers may be made to say anything."""
+_KEY = re.compile(r"[\x20-\x7e]+")
+_STRANGE = "the server sent an event that no OpenAI-compatible API has"
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -23,19 +29,14 @@ class ChatClient:
     """Speaks to one server. `options` go into every request as they are."""
 
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
-        """Raises ServerFault for an address that is none."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError:
-            self._host = ""
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise ServerFault(f"--url {url}: it should be an address such as http://127.0.0.1:8000")
+        """Raises ServerFault for an address that is none, and for a key that no header can carry."""
+        self._secure, self._host, self._port, self._base = _address(url)
+        if key and not _KEY.fullmatch(key):
+            raise ServerFault(
+                "the key (--api-key or COHORT_API_KEY): it should be one line of ASCII characters"
+            )
         self.url = url
         self.model = model
-        self._secure = parts.scheme == "https"
-        # People give the base of the API as well as the server's address.
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._options = dict(options)
         self._headers = {"Content-Type": "application/json", "User-Agent": "cohort-chat"}
         if key:
@@ -49,7 +50,9 @@ class ChatClient:
             response = self._send(connection, "GET", "/v1/models", None)
             try:
                 names = [card["id"] for card in json.loads(response.read())["data"]]
-            except (ValueError, KeyError, TypeError):
+            except (OSError, http.client.HTTPException) as error:
+                raise ServerFault(f"{self.url}: {_reason(error)}") from None
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ServerFault(f"{self.url} is no server with an OpenAI-compatible API") from None
         finally:
             connection.close()
@@ -59,13 +62,18 @@ class ChatClient:
             self.model = str(names[0])
         return self.model
 
-    def stream(self, messages: Messages) -> Generator[tuple[str, str], None, None]:
-        """Pieces of the answer, ("text" or "reasoning", piece), and at last ("finish", reason).
+    def stream(
+        self, messages: Messages, *, count_tokens: bool = False
+    ) -> Generator[tuple[str, str], None, None]:
+        """Pieces of the answer, ("text" or "reasoning", piece), and at last ("finish", reason). With `count_tokens` also
+        ("tokens", their number), from servers that tell it.
 
         Closing the generator ends the connection, upon which the server aborts the request. Raises ServerFault and
         ConnectionRefusedError.
         """
         body = {"model": self.model, "messages": list(messages), "stream": True, **self._options}
+        if count_tokens:
+            body["stream_options"] = {"include_usage": True}
         connection = self._connect()
         try:
             response = self._send(connection, "POST", "/v1/chat/completions", json.dumps(body))
@@ -78,6 +86,8 @@ class ChatClient:
                     yield "finish", reason
                     return
                 for kind, piece in _pieces(data):
+                    if kind == "tokens" and not count_tokens:
+                        continue
                     if kind == "finish":
                         reason = piece
                     else:
@@ -116,41 +126,73 @@ class ChatClient:
             raise ServerFault(f"the connection to the server broke off: {_reason(error)}") from None
 
 
+def _address(url: str) -> tuple[bool, str, int | None, str]:
+    """Whether it is https, host, port and the path before /v1. Raises ServerFault for an address that is none."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as it is looked up
+    except ValueError:  # of which UnicodeError is one
+        host = ""
+    if not host or parts.scheme not in ("http", "https") or CONTROL.search(host) or re.search(r"\s", host):
+        raise ServerFault(f"--url {url}: it should be an address such as http://127.0.0.1:8000")
+    if parts.username is not None or parts.password is not None:
+        # Not shown again: it has a password in it.
+        raise ServerFault("--url: a name and password in the address are not sent; give a key with --api-key")
+    path = quote(parts.path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
+    # People give the base of the API as well as the server's address.
+    return parts.scheme == "https", host, port, path.rstrip("/").removesuffix("/v1")
+
+
 def _pieces(data: bytes) -> Iterator[tuple[str, str]]:
-    """What one event says. Raises ServerFault for an error that came in the middle of the stream."""
+    """What one event says. Raises ServerFault for one that makes no sense, and for an error in the middle of the stream."""
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServerFault("the server sent an event that is no JSON") from None
-    if "error" in event:
+    if not isinstance(event, dict):
+        raise ServerFault(_STRANGE)
+    if event.get("error") is not None:
         raise ServerFault(_message(event) or "the server ended the answer with an error")
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield "reasoning", str(reasoning)
-        if text := delta.get("content"):
-            yield "text", str(text)
-        if reason := choice.get("finish_reason"):
-            yield "finish", str(reason)
+    choices = event.get("choices") or []
+    if not isinstance(choices, list):
+        raise ServerFault(_STRANGE)
+    for choice in choices:
+        yield from _of_choice(choice)
+    usage = event.get("usage")
+    if isinstance(usage, dict) and isinstance(tokens := usage.get("completion_tokens"), int):
+        yield "tokens", str(tokens)
+
+
+def _of_choice(choice: Any) -> Iterator[tuple[str, str]]:
+    delta = choice.get("delta") or {} if isinstance(choice, dict) else None
+    if not isinstance(delta, dict):
+        raise ServerFault(_STRANGE)
+    reasoning, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
+    for kind, piece in (("reasoning", reasoning), ("text", text), ("finish", choice.get("finish_reason"))):
+        if isinstance(piece, str) and piece:
+            yield kind, piece
+        elif piece:
+            raise ServerFault(_STRANGE)
 
 
 def _complaint(response: http.client.HTTPResponse) -> str:
     try:
         message = _message(json.loads(response.read(1 << 16)))
-    except (ValueError, OSError, http.client.HTTPException):
+    except (ValueError, RecursionError, OSError, http.client.HTTPException):
         message = ""
     hint = "; give the key with --api-key" if response.status == 401 else ""
-    return f"the server says {response.status}: {message or response.reason}{hint}"
+    return f"the server says {response.status}: {message or CONTROL.sub('', response.reason)}{hint}"
 
 
 def _message(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return " ".join(str(text).split())[:500] if text else ""
+    return CONTROL.sub("", " ".join(str(text).split()))[:500] if text else ""
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"nothing came for {_PATIENCE:g} s"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())
+    return CONTROL.sub("", " ".join(text.split()))

@@ -41,6 +41,15 @@ def fail(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
+def lost_output(error: OSError) -> NoReturn:
+    """Exit code 1 for a stdout that takes no more, with one line, unless whoever read it has had enough."""
+    # What is still in the buffer would fail again at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        sys.exit(1)
+    fail(f"the output cannot be written: {error.strerror or error}", 1)
+
+
 def take_interrupts() -> None:
     """From here on Ctrl-C is a KeyboardInterrupt, no longer the end at once."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -123,14 +123,18 @@ def _show(facts: dict[str, Any]) -> None:
     memory = facts["memory"]
     if memory["problem"] is None:
         screen.print()
-        where = (
-            f"{size(memory['given'])} of memory" if memory["given"] else f"{facts['device']} of this machine"
-        )
-        screen.print(f"Sequences that fit into {size(memory['kv_bytes'])} of KV ({where})", style="bold")
+        screen.print(f"Sequences in the KV cache of {size(memory['pool_bytes'])}", style="bold")
         screen.print(_sequences(facts))
         if any(row["fit"] > row["at_once"] for row in memory["sequences"]):
             screen.print(
                 f"At once: at most --max-num-seqs {facts['max_num_seqs']} are computed; more wait.",
+                style="dim",
+            )
+        if memory["full_sequences_in_memory"] > facts["max_num_seqs"]:
+            where = f"{size(memory['given'])} of memory" if memory["given"] else "This machine"
+            screen.print(
+                f"{where} leaves {size(memory['kv_bytes'])} for KV, enough for {memory['full_sequences_in_memory']:,} "
+                f"sequences of {memory['max_model_len']:,} tokens: a higher --max-num-seqs makes the cache larger.",
                 style="dim",
             )
     screen.print()

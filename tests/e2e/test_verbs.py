@@ -82,7 +82,7 @@ def test_chat_remembers(endless_server: ServerProcess, tmp_path: Path) -> None:
     def ask(terminal: Terminal, text: str) -> float:
         before = server.metric(PROMPT_TOKENS)
         terminal.type(f"{text}\n")
-        terminal.expect("[cut at the token limit]")
+        terminal.expect("[cut at the token limit")
         terminal.expect(">>> ")
         wait_for_running(server, 0, within=5)
         return server.metric(PROMPT_TOKENS) - before
@@ -151,6 +151,42 @@ def test_chat_tells_what_is_wrong(
     assert done.stderr.startswith(f"cohort: error: {words}") and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.parametrize("args", [["version"], ["--help"], ["chat"]])
+def test_a_full_disk_is_one_line(tiny_server: ServerProcess, tmp_path: Path, args: list[str]) -> None:
+    more = ["--url", tiny_server.url, "--max-tokens", "4"] if args == ["chat"] else []
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [COHORT, *args, *more], cwd=tmp_path, input="Hi", stdout=full, stderr=subprocess.PIPE, text=True, timeout=50,
+        )  # fmt: skip
+    told = "cohort: error: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["bogus"], "no such command 'bogus'; see cohort --help"),
+        (["doctor", "extra"], "got unexpected extra argument(s) (extra); see cohort doctor --help"),
+        (["--bogus"], "no such option: --bogus; see cohort --help"),
+        (["serve", "--bogus"], "unknown flag --bogus; see cohort serve --help"),
+        (["serve", "--prot", "1"], "unknown flag --prot; did you mean --port?"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line(tmp_path: Path, args: list[str], line: str) -> None:
+    done = run(tmp_path, *args)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"cohort: error: {line}\n")
+
+
+def test_chat_shows_the_speed(tiny_server: ServerProcess, tmp_path: Path) -> None:
+    command = [COHORT, "chat", "--url", tiny_server.url, "--top-k", "1", "--min-p", "0.1"]
+    with Terminal(command, tmp_path) as terminal:
+        terminal.expect(">>> ")
+        terminal.type("Count from 3 to 9.\n")
+        assert re.search(r"\[\d+\.\d tokens per second\]\n", terminal.expect(">>> "))
+        terminal.type("/exit\n")
+        assert terminal.wait() == 0
+
+
 def test_chat_without_a_server(tmp_path: Path) -> None:
     done = run(tmp_path, "chat", "--url", "http://127.0.0.1:1", stdin="Hi")
     assert done.returncode == 1
@@ -182,7 +218,9 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     assert f"{parameters} (" in done.stdout
     facts = json.loads(run(tmp_path, "info", *flags, "--json").stdout)
     assert f"{facts['memory']['capacity_tokens']:,} tokens" in capacity
-    assert facts["text"] == {"tokens": 1088, "chat_template": True, "tools": True, "problem": None}
+    assert facts["text"] == {
+        "tokens": facts["vocab_size"], "chat_template": True, "tools": True, "problem": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,17 @@ from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.errors import InvalidRequest
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Observer, Request, TokenDelta
+from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine, TextRequest
 from executors import reference_sampler
-from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams
+from executors.contract import (
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+    SampledToken,
+    SamplingParams,
+)
 from executors.fakes.oracle import expected_tokens
 from executors.llm.executor import LlmExecutor
 from executors.token_history import TokenHistory
@@ -28,6 +35,16 @@ from tests.engine.tokenizers_for_tests import byte_level, load
 
 FEW = tuple(range(40, 48))
 APART = tuple((token, 0.37 * token) for token in FEW)
+
+
+class Outcomes(Observer):
+    """How the requests ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+        self.outcomes.append(outcome)
 
 
 def some_settings(rng: random.Random) -> SamplingParams:
@@ -87,13 +104,60 @@ async def test_what_cannot_be_is_refused_at_once(settings: dict[str, object], pa
 
 
 async def test_a_row_with_nothing_left_fails_its_sequence_alone() -> None:
-    nothing = replace(GREEDY, allowed_token_ids=(5,), bad_words=((5,),))
-    async with engine(fake()) as core:
+    nothing = replace(GREEDY, allowed_token_ids=(5,), bad_words=((5, 5, 5),))
+    observer = Outcomes()
+    async with engine(fake(), observer=observer) as core:
         both = await asyncio.gather(
             run(core, request([1], 8, nothing)), run(core, request([2], 8)), return_exceptions=True
         )
-    assert isinstance(both[0], Exception) and "forbid every token" in str(both[0])
+    assert isinstance(both[0], InvalidRequest) and "forbid every token at position 2" in str(both[0])
+    assert (both[0].status, both[0].param) == (400, "bad_words")
     assert both[1] == (expected_tokens([2], 8), FinishReason.LENGTH)
+    # Nothing failed: whoever watches the rate of errors must not be called for it.
+    assert sorted(observer.outcomes) == ["abort", "length"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"allowed_token_ids": (5,), "bad_words": ((5,), (6, 5))}, "allowed_token_ids"),
+        ({"allowed_token_ids": (5, 9), "stop_token_ids": (9,), "min_tokens": 4, "bad_words": ((5,),)}, "allowed_token_ids"),
+        ({"allowed_token_ids": (9,), "stop_token_ids": (9, 8), "min_tokens": 1}, "allowed_token_ids"),
+        ({"bad_words": tuple((i,) for i in range(1000))}, "bad_words"),
+    ],
+)  # fmt: skip
+async def test_settings_that_forbid_the_first_token_are_refused_at_once(
+    settings: dict[str, object], param: str
+) -> None:
+    async with engine(fake()) as core:
+        with pytest.raises(InvalidRequest) as refused:
+            await run(core, request([1], 8, replace(GREEDY, **settings)))  # type: ignore[arg-type]
+        assert (refused.value.param, refused.value.code) == (param, "invalid_value")
+        # What leaves a single token stands.
+        one = replace(GREEDY, allowed_token_ids=(5, 9), stop_token_ids=(9,), min_tokens=4)
+        assert await run(core, request([1], 4, one)) == ([5] * 4, FinishReason.LENGTH)
+        ends = replace(GREEDY, allowed_token_ids=(9,), stop_token_ids=(9,))
+        assert (await run(core, request([1], 4, ends, stop=(9,))))[0] == [9]
+
+
+async def test_min_tokens_in_the_rest_of_the_context(tmp_path: Path) -> None:
+    """Without max_tokens, as in `server/routes/common.py` with them; and end tokens count unless they are ignored."""
+    tokenizer = load(byte_level(), tmp_path)
+    [end, *_] = tokenizer.eos_token_ids
+    asked = TextRequest("r", ((1, 2),), min_tokens=100_000)
+    async with engine(fake(vocab_size=264)) as core:
+        texts = TextEngine(core, tokenizer)
+        room = core.max_model_len - 2
+        with pytest.raises(
+            InvalidRequest, match=f"^'min_tokens' is 100000, more than the {room} tokens"
+        ) as refused:
+            texts.start(asked)
+        assert (refused.value.param, refused.value.code) == ("min_tokens", "invalid_value")
+        only_end = replace(asked, max_tokens=3, min_tokens=1, allowed_token_ids=(end,))
+        with pytest.raises(InvalidRequest, match="allowed_token_ids"):
+            texts.start(only_end)
+        async with texts.start(replace(only_end, ignore_eos=True)) as generation:
+            assert [id async for delta in generation for id in delta.token_ids] == [end] * 3
 
 
 async def test_stop_strings_wait_for_min_tokens(tmp_path: Path) -> None:
@@ -109,6 +173,20 @@ async def test_stop_strings_wait_for_min_tokens(tmp_path: Path) -> None:
                 async for delta in generation:
                     counted += len(delta.token_ids)
         assert counted >= least if least else counted < 12
+
+
+async def test_a_stop_string_that_begins_before_min_tokens(tmp_path: Path) -> None:
+    tokenizer = load(byte_level(), tmp_path)
+    ids = tokenizer.encode("3, 4, 5, 6", False)
+    assert len(ids) > 8
+    choice = Choice(0, tokenizer, ChoiceOptions(stop=("4, 5",), min_tokens=5))
+    text = ""
+    for id in ids:
+        delta = choice.push(TokenDelta([SampledToken(id)]))
+        text += delta.text
+        if choice.finished:
+            break
+    assert (text, delta.stop_reason) == ("3, ", "4, 5")
 
 
 async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

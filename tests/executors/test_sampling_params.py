@@ -14,7 +14,8 @@ from executors.errors import InvalidInput
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("min_p", -0.1), ("min_p", 1.1), ("min_p", math.nan), ("typical_p", 0.0), ("typical_p", 1.5), ("repetition_penalty", 0),
+        ("min_p", -0.1), ("min_p", 1.1), ("min_p", math.nan), ("typical_p", 0.0), ("typical_p", 1.5),
+        ("repetition_penalty", 0.009), ("repetition_penalty", 101),
         ("repetition_penalty", math.inf), ("presence_penalty", "1"), ("frequency_penalty", math.nan), ("logit_bias", 5),
         ("logit_bias", ((1,),)), ("logit_bias", ((-1, 1.0),)), ("logit_bias", ((1, math.inf),)),
         ("logit_bias", ((1, 1.0), (1, 2.0))),

@@ -120,11 +120,13 @@ UNSUPPORTED: dict[str, Any] = {
     "guided_choice": ["a"], "structured_outputs": {"json": {}}, "prompt_logprobs": 0,
     "use_beam_search": True, "truncate_prompt_tokens": 5, "cache_salt": "s", "priority": 1,
     "prompt_embeds": "x", "kv_transfer_params": {}, "lora_path": "x", "grammar": "root ::= x", "repeat_penalty": 1.2,
-    "presence_penalty_": None,
+    "presence_penalty_": None, "stop_sequences": ["a"], "max_new_tokens": 5, "max_length": 20, "min_length": 3,
+    "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "detokenize": False, "extra_body": {"top_k": 3},
 }  # fmt: skip
 CHAT_ONLY: dict[str, Any] = {
     "functions": [{"name": "f"}], "function_call": "auto", "modalities": ["audio"], "audio": {}, "documents": [{}],
     "chat_template": "{{ 1 }}", "web_search_options": {}, "reasoning_effort": "high",
+    "suffix": "x", "echo": True,
 }  # fmt: skip
 
 
@@ -157,6 +159,12 @@ async def test_what_would_change_the_result_is_refused_by_name(house: House) -> 
     for name, value in CHAT_ONLY.items():
         check(await house.chat(**{name: value}), name)
     assert not house.engine.requests
+
+
+async def test_hints_at_the_name_that_works(house: House) -> None:
+    hints = {"max_new_tokens": "max_tokens", "stop_sequences": "stop", "min_length": "min_tokens"}
+    for name, hint in hints.items():
+        assert f"use '{hint}'" in error_of(await house.chat(**{name: 7}))["message"]
 
 
 async def test_neutral_values_of_the_same_are_accepted(house: House) -> None:

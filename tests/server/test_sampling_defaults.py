@@ -32,7 +32,7 @@ def test_values(config: dict[str, Any], defaults: SamplingDefaults) -> None:
         ("temperature", True), ("temperature", "0.5"), ("temperature", float("nan")), ("temperature", -1),
         ("temperature", 101), ("temperature", float("inf")), ("top_p", 1.5), ("top_p", [1]), ("top_k", 1.5),
         ("top_k", -2), ("top_k", False), ("top_k", 2**40), ("do_sample", 0),
-        ("repetition_penalty", 0), ("repetition_penalty", -1), ("min_p", 1.1), ("typical_p", "x"),
+        ("repetition_penalty", 0), ("repetition_penalty", 1e-3), ("repetition_penalty", -1), ("min_p", 1.1), ("typical_p", "x"),
     ],
 )  # fmt: skip
 def test_refused(name: str, value: Any) -> None:

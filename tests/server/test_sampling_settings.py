@@ -36,6 +36,7 @@ async def test_all_of_them_reach_the_engine(endpoint: str) -> None:
     ("field", "value", "param"),
     [
         ("min_p", -0.1, "min_p"), ("min_p", 1.1, "min_p"), ("min_p", "0", "min_p"), ("typical_p", 2, "typical_p"),
+        ("repetition_penalty", 1e-38, "repetition_penalty"), ("repetition_penalty", 0.009, "repetition_penalty"),
         ("repetition_penalty", 0, "repetition_penalty"), ("repetition_penalty", 1e9, "repetition_penalty"),
         ("presence_penalty", 2.1, "presence_penalty"), ("frequency_penalty", -3, "frequency_penalty"),
         ("logit_bias", [1], "logit_bias"), ("logit_bias", {"x": 1}, "logit_bias"), ("logit_bias", {"-1": 1}, "logit_bias"),
@@ -55,6 +56,48 @@ async def test_refused_by_name(endpoint: str, field: str, value: Any, param: str
     error = response.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error"), error
     assert len(error["message"]) < 600 and not house.engine.requests
+    house.state.threads.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("logit_bias", {str(i): 1 for i in range(2000)}, "it should have at most 1024 entries"),
+        ("logit_bias", {"-1": 1}, "its keys should be token ids, which '-1' is not"),
+        ("stop", "", "it should not be empty"), ("stop", [""], "it should not be empty"),
+        ("stop", ["x"] * 17, "it should have at most 16 entries"),
+        ("stop", "x" * 2000, "it should have at most 1024 characters"),
+        ("stop", 5, "it should be a valid string or it should be a valid array"),
+        ("allowed_token_ids", [], "it should not be empty"),
+    ],
+)  # fmt: skip
+async def test_refusals_speak_plainly(field: str, value: Any, says: str) -> None:
+    house = House()
+    message = (await house.chat(**{field: value})).json()["error"]["message"]
+    assert message.startswith(f"Invalid value for '{field}") and message.endswith(f": {says}."), message
+    house.state.threads.close()
+
+
+async def test_integral_floats_are_integers() -> None:
+    house = House()
+    fields = {"top_k": 3.0, "n": 2.0, "seed": 1.0, "max_tokens": 8.0, "min_tokens": 2.0}
+    assert (await house.chat(**fields, logprobs=True, top_logprobs=2.0)).status_code == 200
+    assert (await house.complete(**fields, logprobs=2.0)).status_code == 200
+    for asked in house.engine.requests:
+        assert (asked.top_k, asked.n, asked.seed, asked.max_tokens, asked.min_tokens) == (3, 2, 1, 8, 2)
+        assert asked.logprobs == 2 and type(asked.top_k) is int
+    for value in (1.5, 1e300, True, "1"):
+        assert (await house.chat(seed=value)).status_code == 400, value
+    house.state.threads.close()
+
+
+async def test_do_sample_passes_where_it_agrees_with_the_temperature() -> None:
+    house = House(defaults=SamplingDefaults(temperature=0.0))
+    for fields in ({"do_sample": False}, {"do_sample": True, "temperature": 0.5}, {"do_sample": None}):
+        assert (await house.chat(**fields)).status_code == 200, fields
+    for fields in ({"do_sample": True}, {"do_sample": False, "temperature": 1}, {"do_sample": "yes"}):
+        response = await house.chat(**fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "do_sample"), fields
     house.state.threads.close()
 
 

@@ -55,6 +55,14 @@ async def test_detokenize(house: House) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {}, "tokens"),
+        ("/tokenize", {"prompt": "a", "add_special_token": False}, "add_special_token"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"},
+            "chat_template",
+        ),
+        ("/detokenize", {"tokens": [65], "skip_special_token": True}, "skip_special_token"),
         ("/detokenize", {"tokens": "1"}, "tokens"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens.1"),
         ("/detokenize", {"tokens": [320]}, "tokens"),
@@ -64,6 +72,16 @@ async def test_bad_input(house: House, path: str, body: dict[str, Any], param: s
     response = await house.post(path, body)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+async def test_keys_that_change_no_ids_are_ignored(house: House) -> None:
+    further = {
+        "temperature": 0,
+        "user": "me",
+        "chat_template": None,
+        "response_format": {"type": "json_object"},
+    }
+    assert (await house.post("/tokenize", {"prompt": "a", **further})).json()["tokens"] == [BOS, 97]
 
 
 async def test_large_lists_are_decoded_on_a_thread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

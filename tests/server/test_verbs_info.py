@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm import kv_cache
 from executors.llm.executor import LlmExecutor
@@ -108,6 +109,18 @@ def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:
     assert facts["kv"]["bytes_per_token_per_layer"] * 3 == facts["kv"]["bytes_per_token"]
 
 
+def test_what_fits_is_what_the_pool_holds() -> None:
+    """Memory for far more makes no larger a pool than max_num_seqs sequences of full length can use."""
+    memory = describe.describe(config(weights_dir()), 1 << 34)["memory"]
+    context = memory["max_model_len"]
+    assert memory["capacity_tokens"] == 8 * context
+    assert memory["pool_bytes"] == memory["capacity_tokens"] * 1536 < memory["kv_bytes"]
+    for row in memory["sequences"]:
+        assert row["fit"] == memory["capacity_tokens"] // row["length"]
+        assert row["at_once"] == 8
+    assert memory["full_sequences_in_memory"] == memory["kv_bytes"] // (context * 1536) > 8
+
+
 def test_memory_is_for_everything() -> None:
     """A gigabyte more gives KV its share of a gigabyte more."""
     gigabyte = 1 << 30
@@ -154,7 +167,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 def test_text_facts(tmp_path: Path) -> None:
     assert verb.text_facts(weights_dir()) == {
-        "tokens": 1088, "chat_template": True, "tools": True, "problem": None,
+        "tokens": Tokenizer.load(weights_dir()).vocab_size, "chat_template": True, "tools": True, "problem": None,
     }  # fmt: skip
     assert "tokenizer.json" in verb.text_facts(tmp_path)["problem"]
     copy = Path(shutil.copytree(weights_dir(), tmp_path / "copy"))
@@ -173,9 +186,15 @@ def test_it_fits_the_terminal(
     verb._show({**facts, "name": "cohort-tiny", "text": verb.text_facts(weights_dir())})
     shown = capsys.readouterr().out
     assert all(len(line) <= width for line in shown.splitlines()), shown
-    assert "2.64M (2,640,000)" in shown and "1.50 KiB in bfloat16 (512 bytes a layer)" in shown
+    parameters = facts["parameters"]
+    assert (
+        f"{parameters / 1e6:.2f}M ({parameters:,})" in shown
+        and "1.50 KiB in bfloat16 (512 bytes a layer)" in shown
+    )
     assert ("does not fit" in shown) == (memory == 1 << 20)
     assert ("3.00 MiB" in shown) == (memory != 1 << 20)
+    assert ("Sequences in the KV cache of 24.0 MiB" in shown) == (memory != 1 << 20)
+    assert ("a higher --max-num-seqs" in " ".join(shown.split())) == (memory != 1 << 20)
 
 
 def test_sizes_for_people() -> None:

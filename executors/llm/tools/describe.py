@@ -92,10 +92,9 @@ def sketch_model(
         config = replace(config, dtype="float32")
     dtype = loader.weights_dtype(config, shape, directory)
     max_len = config.max_model_len or shape.context_length
-    # One row of rotary table is computed here, the others are counted: a million of them takes a while.
-    decoder = Decoder(shape, dtype, torch.device("meta"), 1)
+    # Without rotary tables, which the executor makes once KV is planned.
+    decoder = Decoder(shape, dtype, torch.device("meta"))
     num_bytes = decoder.num_bytes()
-    num_bytes += sum((max_len - 1) * table[0].numel() * dtype.itemsize for table in decoder.rotary)
     if can_pack(dtype, device) and shape.tied:
         num_bytes += decoder.embed.numel() * dtype.itemsize  # see Decoder.pack
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
@@ -167,17 +166,20 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
             "problem": str(error) if explicit is not None else _too_little(config, sketch, allowed),
         }
     layout = plan.layout
-    fitting = allowed // layout.bytes_per_block
     return facts | {
         "problem": None,
         "block_size": layout.block_size,
         "num_blocks": layout.num_blocks,
         "bytes_per_block": layout.bytes_per_block,
         "capacity_tokens": layout.capacity_tokens,
+        "pool_bytes": layout.num_blocks * layout.bytes_per_block,
+        # The pool is no larger than max_num_seqs can use; so many full sequences memory would hold.
+        "full_sequences_in_memory": allowed
+        // (math.ceil(plan.max_model_len / layout.block_size) * layout.bytes_per_block),
         "max_model_len": plan.max_model_len,
         "note": plan.note,
         "sequences": [
-            _row(length, layout.block_size, layout.bytes_per_block, fitting, config.max_num_seqs)
+            _row(length, layout.block_size, layout.bytes_per_block, layout.num_blocks, config.max_num_seqs)
             for length in lengths_up_to(plan.max_model_len)
         ],
     }
@@ -228,7 +230,8 @@ def lengths_up_to(context: int) -> list[int]:
     return [*(length for length in LENGTHS if length < context), context]
 
 
-def _row(length: int, block_size: int, block_bytes: int, fitting: int, most: int) -> dict[str, int]:
+def _row(length: int, block_size: int, block_bytes: int, num_blocks: int, most: int) -> dict[str, int]:
+    """What of the pool's `num_blocks` sequences of `length` tokens take, and how many there can be."""
     blocks = math.ceil(length / block_size)
-    fit = fitting // blocks
+    fit = num_blocks // blocks
     return {"length": length, "kv_bytes": blocks * block_bytes, "fit": fit, "at_once": min(fit, most)}

@@ -48,6 +48,40 @@ def test_equals_the_definition_on_whole_text(pieces: list[str], stops: list[str]
     assert (watch.matched is None) == (first is None)
 
 
+def test_a_stop_string_may_begin_in_ignored_text_but_not_end_there() -> None:
+    watch = StopStrings(["4, 5", "3"])
+    shown = [watch.push("3, ", ignored=True), watch.push("4", ignored=True), watch.push(", 5")]
+    assert (shown, watch.matched) == (["3, ", "", ""], "4, 5")
+    watch = StopStrings(["4, 5"])
+    shown = [watch.push("4, 5, 4, ", ignored=True), watch.push("6"), watch.push("4"), watch.flush()]
+    assert (shown, watch.matched) == (["4, 5, ", "4, 6", "", "4"], None)
+    # An ignored match can be the beginning of one that counts.
+    watch = StopStrings(["aba"])
+    assert (watch.push("aba", ignored=True), watch.push("ba"), watch.matched) == ("ab", "", "aba")
+
+
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_ignored_text_by_the_definition(pieces: list[str], stops: list[str], least: int) -> None:
+    watch = StopStrings(stops)
+    shown = ""
+    for i, piece in enumerate(pieces):
+        shown += watch.push(piece, ignored=i < least)
+        if watch.matched:
+            break
+    shown += watch.flush()
+    text, ignored = "".join(pieces), len("".join(pieces[:least]))
+    for end in range(ignored + 1, len(text) + 1):
+        hits = [stop for stop in stops if text[:end].endswith(stop)]
+        if hits:
+            text = text[: end - len(max(hits, key=len))]
+            break
+    assert shown == text
+
+
 def test_hostile_stop_strings_cost_little() -> None:
     watch = StopStrings(["ab" * 511 + "x", *("b" * (1024 - i) for i in range(15))])
     began = time.process_time()

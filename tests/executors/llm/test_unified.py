@@ -19,6 +19,8 @@ from executors.contract import (
     Tensor,
     Unsupported,
 )
+from executors.llm.unified import NOT_FINITE
+from executors.sampling_params import NOTHING_LEFT
 from tests.executors.llm.driver import GREEDY, Driver, start
 
 RANDOM = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, seed=77)
@@ -204,6 +206,22 @@ async def test_nan_fails_its_item_alone_and_leaves_no_trace(executor):
     again = driver.add(prompts[1])
     assert (await driver.generate([again], 6))[0] == expected[1]
     assert set(again.blocks) & set(poisoned)
+
+
+async def test_settings_that_leave_nothing_are_told_from_a_broken_model(executor):
+    """Words of several ids forbid the last allowed one in the middle of the output; the neighbour goes on."""
+    driver = Driver(executor)
+    stuck = driver.add(prompt_of(6, 1), SamplingParams(allowed_token_ids=(5,), bad_words=((5, 5, 5),)))
+    broken = driver.add(prompt_of(6, 2), SamplingParams(allowed_token_ids=(5, 6)))
+    free = driver.add(prompt_of(6, 3))
+    await driver.step([(s, s.tokens, True, 0) for s in (stuck, broken, free)])
+    await driver.step([(s, s.tokens[-1:], True, 0) for s in (stuck, broken, free)])
+    assert stuck.tokens[6:] == [5, 5]
+    for layer in executor._loaded.runner.cache.layers:
+        layer[:, broken.blocks] = torch.nan
+    output = await driver.step([(s, s.tokens[-1:], True, 0) for s in (stuck, broken, free)])
+    assert (output[0].error, output[1].error) == (NOTHING_LEFT, NOT_FINITE)
+    assert len(free.tokens) == 9
 
 
 def _swap(**fields):

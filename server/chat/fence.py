@@ -2,23 +2,62 @@
 
 Python threads cannot be killed, but an exception can be planted in one: it surfaces at the next bytecode, and whatever a
 chat template does, it does in bytecode. So a template that loops costs its own request an answer and nothing else.
+Single calls that would never come back to bytecode are measured beforehand (`server/chat/sandbox.py`); what many small ones
+pile up is seen by looking at the process's memory while the work runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
 
 class DeadlineExceeded(Exception):
     """Planted in a thread whose work took too long, and raised to whoever waits for it."""
+
+
+class MemoryExceeded(DeadlineExceeded):
+    """Planted in a thread while whose work the process grew too much."""
+
+
+MAX_GROWTH = 384 * 2**20
+"""Bytes by which the process may grow while work that is watched runs."""
+_LOOK_EVERY = 0.02
+"""Seconds. Copying fills about 5 GB in one, so this overlooks 100 MB."""
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def watched_memory() -> Iterator[None]:
+    """What runs inside, on a fenced thread, gets MemoryExceeded planted when the process grows by MAX_GROWTH. The growth
+    may be another thread's: it refuses a request that ran for 20 ms and more, which is better than an ended process."""
+    fenced: _Fenced[Any] | None = getattr(_here, "fenced", None)
+    if fenced is None:
+        yield
+        return
+    fenced.watched = True
+    try:
+        yield
+    finally:
+        fenced.watched = False
+
+
+def _resident_bytes() -> int:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 class FencedThreads:
@@ -33,14 +72,20 @@ class FencedThreads:
         fenced = _Fenced(work)
         working = loop.run_in_executor(self._pool, fenced.run)
 
-        def look() -> None:
-            # Work that waited behind other work began later than this timer.
-            if not working.done() and (left := seconds - fenced.running_for()) > 0:
-                loop.call_later(left, look)
-            else:
-                fenced.stop()
+        timer: asyncio.TimerHandle | None = None
 
-        timer = loop.call_later(seconds, look)
+        def look() -> None:
+            nonlocal timer
+            # Work that waited behind other work began later than this timer.
+            left = seconds - fenced.running_for()
+            if left <= 0:
+                fenced.stop(DeadlineExceeded)
+            elif fenced.has_grown():
+                fenced.stop(MemoryExceeded)
+            elif not working.done():
+                timer = loop.call_later(min(left, _LOOK_EVERY), look)
+
+        timer = loop.call_later(min(seconds, _LOOK_EVERY), look)
         try:
             return await working
         finally:
@@ -60,12 +105,26 @@ class _Fenced(Generic[Result]):
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._begun: float | None = None
+        self.watched = False
+        """Whether memory is. Written by the working thread."""
+        self._may_reach: int | None = None
+        """Resident bytes of the process. Set at the first look, so that short work pays for none."""
 
     def running_for(self) -> float:
         """Seconds since it began, 0 while it waits."""
         return 0.0 if self._begun is None else time.monotonic() - self._begun
 
+    def has_grown(self) -> bool:
+        """Whether the process has grown more than watched work may make it."""
+        if not self.watched:
+            return False
+        now = _resident_bytes()
+        if self._may_reach is None:
+            self._may_reach = now + MAX_GROWTH
+        return now > self._may_reach
+
     def run(self) -> Result:
+        _here.fenced = self
         self._thread = threading.get_ident()
         self._begun = time.monotonic()
         try:
@@ -73,9 +132,10 @@ class _Fenced(Generic[Result]):
         finally:
             with self._lock:
                 self._thread = None
+            _here.fenced = None
 
-    def stop(self) -> None:
+    def stop(self, reason: type[DeadlineExceeded]) -> None:
         with self._lock:
             if self._thread is not None:
                 target = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(DeadlineExceeded))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(reason))

@@ -1,14 +1,14 @@
 """The Jinja environment of chat templates: what transformers offers them, and no more room than a prompt needs.
 
 Jinja's sandbox keeps templates from Python's internals. It does not keep one operation from making gigabytes or counting
-for an hour, and such an operation is a single call that no deadline can interrupt: so those that multiply are measured first.
+for an hour, and such an operation is a single call that no deadline can interrupt: so those that multiply, compare or show
+are measured first (`server/chat/measure.py`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -21,20 +21,18 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_OUTPUT = 16 * 1024 * 1024
-"""Characters. A body may hold as many; a template that makes more is looping."""
-_MAX_BITS = 4096
-"""Of an integer that `**` may make."""
-_WIDTH = re.compile(r"\d{7,}")
-"""Field widths of seven digits and more, in format strings."""
-_WIDTH_FROM_VALUES = re.compile(r"%[-+ #0\d]*\.?\*|\{[^{}]*:[^{}]*\{")
-
-
-class TooMuch(jinja2.TemplateError):
-    """The template makes more than any prompt may have."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it made more than {MAX_OUTPUT} characters")
+from server.chat.measure import (
+    check_bits,
+    check_format,
+    check_items,
+    check_length,
+    check_method,
+    check_numbers,
+    shown,
+    weigh,
+    weighed,
+)
+from server.chat.measured_filters import FILTERS, measured_tests
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
@@ -45,8 +43,8 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
         autoescape=False,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    environment.filters |= {name: _bounded(environment.filters[name]) for name in ("center", "indent")}
-    environment.filters |= {"tojson": _tojson, "format": _format, "replace": _replace}
+    environment.filters |= {**FILTERS, "tojson": _tojson}
+    environment.tests |= measured_tests(environment.tests)
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -57,7 +55,7 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generator(CodeGenerator):
-    """Compiles `a ~ b` to a call that looks at the lengths."""
+    """Compiles what shows, joins and compares values to calls that look at their sizes."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concatenated((")
@@ -66,44 +64,112 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """Against a constant, or the items of a list against one, a comparison is short."""
+        sides = (node.expr, *(operand.expr for operand in node.ops))
+        short = len(sides) == 2 and any(map(_is_constant, sides))
+        self.write("(")
+        self._visit_compared(node.expr, frame, short)
+        for operand in node.ops:
+            self.write(f" {_OPERATORS[operand.op]} ")
+            self._visit_compared(operand.expr, frame, short)
+        self.write(")")
+
+    def _visit_compared(self, node: nodes.Expr, frame: Frame, short: bool) -> None:
+        if short or _is_constant(node):
+            self.visit(node, frame)
+        else:
+            self.write("environment.weighed(")
+            self.visit(node, frame)
+            self.write(")")
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        """A text is shown as it is, without a call; anything else after a look at its size."""
+        escaped = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
+        if escaped:
+            choice = (
+                "(escape if context.eval_ctx.autoescape else str)(" if frame.eval_ctx.volatile else "escape("
+            )
+            self.write(f"{choice}environment.weighed(")
+        else:
+            self.write("(printed if type(printed := (")
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        escaped = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
+        self.write("))" if escaped else ")) is str else environment.shown(printed))")
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Tuple | nodes.List):
+        return all(isinstance(item, nodes.Const) for item in node.items)
+    return isinstance(node, nodes.Const)
+
+
+_OPERATORS = {
+    "eq": "==",
+    "ne": "!=",
+    "gt": ">",
+    "gteq": ">=",
+    "lt": "<",
+    "lteq": "<=",
+    "in": "in",
+    "notin": "not in",
+}
+
 
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+    shown = staticmethod(shown)
+    weighed = staticmethod(weighed)
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """What a macro, a call or filter block or a `set` block has captured."""
+        held = parts if isinstance(parts, list) else list(parts)
+        check_length(sum(map(len, held)))
+        return "".join(held)
 
     def concatenated(self, parts: Sequence[Any]) -> str:
         """The value of `a ~ b ~ c`."""
-        texts = [part if isinstance(part, str) else str(part) for part in parts]
-        _check_length(sum(map(len, texts)))
+        texts = [part if isinstance(part, str) else shown(part) for part in parts]
+        check_length(sum(map(len, texts)))
         return str_join(texts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operation whose result may be much larger than its operands."""
+        if operator == "+" and type(left) is str and type(right) is str:
+            check_length(len(left) + len(right))
+            return left + right
         if operator == "+" and _is_sequence(left) and _is_sequence(right):
-            _check_length(len(left) + len(right))
+            (check_length if isinstance(left, str | bytes) else check_items)(len(left) + len(right))
         elif operator == "*":
             for one, other in ((left, right), (right, left)):
                 if _is_sequence(one) and isinstance(other, int):
-                    _check_length(len(one) * other)
+                    (check_length if isinstance(one, str | bytes) else check_items)(len(one) * other)
             if isinstance(left, int) and isinstance(right, int):
-                _check_bits(left.bit_length() + right.bit_length())
+                check_bits(left.bit_length() + right.bit_length())
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_bits(left.bit_length() * right)
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left, right if isinstance(right, tuple) else (right,), {})
+            check_bits(left.bit_length() * right)
+        elif operator == "%" and isinstance(left, str | bytes):
+            text = left if isinstance(left, str) else left.decode("latin-1")
+            check_format(text, right if isinstance(right, tuple) else (right,), {})
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A method of a string may be asked for any width, and `replace` may multiply."""
-        text = getattr(obj, "__self__", None)
-        if isinstance(text, str):
-            name = getattr(obj, "__name__", "")
-            if name in ("ljust", "rjust", "center", "zfill", "expandtabs"):
-                _check_numbers(args, kwargs)
-            elif name == "replace" and len(args) >= 2:
-                _check_replace(text, args[0], args[1])
-            elif name == "join" and args and isinstance(args[0], list | tuple):
-                _check_length(sum(len(part) + len(text) for part in args[0] if isinstance(part, str)))
+        """A method of a text may be asked for any width, and some multiply; methods of lists compare."""
+        this = getattr(obj, "__self__", None)
+        if this is None:
+            pass
+        elif isinstance(this, str | bytes):
+            args = check_method(this, getattr(obj, "__name__", ""), args, kwargs)
+        elif isinstance(this, int | float):
+            check_numbers((*args, *kwargs.values()))
+        elif isinstance(this, list | tuple | dict):
+            for value in (*args, *kwargs.values()):
+                weighed(value)
+            if getattr(obj, "__name__", "") in ("index", "count"):
+                weigh(this)
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -114,7 +180,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         def checked(*args: Any, **kwargs: Any) -> str:
             from_mapping = args[0] if value.__name__ == "format_map" and args else {}
-            _check_format(value.__self__, args, kwargs or dict(from_mapping))
+            check_format(value.__self__, args, kwargs or dict(from_mapping))
             return wrapped(*args, **kwargs)
 
         return checked
@@ -172,7 +238,11 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """As transformers has it: Jinja's own filter escapes characters for HTML and sorts keys."""
-    _check_numbers((indent,), {})
+    items, characters, depth = weigh(value)
+    each = sum(len(text) for text in separators or () if isinstance(text, str))
+    if indent is not None:
+        each += depth * (len(indent) if isinstance(indent, str) else max(indent, 0))
+    check_length(items * each + characters * (6 if ensure_ascii else 1))
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -184,54 +254,6 @@ def _raise_exception(message: Any) -> NoReturn:
 
 def _strftime_now(format_: str) -> str:
     return datetime.now().strftime(format_)
-
-
-def _bounded(filter_: Any) -> Any:
-    def call(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_numbers(args, kwargs)
-        return filter_(value, *args, **kwargs)
-
-    return call
-
-
-def _format(value: Any, *args: Any, **kwargs: Any) -> str:
-    _check_format(str(value), args, kwargs)
-    return jinja2.filters.do_format(value, *args, **kwargs)
-
-
-@jinja2.pass_eval_context
-def _replace(context: Any, text: Any, old: str, new: str, count: int | None = None) -> str:
-    _check_replace(str(text), old, new)
-    return jinja2.filters.do_replace(context, text, old, new, count)
-
-
-def _check_replace(text: str, old: Any, new: Any) -> None:
-    if isinstance(old, str) and isinstance(new, str) and len(new) > len(old):
-        _check_length(len(text) + text.count(old) * len(new))
-
-
-def _check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """A field's width may stand in the format or, for `%*d` and `{:{}}`, among the values."""
-    if _WIDTH.search(text):
-        raise TooMuch
-    if _WIDTH_FROM_VALUES.search(text):
-        _check_numbers(args, kwargs)
-
-
-def _check_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int):
-            _check_length(value)
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_OUTPUT:
-        raise TooMuch
-
-
-def _check_bits(bits: int) -> None:
-    if bits > _MAX_BITS:
-        raise jinja2.TemplateError("a number is too large")
 
 
 def _is_sequence(value: Any) -> bool:

@@ -17,9 +17,10 @@ import jinja2.meta
 
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
-from server.chat.fence import DeadlineExceeded
+from server.chat.fence import DeadlineExceeded, MemoryExceeded, watched_memory
+from server.chat.measure import MAX_OUTPUT
 from server.chat.message_forms import MessageForms
-from server.chat.sandbox import MAX_OUTPUT, chat_environment
+from server.chat.sandbox import chat_environment
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of templates with a meaning: the one used otherwise, and the one used when tools are offered."""
@@ -116,7 +117,11 @@ class ChatTemplate:
 
     def _render(self, name: str, variables: Mapping[str, Any]) -> str:
         try:
-            return self._collect(self._templates[name].generate(variables))
+            with watched_memory():
+                return self._collect(self._templates[name].generate(variables))
+        except MemoryExceeded:
+            message = "The chat template took too much memory."
+            raise InvalidRequest(message, param="messages", code="chat_template_error") from None
         except (InvalidRequest, DeadlineExceeded):
             raise
         except Exception as error:  # whatever a template raises is the template's refusal of this request

@@ -14,6 +14,22 @@ from server.verbs.chat import chat
 from server.verbs.common import fail, lost_output
 from server.verbs.doctor import doctor
 from server.verbs.info import info
+from server.verbs.options import (
+    BlockSize,
+    ConfigFile,
+    Device,
+    DownloadDir,
+    Dtype,
+    KvCacheMemory,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelArgument,
+    Number,
+    Revision,
+    Text,
+    flag,
+)
 from server.verbs.verify import verify
 
 app = typer.Typer(
@@ -25,13 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Text = str | None
-Number = int | None
 Seconds = float | None
-
-
-def _flag(help_: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help_, metavar=metavar, show_default=False)
 
 
 def _version(asked: bool) -> None:
@@ -60,103 +70,82 @@ def version() -> None:
     "--max-num-seqs, max_num_seqs, COHORT_MAX_NUM_SEQS. Flags win over the environment, which wins over the file.",
 )
 def serve(
-    model_dir: Annotated[
-        Text,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A model directory, or a hub name ORG/NAME [default: the embedded cohort-tiny]",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[Text, _flag("The same as MODEL.", "--model", metavar="MODEL")] = None,
-    revision: Annotated[
-        Text, _flag("Branch, tag or commit of a model by hub name [its default branch].", "--revision")
-    ] = None,
-    download_dir: Annotated[
-        Text, _flag("Where models by hub name are kept [HF_HOME's].", "--download-dir", metavar="DIR")
-    ] = None,
-    host: Annotated[Text, _flag("Address to listen on [127.0.0.1].", "--host")] = None,
-    port: Annotated[Number, _flag("Port to listen on; 0 takes a free one [8000].", "--port")] = None,
+    model_dir: ModelArgument = None,
+    model: Annotated[Text, flag("The same as MODEL.", "--model", metavar="MODEL")] = None,
+    revision: Revision = None,
+    download_dir: DownloadDir = None,
+    host: Annotated[Text, flag("Address to listen on [127.0.0.1].", "--host")] = None,
+    port: Annotated[Number, flag("Port to listen on; 0 takes a free one [8000].", "--port")] = None,
     served_model_name: Annotated[
         list[str] | None,
-        _flag("Name to serve the model under; may be given several times.", "--served-model-name"),
+        flag("Name to serve the model under; may be given several times.", "--served-model-name"),
     ] = None,
-    tokenizer: Annotated[Text, _flag("Directory of the tokenizer [the model's].", "--tokenizer")] = None,
+    tokenizer: Annotated[Text, flag("Directory of the tokenizer [the model's].", "--tokenizer")] = None,
     chat_template: Annotated[
         Text,
-        _flag(
+        flag(
             "Jinja chat template: a file, a named one of the model, or the text itself [the model's].",
             "--chat-template",
         ),
     ] = None,
     generation_config: Annotated[
         Text,
-        _flag(
+        flag(
             "Where sampling defaults come from: auto (the model), none or vllm (neutral ones), or a directory [auto].",
             "--generation-config",
         ),
     ] = None,
     override_generation_config: Annotated[
         Text,
-        _flag(
+        flag(
             "Sampling defaults that win over those, such as '{\"temperature\": 0.5}'.",
             "--override-generation-config",
             metavar="JSON",
         ),
     ] = None,
-    dtype: Annotated[Text, _flag("auto, bfloat16, float16 or float32 [auto].", "--dtype")] = None,
-    device: Annotated[Text, _flag("auto, cpu, cuda or cuda:N [auto].", "--device")] = None,
-    max_model_len: Annotated[
-        Number, _flag("Context length in tokens [the model's].", "--max-model-len")
-    ] = None,
-    max_num_seqs: Annotated[
-        Number, _flag("Sequences computed at once [64, fewer where memory is short].", "--max-num-seqs")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        Number, _flag("Tokens computed per step [2048; 512 per thread on a CPU].", "--max-num-batched-tokens")
-    ] = None,
-    block_size: Annotated[Number, _flag("Tokens per KV block [16].", "--block-size")] = None,
-    kv_cache_memory_bytes: Annotated[
-        Text, _flag("Memory for KV, such as 4GiB [what is free].", "--kv-cache-memory-bytes", metavar="BYTES")
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    block_size: BlockSize = None,
+    kv_cache_memory_bytes: KvCacheMemory = None,
     load_format: Annotated[
-        Text, _flag("auto, safetensors, or dummy for random weights [auto].", "--load-format")
+        Text, flag("auto, safetensors, or dummy for random weights [auto].", "--load-format")
     ] = None,
-    seed: Annotated[Number, _flag("Seed of random weights [0].", "--seed")] = None,
+    seed: Annotated[Number, flag("Seed of random weights [0].", "--seed")] = None,
     api_key: Annotated[
-        list[str] | None, _flag("Key that clients must send; may be given several times.", "--api-key")
+        list[str] | None, flag("Key that clients must send; may be given several times.", "--api-key")
     ] = None,
-    metrics_key: Annotated[Text, _flag("Key that /metrics asks for [none].", "--metrics-key")] = None,
+    metrics_key: Annotated[Text, flag("Key that /metrics asks for [none].", "--metrics-key")] = None,
     executor: Annotated[
-        Text, _flag("llm, echo, paged_fake, or package.module:Factory [llm].", "--executor")
+        Text, flag("llm, echo, paged_fake, or package.module:Factory [llm].", "--executor")
     ] = None,
     executor_mode: Annotated[
         Text,
-        _flag("process, or inline to run it on a thread of the server [process].", "--executor-mode"),
+        flag("process, or inline to run it on a thread of the server [process].", "--executor-mode"),
     ] = None,
     executor_option: Annotated[
         list[str] | None,
-        _flag(
+        flag(
             "Option of that executor; may be given several times.", "--executor-option", metavar="NAME=VALUE"
         ),
     ] = None,
     recovery_timeout: Annotated[
         Seconds,
-        _flag(
+        flag(
             "Seconds after which a recovery has failed: /health says so, and the server ends with exit code 3 [120].",
             "--recovery-timeout",
         ),
     ] = None,
     drain_timeout: Annotated[
-        Seconds, _flag("Seconds that running requests get after SIGTERM [30].", "--drain-timeout")
+        Seconds, flag("Seconds that running requests get after SIGTERM [30].", "--drain-timeout")
     ] = None,
     max_body_bytes: Annotated[
-        Text, _flag("Largest request body [16MiB].", "--max-body-bytes", metavar="BYTES")
+        Text, flag("Largest request body [16MiB].", "--max-body-bytes", metavar="BYTES")
     ] = None,
-    log_level: Annotated[Text, _flag("debug, info, warning or error [info].", "--log-level")] = None,
-    config: Annotated[
-        Text, _flag("YAML file, or a preset: default, cpu, gpu.", "--config", metavar="FILE")
-    ] = None,
+    log_level: Annotated[Text, flag("debug, info, warning or error [info].", "--log-level")] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Start the server."""
     flags = dict(locals())

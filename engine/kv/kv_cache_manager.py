@@ -27,10 +27,6 @@ class KvCacheManager:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.layout.block_size) if self.layout.num_blocks else 0
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """True if a sequence of so many tokens, all alone, fits the pool."""
-        return self.blocks_for(num_tokens) <= self.layout.num_blocks
-
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover `num_tokens`. False, and nothing changed, if the pool has too few blocks.
 

@@ -225,7 +225,7 @@ class LlmExecutor(BatchModelExecutor):
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
         self.config = config = replace(
-            sizing.fitting(self.config, source, free_bytes(spec.device, self.config)), shrink_batch=False
+            sizing.fitting(self.config, source, free_bytes(spec.device, self.config)[0]), shrink_batch=False
         )
         max_len, width = source.info.max_model_len, source.info.logits_width
         claims = sizing.claims(config, source)

@@ -82,7 +82,7 @@ def plan_kv(
     bytes_per_block = spec.bytes_per_token() * block_size
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
-    free, share = (explicit, 1.0) if explicit is not None else _free_bytes(spec.device, config)
+    free, share = (explicit, 1.0) if explicit is not None else free_bytes(spec.device, config)
     reserved = sum(claim.num_bytes for claim in claims) if explicit is None else 0
     allowed = max(0, int((free - reserved) * share))
     fitting = allowed // bytes_per_block
@@ -122,13 +122,8 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
     )
 
 
-def free_bytes(device: torch.device, config: ExecutorConfig) -> int:
-    """Bytes that are free for KV and batches together where no number was given."""
-    return _free_bytes(device, config)[0]
-
-
-def _free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
-    """What is free where no number was given, and the part of it that KV may take."""
+def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
+    """Bytes that are free where no number was given, and the part of them that KV may take."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total * config.memory.gpu_memory_utilization) - (total - free), 1.0

@@ -5,7 +5,7 @@ distribution exceeds u(seed, choice, position). What the settings do and in whic
 
     all rows greedy, no edits       one maximum
     rows whose logits are edited    as the others, after `sampling_edits.py` has changed a few logits: of float32 where they
-                                    lie (and they are restored), of other types in copies, a few rows at a time
+                                    lie (and they are restored), of other types in a float32 copy of the batch
     all others                      block maxima, candidates, sums: `sampling_draw.py`
 
 Settings that are neutral in every row cost nothing. Logprobs are those of the raw logits.
@@ -22,10 +22,6 @@ from executors import noise
 from executors.batch import SampledToken, SamplingParams
 from executors.llm.sampling_draw import Blocks, Draw, draw, greedy
 from executors.llm.sampling_edits import LogitEdits
-from executors.llm.scratch import scratch
-
-_EDITED_ROWS = 16
-"""Rows copied to be edited at a time: bounds the memory, 10 MB for a vocabulary of 152k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ def _choose_all(
     """Tokens int64 [n] and which rows are bad, bool [n]."""
     u = noise.uniform(rows.seed, rows.choice, rows.positions.astype(np.uint64))
     # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
-    blocks = Blocks(logits, widen=edits is not None and logits.dtype != torch.float32 and not logits.is_cuda)
+    blocks = Blocks(logits, widen=edits is not None and logits.dtype != torch.float32)
     logits = blocks.logits
     bad = ~torch.isfinite(blocks.best).cpu().numpy()
     tokens = np.zeros(len(logits), np.int64)
@@ -127,30 +123,8 @@ def _choose_all(
         plain[edits.rows] = False
     _choose(blocks, np.flatnonzero(plain), np.flatnonzero(plain), rows, u, tokens)
     if edits is not None:
-        in_place = logits.dtype == torch.float32 and logits.is_contiguous()
-        change = _choose_in_place if in_place else _choose_in_copies
-        change(blocks, rows, edits, u, tokens, bad)
+        _choose_in_place(blocks, rows, edits, u, tokens, bad)
     return tokens, bad
-
-
-def _choose_in_copies(
-    blocks: Blocks, rows: SamplingRows, edits: LogitEdits, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
-) -> None:
-    """Write tokens and bad of the edited rows: float32 copies of a few rows at a time are edited."""
-    logits, device = blocks.logits, blocks.logits.device
-    size = len(edits.rows) if logits.is_cuda else min(_EDITED_ROWS, len(edits.rows))
-    work = scratch("edited", size, logits.shape[1], device)
-    for begin in range(0, len(edits.rows), size):
-        at = edits.rows[begin : begin + size]
-        part = work[: len(at)]
-        for i, one in enumerate(at.tolist()):
-            part[i] = logits[one]
-        edits.apply(part, begin, torch.arange(len(at), device=device))
-        edited = Blocks(part)
-        # A NaN that a mask has hidden is one all the same.
-        bad[at] |= ~torch.isfinite(edited.best).cpu().numpy()
-        good = np.flatnonzero(~bad[at])
-        _choose(edited, good, at[good], rows, u, tokens)
 
 
 def _choose_in_place(

@@ -64,14 +64,14 @@ class Blocks:
 
     def __init__(self, logits: torch.Tensor, widen: bool = False) -> None:
         self.width = logits.shape[1]
-        if widen:
+        if widen and not logits.is_cuda:
             self.logits = scratch("wide", len(logits), self.width, logits.device)
             self.maxima = torch.empty(len(logits), -(-self.width // _BLOCK), device=logits.device)
             # Row by row, so that the maxima are taken of what is still in the cache.
             for i in range(len(logits)):
                 self.maxima[i] = _block_maxima(self.logits[i : i + 1].copy_(logits[i : i + 1]))[0]
         else:
-            self.logits = logits.contiguous()
+            self.logits = (logits.float() if widen else logits).contiguous()
             self.maxima = _block_maxima(self.logits)
         self.best = self.maxima.amax(-1)
 

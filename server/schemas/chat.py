@@ -69,23 +69,28 @@ class Tool(WireModel):
     function: FunctionDefinition
 
 
-class ChatPromptFields(WireModel):
-    """What the chat template sees."""
+class PromptEnd(WireModel):
+    """Where the prompt of a conversation ends: with the beginning of an answer, or inside the last message."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
     @property
     def begins_answer(self) -> bool:
-        """True if the prompt ends with the beginning of an answer: by default, unless the last message goes on."""
+        """True if an answer begins: by default, unless the last message goes on."""
         return (
             not self.continue_final_message
             if self.add_generation_prompt is None
             else self.add_generation_prompt
         )
+
+
+class ChatPromptFields(PromptEnd):
+    """What the chat template sees."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ChatRequest(GenerationFields, ChatPromptFields):

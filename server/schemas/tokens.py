@@ -9,11 +9,11 @@ from pydantic import Field
 from engine.errors import InvalidRequest
 from server.schemas import extras
 from server.schemas.base import WireModel
-from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
+from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, PromptEnd, Tool
 from server.schemas.sampling import MAX_TOKEN_IDS, TokenId
 
 
-class TokenizeRequest(WireModel):
+class TokenizeRequest(PromptEnd):
     """Text, or a chat that goes through the template."""
 
     model: str | None = None
@@ -23,17 +23,8 @@ class TokenizeRequest(WireModel):
     ) = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-
-    @property
-    def begins_answer(self) -> bool:
-        """Unless told otherwise, the prompt ends where the assistant's next message begins, or goes on with the last."""
-        if self.add_generation_prompt is None:
-            return not self.continue_final_message
-        return self.add_generation_prompt
 
     def check(self) -> None:
         """Exactly one kind of input, and nothing besides that would change its ids. Raises InvalidRequest."""

@@ -7,11 +7,11 @@ import os
 import sys
 from typing import Annotated
 
-from server.verbs.common import INTERRUPTED, fail, flag, lost_output, take_interrupts
+from server.verbs.common import INTERRUPTED, fail, lost_output, take_interrupts
+from server.verbs.options import Text, flag
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-Text = str | None
 Real = float | None
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -28,11 +26,6 @@ Stage = Callable[[str], None]
 
 class ToolError(Exception):
     """A tool's answer was an error, or there was none. One sentence."""
-
-
-def flag(help_: str, *names: str, metavar: str | None = None) -> Any:
-    """An option of a verb; its default is said in the help text."""
-    return typer.Option(*names, help=help_, metavar=metavar, show_default=False)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

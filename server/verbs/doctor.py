@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from server.verbs.common import ToolError, ask, console, flag, print_json, size
+from server.verbs.common import ToolError, ask, console, print_json, size
+from server.verbs.options import flag
 
 _PACKAGES = (
     "tokenizers", "transformers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop", "numpy", "triton",

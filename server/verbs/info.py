@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from server.verbs.common import as_bytes, console, count, fail, find_model, flag, print_json, size
+from server.verbs.common import as_bytes, console, count, fail, find_model, print_json, size
+from server.verbs.options import (
+    AsJson,
+    BlockSize,
+    ConfigFile,
+    Device,
+    DownloadDir,
+    Dtype,
+    KvCacheMemory,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelArgument,
+    Revision,
+    Text,
+    flag,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
 
-Text = str | None
-Number = int | None
-
 
 def info(
-    model: Annotated[
-        Text,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A model directory, or a hub name ORG/NAME [default: the embedded cohort-tiny]",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument = None,
     memory: Annotated[
         Text,
         flag(
@@ -34,27 +38,17 @@ def info(
             metavar="BYTES",
         ),
     ] = None,
-    as_json: Annotated[bool, flag("Print JSON.", "--json")] = False,
-    revision: Annotated[Text, flag("Branch, tag or commit of a model by hub name.", "--revision")] = None,
-    download_dir: Annotated[
-        Text, flag("Where models by hub name are kept [HF_HOME's].", "--download-dir", metavar="DIR")
-    ] = None,
-    dtype: Annotated[Text, flag("auto, bfloat16, float16 or float32 [auto].", "--dtype")] = None,
-    device: Annotated[Text, flag("auto, cpu, cuda or cuda:N [auto].", "--device")] = None,
-    max_model_len: Annotated[
-        Number, flag("Context length in tokens [the model's].", "--max-model-len")
-    ] = None,
-    max_num_seqs: Annotated[Number, flag("Sequences computed at once [64].", "--max-num-seqs")] = None,
-    max_num_batched_tokens: Annotated[
-        Number, flag("Tokens computed per step [2048].", "--max-num-batched-tokens")
-    ] = None,
-    block_size: Annotated[Number, flag("Tokens per KV block [16].", "--block-size")] = None,
-    kv_cache_memory_bytes: Annotated[
-        Text, flag("Memory for KV, such as 4GiB [what is free].", "--kv-cache-memory-bytes", metavar="BYTES")
-    ] = None,
-    config: Annotated[
-        Text, flag("YAML file, or a preset: default, cpu, gpu.", "--config", metavar="FILE")
-    ] = None,
+    as_json: AsJson = False,
+    revision: Revision = None,
+    download_dir: DownloadDir = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    block_size: BlockSize = None,
+    kv_cache_memory_bytes: KvCacheMemory = None,
+    config: ConfigFile = None,
 ) -> None:
     """Tell what a model takes.
 

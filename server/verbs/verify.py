@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from server.verbs.common import INTERRUPTED, fail, find_model, flag, print_json, take_interrupts
+from server.verbs.common import INTERRUPTED, fail, find_model, print_json, take_interrupts
+from server.verbs.options import AsJson, DownloadDir, ModelArgument, Revision, Text, flag
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,6 @@ EQUAL, DIFFERENT, NOT_THERE = "equal", "different", "not there"
 DTYPES = ("float32", "bfloat16", "float16")
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-Text = str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,7 @@ class Options:
 
 
 def verify(
-    model: Annotated[
-        Text,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A model directory, or a hub name ORG/NAME [default: the embedded cohort-tiny]",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument = None,
     reference: Annotated[
         Text, flag("Directory that transformers loads instead of MODEL.", "--reference", metavar="DIR")
     ] = None,
@@ -63,11 +54,9 @@ def verify(
     tolerance: Annotated[
         float | None, flag("By how much a logit may differ [1e-4 in float32].", "--tolerance")
     ] = None,
-    as_json: Annotated[bool, flag("Print JSON.", "--json")] = False,
-    revision: Annotated[Text, flag("Branch, tag or commit of a model by hub name.", "--revision")] = None,
-    download_dir: Annotated[
-        Text, flag("Where models by hub name are kept [HF_HOME's].", "--download-dir", metavar="DIR")
-    ] = None,
+    as_json: AsJson = False,
+    revision: Revision = None,
+    download_dir: DownloadDir = None,
 ) -> None:
     """Compare a model with transformers.
 

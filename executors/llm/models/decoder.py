@@ -126,17 +126,10 @@ class Layer:
 class Decoder:
     """A decoder-only transformer whose parameters are allocated, not filled: see `weights.py` and `parameters()`.
 
-    Memory of the parameters is not touched before they are loaded. Positions are prepared for `max_model_len` tokens, or by
-    `prepare` once that is known.
+    Memory of the parameters is not touched before they are loaded. `prepare` comes before the first forward.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_model_len: int | None = None,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -157,8 +150,6 @@ class Decoder:
             self.lm_head.weight = self.embed
         self._packed = False
         self.rotary: list[torch.Tensor] = []
-        if max_model_len is not None:
-            self.prepare(max_model_len)
 
     def prepare(self, max_model_len: int) -> None:
         """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""

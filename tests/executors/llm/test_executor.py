@@ -259,7 +259,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
     from executors.llm.models.decoder import Decoder
     from executors.llm.weights import load_weights
 
-    decoder = Decoder(read_config(qwen3), torch.bfloat16, torch.device("cpu"), 64)
+    decoder = Decoder(read_config(qwen3), torch.bfloat16, torch.device("cpu"))
     load_weights(decoder, qwen3, lambda *report: None)
     for rows in (1, 2, 7, 9, 33, 64):
         x = torch.randn(rows, 48).bfloat16()

@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 def write_weights(folder: Path, shards: int) -> None:
     """Random weights for the config.json in `folder`, in so many files with an index."""
-    decoder = Decoder(read_config(folder), torch.float32, torch.device("cpu"), 64)
+    decoder = Decoder(read_config(folder), torch.float32, torch.device("cpu"))
     heads = decoder.head_norms()
     generator = torch.Generator().manual_seed(0)
     tensors = {

@@ -333,7 +333,7 @@ from executors.llm.weights import fill_dummy, load_weights
 from safetensors.torch import save_file
 torch.set_num_threads(1)
 path = Path(sys.argv[1])
-make = lambda: Decoder(read_config(path), torch.float32, torch.device("cpu"), 64)
+make = lambda: Decoder(read_config(path), torch.float32, torch.device("cpu"))
 quiet = lambda *report: None
 if sys.argv[2] == "write":
     decoder = make()

@@ -41,7 +41,7 @@ def stored(reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 
 def loaded(folder: Path, dtype: torch.dtype) -> Decoder:
-    decoder = Decoder(read_config(folder), dtype, torch.device("cpu"), 64)
+    decoder = Decoder(read_config(folder), dtype, torch.device("cpu"))
     load_weights(decoder, folder, lambda *_: None)
     return decoder
 

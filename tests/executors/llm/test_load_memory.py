@@ -58,7 +58,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / dtype
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({**CONFIG, "dtype": dtype}))
-    decoder = Decoder(read_config(root / "float32"), torch.float32, torch.device("cpu"), 64)
+    decoder = Decoder(read_config(root / "float32"), torch.float32, torch.device("cpu"))
     norms = decoder.head_norms()
     shapes = {n: tuple(t.shape[1:] if n in norms else t.shape) for n, t in decoder.parameters().items()}
     del decoder

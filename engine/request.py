@@ -37,6 +37,10 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     arrival_time: float = 0.0
     adapter: str | None = None
+    priority: int = 0
+    """Lower comes first, under the priority policy; equal ones in order of arrival."""
+    cache_salt: str | None = None
+    """Prefixes are shared only between requests with the same salt."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,12 @@ class EngineStats:
     steps: int
     preemptions: int
     detail: str = ""
+    kv_blocks_cached: int = 0
+    """Free blocks whose KV may be found again."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache, ever."""
+    prefix_hits: int = 0
+    """Those of them that need not be computed."""
 
     @property
     def kv_usage(self) -> float:

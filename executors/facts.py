@@ -96,6 +96,8 @@ class ExecutorCapabilities:
     memory: MemoryRequirements
     max_batched_tokens: int | None = None
     """Tokens in a step where that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
+    max_in_flight: int = 1
+    """Steps that may be submitted before the first of them has answered. They run in the order of submission."""
     dynamic_batching: bool = False
     continuous_batching: bool = False
     speculative: bool = False

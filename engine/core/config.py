@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 MAX_RESTART_PAUSE = 10.0
+MAX_FAILED_STEPS = 3
+"""A sequence that was in so many failed steps in a row is failed; the others of those steps go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +26,15 @@ class EngineConfig:
     """Seconds before the second try, doubling with each further one up to `MAX_RESTART_PAUSE`."""
     integrity_check_after: float = 1.0
     """Seconds of idleness after which the KV accounting is checked."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who is admitted first, and whose KV is given up last."""
+    target_itl: float | None = None
+    """Seconds a step may take while streams run; None: a bit over twice what their decodes alone take; 0: prompts are
+    computed as fast as possible, whatever the streams bear."""
+    prefix_caching: bool = True
+    """Find KV of earlier requests by the prefix of a prompt."""
+    max_in_flight: int | None = None
+    """Steps submitted before the first of them has answered: 1 waits for each, 2 overlaps the host's work with the
+    executor's. At most, and by default, what the executor can take."""
+    num_speculative_tokens: int = 0
+    """Drafts a step, guessed from what followed the same words before; 0: none."""

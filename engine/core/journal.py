@@ -34,14 +34,15 @@ class Journal:
     def commit(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> None:
         """Make tokens exist, in order of position."""
         seq.output.extend(tokens)
-        seq.output_token_ids.extend(token.token_id for token in tokens)
+        seq.output_token_ids.extend([token.token_id for token in tokens])
+        seq.num_known_tokens += len(tokens)
 
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> None:
         """Tokens that existed before this engine met the sequence (resume after a crash elsewhere)."""
-        seq.output.extend(committed)
-        seq.output_token_ids.extend(token.token_id for token in committed)
+        self.commit(seq, committed)
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
         """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""
         del seq.output[num_tokens:]
         del seq.output_token_ids[num_tokens:]
+        seq.num_known_tokens = seq.prompt_len + len(seq.output_token_ids)

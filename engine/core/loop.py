@@ -16,15 +16,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from engine.core.admission import Admission
-from engine.core.config import MAX_RESTART_PAUSE, EngineConfig
+from engine.core.config import MAX_FAILED_STEPS, MAX_RESTART_PAUSE, EngineConfig
+from engine.core.drafter import NgramDrafter
 from engine.core.journal import Journal
 from engine.core.mailbox import Mailbox
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Policies, Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import EngineError, ExecutorFailed, Unavailable
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.policies.budget import FixedBudget, LatencyBudget
+from engine.policies.queue import QUEUE_POLICIES
+from engine.policies.victim import VICTIM_POLICIES
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
 from executors.contract import (
     ExecutorDied,
@@ -34,9 +39,20 @@ from executors.contract import (
     ModelInfo,
     SampledToken,
     UnifiedBatch,
+    UnifiedOutput,
 )
 
 logger = logging.getLogger("cohort.engine")
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step that was submitted and whose result is not in yet."""
+
+    batch: UnifiedBatch
+    result: asyncio.Task[UnifiedOutput]
+    began: float
+    """When it was submitted, or when the step before it was done, if that came later."""
 
 
 class EngineCore:
@@ -67,6 +83,8 @@ class EngineCore:
         self._idle = asyncio.Event()
         self._seq_ids = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
+        self._flights: deque[_Flight] = deque()
+        self._max_in_flight = 1
         self._death: ExecutorDied | None = None
         executor.set_death_listener(self._heard_death)
 
@@ -80,17 +98,17 @@ class EngineCore:
             self.stage, self.detail = Stage.FAILED, str(error)
             raise
         self._info = self.executor.info()
-        kv = KvCacheManager(self.executor.kv_layout())
+        kv = KvCacheManager(self.executor.kv_layout(), self._info.name, self.config.prefix_caching)
         limits = self.executor.capabilities()
+        most_tokens = limits.max_batched_tokens or self.config.max_num_batched_tokens
         self._scheduler = Scheduler(
             kv,
             self.journal,
             max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
-            max_num_batched_tokens=min(
-                self.config.max_num_batched_tokens,
-                limits.max_batched_tokens or self.config.max_num_batched_tokens,
-            ),
+            max_num_batched_tokens=min(self.config.max_num_batched_tokens, most_tokens),
+            policies=_policies(self.config),
         )
+        self._max_in_flight = min(self.config.max_in_flight or limits.max_in_flight, limits.max_in_flight)
         self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config.max_queued_seqs)
         await self.executor.begin_epoch(self.journal.open_epoch())
         self.stage = Stage.READY
@@ -117,6 +135,10 @@ class EngineCore:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        for flight in self._flights:
+            flight.result.cancel()
+        await asyncio.gather(*(flight.result for flight in self._flights), return_exceptions=True)
+        self._flights.clear()
         self._fail_all(Unavailable("the server is shutting down"))
         await self.executor.shutdown()
 
@@ -130,14 +152,36 @@ class EngineCore:
         `committed` are tokens that exist already (resume): they are part of the output and not sent again.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
+        return self._submit([request], mailbox, key, committed)[0]
+
+    def submit_choices(
+        self, requests: SequenceOf[Request], mailbox: Mailbox, first_key: int = 0
+    ) -> list[int]:
+        """As `submit` for several requests with one prompt, all of them or none: they share the prompt's KV.
+
+        Their deltas arrive under `first_key` and the keys after it.
+        """
+        return self._submit(requests, mailbox, first_key)
+
+    def _submit(
+        self,
+        requests: SequenceOf[Request],
+        mailbox: Mailbox,
+        key: int,
+        committed: SequenceOf[SampledToken] = (),
+    ) -> list[int]:
         if self.stage not in (Stage.READY, Stage.RECOVERING) or self._admission is None:
             raise Unavailable(f"the engine is {self.stage}")
-        self._admission.check(request, queued=self.num_waiting)
-        seq = Sequence(next(self._seq_ids), request, mailbox, key)
-        self.journal.restore(seq, committed)
-        self._live[seq.seq_id] = seq
-        self._command(lambda: self._add(seq))
-        return seq.seq_id
+        waiting = self.num_waiting
+        for number, request in enumerate(requests):
+            self._admission.check(request, queued=waiting + number)
+        seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
+        for seq in seqs:
+            seq.siblings = seqs if len(seqs) > 1 else []
+            self.journal.restore(seq, committed)
+            self._live[seq.seq_id] = seq
+        self._command(lambda: self._add(seqs))
+        return [seq.seq_id for seq in seqs]
 
     def abort(self, seq_id: int) -> None:
         """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""
@@ -177,6 +221,9 @@ class EngineCore:
             steps=scheduler.num_steps if scheduler else 0,
             preemptions=scheduler.num_preemptions if scheduler else 0,
             detail=self.detail,
+            kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
+            prefix_queries=scheduler.prefix_queries if scheduler else 0,
+            prefix_hits=scheduler.prefix_hits if scheduler else 0,
         )
 
     def check_integrity(self) -> None:
@@ -195,17 +242,15 @@ class EngineCore:
                 if self._death is not None:
                     await self._recover(scheduler, None, self._death)
                     continue
-                batch = scheduler.schedule()
+                room = len(self._flights) < self._max_in_flight
+                batch = scheduler.schedule() if room else None
                 self._tell_executor(scheduler)
-                if batch is None:
+                if batch is not None:
+                    await self._take_off(batch)
+                elif self._flights:
+                    await self._land(scheduler)
+                else:
                     await self._rest(scheduler)
-                    continue
-                try:
-                    output = await self.executor.unified_decode(batch)
-                except ExecutorError as error:
-                    await self._recover(scheduler, batch, error)
-                    continue
-                self._publish(scheduler.commit(batch, output))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -224,6 +269,46 @@ class EngineCore:
             self.executor.truncate_kv(KvCacheHandle(seq.seq_id), 0)
         for seq_id in scheduler.take_released():
             self.executor.release_cache(seq_id)
+
+    async def _take_off(self, batch: UnifiedBatch) -> None:
+        """Submit a step; it is on its way when this returns."""
+        step = asyncio.create_task(self.executor.unified_decode(batch), name=f"step {batch.step_id}")
+        self._flights.append(_Flight(batch, step, self.clock()))
+        await asyncio.sleep(0)
+
+    async def _land(self, scheduler: Scheduler) -> None:
+        """Take in the oldest step's result. Returns early if a command comes while another step could be submitted."""
+        flight = self._flights[0]
+        if len(self._flights) < self._max_in_flight and not flight.result.done():
+            await self._command_or(flight.result)
+            if not flight.result.done():
+                return
+        try:
+            output = await flight.result
+        except ExecutorError as error:
+            self._flights.popleft()
+            if self.journal.accepts(flight.batch.epoch):
+                await self._recover(scheduler, flight.batch, error)
+            else:
+                scheduler.abandon(flight.batch)
+            return
+        self._flights.popleft()
+        now = self.clock()
+        scheduler.observe(flight.batch, now - flight.began)
+        if self._flights:
+            self._flights[0].began = now
+        self._publish(scheduler.commit(flight.batch, output))
+
+    async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
+        """Wait for a step's end or a command, whichever comes first."""
+        self._wake.clear()
+        if self._commands:
+            return
+        command = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait((result, command), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            command.cancel()
 
     async def _rest(self, scheduler: Scheduler) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
@@ -269,10 +354,11 @@ class EngineCore:
         self._commands.append(command)
         self._wake.set()
 
-    def _add(self, seq: Sequence) -> None:
-        # Failed or aborted before the loop came round to it.
-        if self._scheduler is not None and seq.seq_id in self._live:
-            self._scheduler.add(seq)
+    def _add(self, seqs: Iterable[Sequence]) -> None:
+        for seq in seqs:
+            # Failed or aborted before the loop came round to it.
+            if self._scheduler is not None and seq.seq_id in self._live:
+                self._scheduler.add(seq)
 
     def _end(self, seq_id: int, reason: FinishReason, num_tokens: int | None = None) -> None:
         seq = self._live.get(seq_id)
@@ -301,26 +387,29 @@ class EngineCore:
         self._wake.set()
 
     async def _recover(self, scheduler: Scheduler, batch: UnifiedBatch | None, error: ExecutorError) -> None:
-        """A step failed: its sequences get a typed error, the executor starts a new epoch, the rest is recomputed.
+        """A step failed, or the executor died between steps (`batch` None): everything is recomputed from what is committed.
 
-        `batch` is None when the executor died between steps: then nothing is lost but time.
+        Nothing is lost but time, unless a sequence was in several failed steps in a row: then it gets a typed error.
         """
         logger.error("executor failed: %s: %s", type(error).__name__, error)
-        if batch is not None:
-            code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
-            self._fail(scheduler.abandon(batch), ExecutorFailed(f"the executor failed: {error}", code=code))
         draining = self.stage is Stage.DRAINING
         self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
         epoch = self.journal.open_epoch()
-        scheduler.rewind()
+        suspects = scheduler.rewind(batch)
+        for seq in suspects:
+            seq.num_failed_steps += 1
+        code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
+        culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
+        self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
         if not await self._restart(epoch):
             self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
             await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
         self._death = None
         if isinstance(error, ExecutorDied):
             self.observer.restarted(error.cause)
+        self.detail = ""
         if self.stage is Stage.RECOVERING:
-            self.stage, self.detail = Stage.READY, ""
+            self.stage = Stage.READY
 
     async def _restart(self, epoch: int) -> bool:
         """Bring the executor back, trying again with growing pauses; False once `recovery_timeout` is over."""
@@ -356,3 +445,13 @@ class EngineCore:
     def _fail_all(self, error: EngineError) -> None:
         self._apply_commands()
         self._fail(list(self._live.values()), error)
+
+
+def _policies(config: EngineConfig) -> Policies:
+    drafts = config.num_speculative_tokens
+    return Policies(
+        queue=QUEUE_POLICIES[config.scheduling_policy](),
+        budget=FixedBudget() if config.target_itl == 0 else LatencyBudget(config.target_itl),
+        victim=VICTIM_POLICIES[config.scheduling_policy],
+        drafter=NgramDrafter(drafts) if drafts else None,
+    )

@@ -1,25 +1,32 @@
 """The scheduler: which sequences compute how many tokens in the next step.
 
-There is no prefill phase and no decode phase. Every sequence has `num_computed_tokens` catching up with its known tokens,
-and a step grants each some of the difference within a token budget. Chunked prefill, decode and recompute after
-preemption are the same grant.
+There is no prefill phase and no decode phase. Every sequence has `num_computed_tokens` catching up with its tokens, and a
+step grants each some of the difference within a token budget. Chunked prefill, decode, verification of drafts, prefix hits
+and recompute after preemption or a crash are the same grant.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.core.drafter import Drafter
 from engine.core.journal import Journal
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import InvalidRequest, SequenceFailed
-from engine.kv.kv_cache_manager import KvCacheManager
-from engine.policies.victim import youngest_not_granted
+from engine.kv.kv_cache_manager import Hit, KvCacheManager
+from engine.policies.budget import BudgetPolicy, FixedBudget
+from engine.policies.queue import Fcfs, QueuePolicy
+from engine.policies.victim import VictimPolicy, youngest
 from engine.request import FinishReason, TokenDelta
 from executors.contract import NOTHING_LEFT, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+
+PENDING = -1
+"""In place of an input token that a step in flight is still sampling."""
 
 
 @dataclass(slots=True)
@@ -28,27 +35,46 @@ class StepPlan:
 
     budget: int
     grants: dict[Sequence, int] = field(default_factory=dict)
-    preempted: list[Sequence] = field(default_factory=list)
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    preempted: bool = False
+
+
+@dataclass(slots=True)
+class Policies:
+    """What may be chosen; see `engine/policies`."""
+
+    queue: QueuePolicy = field(default_factory=Fcfs)
+    budget: BudgetPolicy = field(default_factory=FixedBudget)
+    victim: VictimPolicy = youngest
+    drafter: Drafter | None = None
 
 
 class Scheduler:
     """Owns the waiting and running sequences. Called by the loop task only; never waits, touches no executor.
 
-    - `waiting`: sequences without KV: new ones at the back, preempted ones at the front.
-    - `running`: sequences with a slot and KV, in order of admission.
-    - `released`: ids whose executor state must go, taken by the loop after each commit.
+    - `waiting`: sequences without KV, new or preempted, in the order of the queue policy.
+    - `running`: sequences with a slot and KV, in order of admission; a dict, for its O(1) removal.
     """
 
     def __init__(
-        self, kv: KvCacheManager, journal: Journal, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        kv: KvCacheManager,
+        journal: Journal,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policies: Policies | None = None,
     ) -> None:
         self.kv = kv
         self.journal = journal
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.policies = policies or Policies()
+        self.waiting = self.policies.queue
+        self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.num_steps = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._num_slots = max_num_seqs
         self._free_slots = deque(range(max_num_seqs))
         self._in_flight: dict[int, list[Sequence]] = {}
         self._released: list[int] = []
@@ -58,14 +84,14 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(seq)
+        self.waiting.add(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence now; what a step in flight still computes for it is dropped. Ending it twice is harmless."""
+        """End a sequence now; what steps in flight still compute for it is dropped. Ending it twice is harmless."""
         if seq.finished:
             return
         if seq.status is SequenceStatus.RUNNING:
-            self.running.remove(seq)
+            del self.running[seq]
         else:
             self.waiting.remove(seq)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
@@ -97,40 +123,65 @@ class Scheduler:
     def schedule(self) -> UnifiedBatch | None:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
         plan = StepPlan(self.max_num_batched_tokens)
-        self._grant_running(plan)
+        self.kv.begin_step()
+        chunks = self._grant_decodes(plan)
+        # What follows are prompts: how much of them the running streams can bear beside them.
+        plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(len(plan.grants), plan.budget))
+        for seq in chunks:
+            if seq.status is SequenceStatus.RUNNING:
+                self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         return self._pack(plan) if plan.grants else None
 
-    def _grant_running(self, plan: StepPlan) -> None:
-        # Decodes first: one token each, so that a long prompt's chunks take only what is left of the budget.
-        for seq in sorted(self.running, key=lambda s: s.num_uncomputed_tokens > 1):
-            if plan.budget <= 0:
-                break
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted a moment ago, to make room for one before it
-            grant = min(seq.num_uncomputed_tokens, plan.budget)
-            if self._make_room(seq, seq.num_computed_tokens + grant, plan):
-                plan.grants[seq] = grant
-                plan.budget -= grant
+    def _grant_decodes(self, plan: StepPlan) -> list[Sequence]:
+        """A token (and drafts) for each sequence with only its last token to compute; returns those with more."""
+        chunks: list[Sequence] = []
+        drafter = self.policies.drafter
+        for seq in self.policies.queue.ordered(list(self.running)):
+            if seq.status is not SequenceStatus.RUNNING or seq.drafting:
+                continue  # preempted a moment ago, or nobody knows yet how far it is
+            uncomputed = seq.num_uncomputed_tokens
+            if uncomputed > 1:
+                chunks.append(seq)
+            elif uncomputed and seq.num_to_generate > 0:
+                if drafter is None:
+                    self._grant(seq, 1, plan)
+                elif not seq.num_pending_tokens:
+                    self._draft(seq, drafter, plan)
+        return chunks
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> bool:
-        """Grow the table, preempting others until it fits; False if the sequence itself had to give way."""
-        while not self.kv.grow(seq, num_tokens):
-            victim = youngest_not_granted(self.running, plan.grants)
+    def _draft(self, seq: Sequence, drafter: Drafter, plan: StepPlan) -> None:
+        """Grant the last token and what may follow it, never past the sequence's end."""
+        most = min(seq.num_to_generate - 1, plan.budget - 1)
+        drafts = drafter.propose(seq)[: max(0, most)]
+        if self._grant(seq, 1 + len(drafts), plan) and drafts:
+            plan.drafts[seq] = drafts
+            seq.drafting = True
+
+    def _grant(self, seq: Sequence, count: int, plan: StepPlan) -> bool:
+        """Let the step compute the next `count` tokens of a running sequence, if there is budget and room."""
+        if not 0 < count <= plan.budget:
+            return False
+        end = seq.num_computed_tokens + count
+        while not self.kv.grow(seq, end):
+            victim = self.policies.victim(s for s in self.running if s not in plan.grants)
             self._preempt(victim)
-            plan.preempted.append(victim)
+            plan.preempted = True
             if victim is seq:
                 return False
+        self.kv.register(seq, end)
+        plan.grants[seq] = count
+        plan.budget -= count
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Roll back to nothing computed; it keeps its slot and is first in line for readmission."""
+        """Roll back to nothing computed; it keeps its slot and its place in the queue."""
         self.kv.free(seq)
         seq.num_computed_tokens = 0
         seq.status = SequenceStatus.PREEMPTED
-        self.running.remove(seq)
-        self.waiting.appendleft(seq)
+        del self.running[seq]
+        self.waiting.add(seq)
         if seq.started_epoch == self.journal.epoch:
             self._rolled_back.append(seq)
         self.num_preemptions += 1
@@ -138,106 +189,150 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan) -> None:
         """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort.
 
-        Room for all its known tokens is taken at once: admitted sequences never starve each other half way.
+        Room for all its known tokens is taken at once: admitted sequences never starve each other half way. One that would
+        read what this very step computes is passed over, for this step only.
         """
-        while self.waiting and plan.budget > 0:
-            seq = self.waiting[0]
-            if seq.slot is None and not self._free_slots:
+        admitted: list[Sequence] = []
+        for seq in self.waiting:
+            if plan.budget <= 0 or not (self._free_slots or self._num_waiting_slots()):
                 break
-            fresh_slot = seq.slot is None
-            if fresh_slot:
-                seq.slot = self._free_slots.popleft()
-            if not self.kv.grow(seq, seq.num_tokens):
-                if fresh_slot and seq.slot is not None:
-                    self._free_slots.appendleft(seq.slot)
-                    seq.slot = None
+            if seq.in_flight or (seq.slot is None and not self._free_slots):
+                continue  # preempted with a step out, whose result comes first; or those with slots must go before it
+            hit = self.kv.find(seq)
+            if hit.pending:
+                continue
+            if not self.kv.fits(seq, hit):
                 break
-            self.waiting.popleft()
-            self.running.append(seq)
-            seq.status = SequenceStatus.RUNNING
-            plan.grants[seq] = min(seq.num_uncomputed_tokens, plan.budget)
-            plan.budget -= plan.grants[seq]
+            self._admit(seq, hit)
+            admitted.append(seq)
+            self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
+        for seq in admitted:
+            self.waiting.remove(seq)
+
+    def _num_waiting_slots(self) -> int:
+        """Slots held by sequences that do not run: preempted ones, and for a moment finished ones."""
+        return self._num_slots - len(self._free_slots) - len(self.running)
+
+    def _admit(self, seq: Sequence, hit: Hit) -> None:
+        if seq.slot is None:
+            seq.slot = self._free_slots.popleft()
+        self.kv.begin(seq, hit)
+        if seq.status is SequenceStatus.WAITING:
+            seq.num_cached_tokens = hit.num_tokens
+            self.prefix_queries += seq.prompt_len
+            self.prefix_hits += hit.num_tokens
+        seq.status = SequenceStatus.RUNNING
+        self.running[seq] = None
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
-        """Arrays for the executor; marks the sequences as in flight."""
-        seqs = list(plan.grants)
-        grants = np.fromiter(plan.grants.values(), np.int32, len(seqs))
-        computed = np.fromiter((s.num_computed_tokens for s in seqs), np.int32, len(seqs))
-        known = np.fromiter((s.num_tokens for s in seqs), np.int32, len(seqs))
-        token_ids = np.empty(int(grants.sum()), np.int32)
+        """Arrays for the executor; the grants count as computed from here on."""
+        seqs, n = list(plan.grants), len(plan.grants)
+        computed = np.fromiter([seq.num_computed_tokens for seq in seqs], np.int32, n)
+        tokens: list[int] = []
+        final: list[bool] = []
         starts: list[SequenceStart] = []
-        at = 0
-        for seq, grant in plan.grants.items():
-            begin = seq.num_computed_tokens
-            token_ids[at : at + grant] = seq.token_ids(begin, begin + grant)
-            at += grant
-            seq.in_flight = True
+        for seq, count in plan.grants.items():
+            begin, known = seq.num_computed_tokens, seq.num_known_tokens
+            seq.num_computed_tokens = end = begin + count
+            if begin < known:
+                tokens += seq.token_ids(begin, min(end, known))
+            if end > known:
+                tokens += plan.drafts.get(seq) or [PENDING]
+            final.append(end >= known + seq.num_pending_tokens)
+            if final[-1] and not seq.drafting:
+                seq.num_pending_tokens += 1
+            seq.in_flight += 1
             if seq.started_epoch != self.journal.epoch:
                 starts.append(seq.start())
                 seq.started_epoch = self.journal.epoch
         self.num_steps += 1
         self._in_flight[self.num_steps] = seqs
+        token_ids = np.array(tokens, np.int32)
+        pending = token_ids == PENDING
         return UnifiedBatch(
             epoch=self.journal.epoch,
             step_id=self.num_steps,
-            seq_ids=np.fromiter((s.seq_id for s in seqs), np.int64, len(seqs)),
-            slots=np.fromiter((s.slot for s in seqs), np.int32, len(seqs)),
-            num_q_tokens=grants,
+            seq_ids=np.fromiter([seq.seq_id for seq in seqs], np.int64, n),
+            slots=np.fromiter([seq.slot for seq in seqs], np.int32, n),
+            num_q_tokens=np.fromiter(plan.grants.values(), np.int32, n),
             pos_offsets=computed,
-            is_final_chunk=computed + grants == known,
-            num_draft_tokens=np.zeros(len(seqs), np.int32),
+            is_final_chunk=np.array(final, np.bool_),
+            num_draft_tokens=np.fromiter([len(plan.drafts.get(seq, ())) for seq in seqs], np.int32, n)
+            if plan.drafts
+            else np.zeros(n, np.int32),
             token_ids=token_ids,
+            pending=pending if pending.any() else None,
             starts=tuple(starts),
             tables=self.kv.take_updates(),
+            block_copies=self.kv.take_copies(),
         )
 
     # -- results -----------------------------------------------------------------------------------------------------
 
+    def observe(self, batch: UnifiedBatch, seconds: float) -> None:
+        """A step took so long; the budget policy learns from it."""
+        decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
+        prompt_tokens = batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
+        self.policies.budget.observe(decodes, prompt_tokens, seconds)
+
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
         """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
-        seqs = self._in_flight.pop(batch.step_id, [])
+        seqs = self._in_flight.pop(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return []
         deltas: list[tuple[Sequence, TokenDelta]] = []
-        sampled = iter(output.token_ids.tolist())
-        counts, grants = output.num_tokens.tolist(), batch.num_q_tokens.tolist()
+        ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
+        final, drafts = batch.is_final_chunk.tolist(), batch.num_draft_tokens.tolist()
+        at = 0
         for i, seq in enumerate(seqs):
-            ids = [next(sampled) for _ in range(counts[i])]
-            seq.in_flight = False
+            begin, at = at, at + counts[i]
+            seq.in_flight -= 1
             if seq.finished:
-                self._let_go(seq)
+                if not seq.in_flight:
+                    self._let_go(seq)
                 continue
-            seq.num_computed_tokens += grants[i]
-            detail = output.details.get(i)
+            if seq.num_void_results:
+                seq.num_void_results -= 1
+                continue
+            if drafts[i]:
+                self._settle(seq, int(batch.pos_offsets[i]) + counts[i])
+            elif final[i]:
+                seq.num_pending_tokens -= 1
+            detail = details.get(i)
             if detail is not None and detail.error is not None:
-                deltas.append((seq, self._fail(seq, detail.error)))
-            elif ids:
-                tokens = (
-                    detail.tokens if detail is not None else tuple(SampledToken(token_id) for token_id in ids)
-                )
+                if (failed := self._fail(seq, detail.error)) is not None:
+                    deltas.append((seq, failed))
+            elif at > begin:
+                tokens = detail.tokens if detail is not None else [SampledToken(id_) for id_ in ids[begin:at]]
                 deltas.append((seq, self._append(seq, tokens)))
         return deltas
 
-    def _append(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> TokenDelta:
+    def _settle(self, seq: Sequence, num_computed: int) -> None:
+        """Drafts were verified: the KV of the rejected ones counts as not written."""
+        seq.drafting = False
+        if seq.status is SequenceStatus.RUNNING:
+            seq.num_computed_tokens = num_computed
+
+    def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
         """Commit tokens up to the first that ends the sequence."""
-        request = seq.request
-        kept: list[SampledToken] = []
-        reason: FinishReason | None = None
-        for token in tokens:
-            kept.append(token)
+        request, reason, stop_token_id = seq.request, None, None
+        room = request.max_tokens - len(seq.output_token_ids)
+        for n, token in enumerate(tokens, 1):
             if token.token_id in request.stop_token_ids:
-                reason = FinishReason.STOP
-            elif len(seq.output_token_ids) + len(kept) >= request.max_tokens:
+                reason, stop_token_id = FinishReason.STOP, token.token_id
+            elif n == room:
                 reason = FinishReason.LENGTH
             if reason is not None:
+                tokens = tokens[:n]
                 break
-        self.journal.commit(seq, kept)
-        stop_token_id = kept[-1].token_id if reason is FinishReason.STOP else None
+        self.journal.commit(seq, tokens)
+        seq.num_failed_steps = 0
         if reason is not None:
             self.finish(seq, reason)
-        return TokenDelta(kept, reason, stop_token_id)
+        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens)
 
-    def _fail(self, seq: Sequence, message: str) -> TokenDelta:
+    def _fail(self, seq: Sequence, message: str) -> TokenDelta | None:
+        """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
         if message == NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
             self.finish(seq, FinishReason.ABORT)
@@ -245,36 +340,52 @@ class Scheduler:
             said = f"{message} at position {len(seq.output_token_ids)} of the output"
             error = InvalidRequest(said, culprit, "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
+        self.kv.withdraw(seq)
+        if seq.num_shared_blocks:
+            # Whoever wrote that may have failed itself, a moment too late for this one to know.
+            seq.alone, seq.num_pending_tokens, seq.drafting = True, 0, False
+            seq.num_void_results = seq.in_flight
+            if seq.status is SequenceStatus.RUNNING:
+                self._preempt(seq)
+            return None
         self.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
-    def abandon(self, batch: UnifiedBatch) -> list[Sequence]:
-        """Forget a step that failed. Returns its live sequences; the caller fails them or lets them be recomputed."""
-        seqs = self._in_flight.pop(batch.step_id, [])
-        for seq in seqs:
-            seq.in_flight = False
+    def abandon(self, batch: UnifiedBatch) -> None:
+        """Forget a step of an older epoch that gave no result."""
+        self._in_flight.pop(batch.step_id)
+
+    def rewind(self, failed: UnifiedBatch | None = None) -> list[Sequence]:
+        """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
+
+        Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. Steps still
+        out belong to the older epoch; their results are dropped.
+        """
+        for seq in _once([*self.running, *self.waiting, *self._flying()]):
+            seq.in_flight, seq.num_pending_tokens, seq.num_void_results = 0, 0, 0
+            seq.drafting = False
             if seq.finished:
                 self._let_go(seq)
-        return [seq for seq in seqs if not seq.finished]
-
-    def rewind(self) -> None:
-        """The executor lost everything it held: all running sequences go back to waiting, oldest first, to be recomputed
-        from their prompt and committed tokens. Called after `Journal.open_epoch` with no step in flight."""
-        for seq in reversed(list(self.running)):
+        for seq in list(self.running):
             self._preempt(seq)
+        self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release
+        suspects = self._in_flight.pop(failed.step_id) if failed is not None else []
+        return [seq for seq in suspects if not seq.finished]
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless blocks and slots are all accounted for. Cheap enough for every idle moment."""
-        live = [*self.running, *self.waiting]
-        zombies = [s for seqs in self._in_flight.values() for s in seqs if s.finished]
-        self.kv.check_integrity(_once([*live, *zombies]))
-        slots = [s.slot for s in _once([*live, *zombies]) if s.slot is not None] + list(self._free_slots)
+        holders = _once([*self.running, *self.waiting, *self._flying()])
+        self.kv.check_integrity(holders)
+        slots = [seq.slot for seq in holders if seq.slot is not None] + list(self._free_slots)
         if len(slots) != len(set(slots)):
             raise RuntimeError("a slot is held twice")
+
+    def _flying(self) -> list[Sequence]:
+        return [seq for seqs in self._in_flight.values() for seq in seqs]
 
 
 def _once(seqs: Iterable[Sequence]) -> list[Sequence]:

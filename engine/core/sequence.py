@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.core.mailbox import Mailbox
 from engine.request import FinishReason, Request
-from executors.contract import Int32Array, SampledToken, SequenceStart
+from executors.contract import SampledToken, SequenceStart
 
 
 class SequenceStatus(enum.StrEnum):
@@ -25,61 +25,86 @@ class SequenceStatus(enum.StrEnum):
 class Sequence:
     """Progress of one request. Written by the loop task only (through scheduler, KV manager and journal).
 
-    One idea drives everything: `num_computed_tokens` (KV written) catches up with `num_tokens` (known ids). A prefill, a
-    chunk, a decode step and a recompute are all the same grant of tokens.
+    One idea drives everything: `num_computed_tokens` catches up with `num_tokens`. A prefill, a chunk, a decode step and a
+    recompute are all the same grant of tokens.
 
-        tokens    p0 p1 p2 p3 | o0 o1          prompt_len 4, num_tokens 6
-        computed  ------------------           num_computed_tokens 5: the next grant computes o1 and samples o2
+        tokens    p0 p1 p2 p3 | o0 o1 | x       prompt_len 4, num_known_tokens 6, num_pending_tokens 1
+        computed  -------------------           num_computed_tokens 6: the next grant computes x, whatever it will be
+
+    What counts as computed is what has been submitted: steps run in the order of their submission. A pending token is being
+    sampled by a step in flight; the executor will know it when the next step needs it, the host only later.
     """
 
     seq_id: int
     request: Request
     mailbox: Mailbox
     mailbox_key: int
+    siblings: list[Sequence] = field(default_factory=list)
+    """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one."""
     output: list[SampledToken] = field(default_factory=list)
     """Committed tokens: the journal's record, appended by `Journal.commit` alone."""
     output_token_ids: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
-    num_computed_tokens: int = 0
     slot: int | None = None
     started_epoch: int | None = None
     """The executor life that knows this sequence; None if none does."""
+    prompt_len: int = field(init=False)
+    num_known_tokens: int = field(init=False)
+    """Prompt and committed output; kept by the journal."""
+    num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    in_flight: int = 0
+    """Steps out that compute this sequence."""
+    drafting: bool = False
+    """A step in flight verifies drafts: how many tokens come of it, nobody knows."""
+    num_void_results: int = 0
+    """Results of steps in flight that are worth nothing: the oldest so many."""
+    alone: bool = False
+    """Share no KV: it failed with KV that others had written, and is computed once more with its own."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed when it was first admitted: found in the cache, or shared by a sibling."""
+    num_failed_steps: int = 0
+    """Steps that failed with this sequence in them since its last committed token."""
     block_table: list[int] = field(default_factory=list)
-    """Owned by KvCacheManager."""
-    in_flight: bool = False
-    """True while a step that computes this sequence is out."""
+    """Owned by KvCacheManager, as the following three."""
+    block_keys: list[bytes] = field(default_factory=list)
+    num_shared_blocks: int = 0
+    """Blocks at the table's beginning that others have written (a copied one included)."""
+    num_keyed_blocks: int = 0
+    """Blocks at the table's beginning that can be found by their key."""
     finish_reason: FinishReason | None = None
     last_token_time: float | None = None
 
-    @property
-    def prompt_len(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.prompt_len = self.num_known_tokens = len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: prompt and committed output."""
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+        """Known and pending tokens."""
+        return self.num_known_tokens + self.num_pending_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """What the next grants have to compute; at least 1 for a live sequence."""
-        return self.num_tokens - self.num_computed_tokens
+        """What the next grants have to compute."""
+        return self.num_known_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def num_to_generate(self) -> int:
+        """Output tokens that no step has been asked for yet."""
+        return self.prompt_len + self.request.max_tokens - self.num_tokens
 
     @property
     def finished(self) -> bool:
         """No more tokens will come."""
         return self.status is SequenceStatus.FINISHED
 
-    def token_ids(self, begin: int, end: int) -> Int32Array | list[int]:
+    def token_ids(self, begin: int, end: int) -> list[int]:
         """Known ids at positions begin .. end - 1."""
         prompt_len = self.prompt_len
         if begin >= prompt_len:
             return self.output_token_ids[begin - prompt_len : end - prompt_len]
-        head = self.request.prompt_token_ids[begin : min(end, prompt_len)]
-        if end <= prompt_len:
-            return head
-        return np.concatenate([head, np.array(self.output_token_ids[: end - prompt_len], np.int32)])
+        head: list[int] = self.request.prompt_token_ids[begin:end].tolist()
+        return head + self.output_token_ids[: end - prompt_len] if end > prompt_len else head
 
     def start(self) -> SequenceStart:
         """What an executor must know that never met this sequence. Requires a slot."""

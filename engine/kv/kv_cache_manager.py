@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.core.sequence import Sequence
 from engine.kv.block_pool import BlockPool
-from executors.contract import KvLayout, TableUpdates
+from engine.kv.prefix_cache import PrefixCache, block_key, root_key
+from executors.contract import Int32Array, KvLayout, TableUpdates
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """KV that a waiting sequence can begin with.
+
+    - `blocks`: to be shared. `num_tokens`: how many of its tokens have their KV in them, and in a copy of `copied`.
+    - `copied`: a block of another sequence that is partly right: it is copied, for both will write to it.
+    - `pending`: some of it is computed in the step that is being put together and can be read from the next step on.
+    """
+
+    blocks: list[int]
+    num_tokens: int
+    copied: int | None = None
+    pending: bool = False
+
+
+MISS = Hit([], 0)
 
 
 class KvCacheManager:
-    """Grows and frees block tables; collects what changed for the next step.
+    """Grows, shares and frees block tables; collects what changed for the next step.
 
-    The only writer of `Sequence.block_table`. With an executor that owns its KV (`num_blocks == 0`) every table stays
-    empty and every request for room succeeds.
+    The only writer of `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (`num_blocks == 0`)
+    every table stays empty, every request for room succeeds, and nothing is shared.
     """
 
-    def __init__(self, layout: KvLayout) -> None:
+    def __init__(self, layout: KvLayout, model: str = "", prefix_caching: bool = True) -> None:
         self.layout = layout
         self.pool = BlockPool(layout.num_blocks)
+        self.cache = PrefixCache()
+        self.prefix_caching = prefix_caching and layout.num_blocks > 0
+        self._model = model
         self._grown: list[tuple[int, int, list[int]]] = []
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose KV may be found again."""
+        return self.pool.num_free_of(self.cache.blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.layout.block_size) if self.layout.num_blocks else 0
+
+    # -- tables --------------------------------------------------------------------------------------------------------
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover `num_tokens`. False, and nothing changed, if the pool has too few blocks.
@@ -38,20 +69,125 @@ class KvCacheManager:
         blocks = self.pool.allocate(missing)
         if blocks is None:
             return False
+        self.cache.forget(blocks)
+        self._extend(seq, blocks)
+        return True
+
+    def _extend(self, seq: Sequence, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
         self._grown.append((seq.slot, len(seq.block_table), blocks))
         seq.block_table.extend(blocks)
-        return True
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of a sequence that no step in flight uses. Last blocks first: a prefix is kept longest."""
+        """Give back all blocks of a sequence; steps submitted later may use them. Last blocks first: a prefix is kept
+        longest."""
         if seq.block_table:
             self._grown = [entry for entry in self._grown if entry[0] != seq.slot]
-            self.pool.release(reversed(seq.block_table))
+            self.pool.release(reversed(seq.block_table), self.cache.blocks)
             seq.block_table = []
+        seq.num_keyed_blocks = 0
+
+    # -- sharing -------------------------------------------------------------------------------------------------------
+
+    def find(self, seq: Sequence) -> Hit:
+        """What a sequence without KV could begin with: a sibling's prompt, or the longest prefix in the cache.
+
+        At least one token is always left to compute, for it gives the logits.
+        """
+        if not self.layout.num_blocks or seq.alone:
+            return MISS
+        forked = self._find_sibling(seq)
+        if forked is not None:
+            return forked
+        if not self.prefix_caching:
+            return MISS
+        most = (seq.num_known_tokens - 1) // self.layout.block_size
+        blocks = self.cache.find(self._keys(seq, most))
+        pending = not self.cache.fresh.isdisjoint(blocks)
+        return Hit(blocks, len(blocks) * self.layout.block_size, pending=pending)
+
+    def _find_sibling(self, seq: Sequence) -> Hit | None:
+        """KV of the prompt, its last token left out, from another choice of the same call.
+
+        That token is computed again by each choice: it gives the logits from which the choice samples its own first token.
+        """
+        wanted = seq.prompt_len - 1
+        if not seq.siblings or not wanted or seq.output_token_ids:
+            return None
+        holders = [other for other in seq.siblings if other.block_table and not other.finished]
+        for other in holders:
+            if other.num_computed_tokens >= wanted:
+                full, partial = divmod(wanted, self.layout.block_size)
+                copied = other.block_table[full] if partial else None
+                return Hit(other.block_table[:full], wanted, copied)
+        # Where the prompt is being computed it is worth waiting for.
+        return Hit([], 0, pending=True) if holders else None
+
+    def fits(self, seq: Sequence, hit: Hit) -> bool:
+        """True if there is room for all its known tokens beside what it shares."""
+        missing = self.blocks_for(seq.num_known_tokens) - len(hit.blocks)
+        return missing <= self.pool.num_free - self.pool.num_free_of(hit.blocks)
+
+    def begin(self, seq: Sequence, hit: Hit) -> None:
+        """Give a sequence its first table: what it shares, and room for all its known tokens, which must fit."""
+        assert not seq.block_table
+        seq.num_computed_tokens = hit.num_tokens
+        seq.num_shared_blocks = seq.num_keyed_blocks = len(hit.blocks)
+        if hit.blocks:
+            self.pool.share(hit.blocks)
+            self._extend(seq, list(hit.blocks))
+        roomy = self.grow(seq, seq.num_known_tokens)
+        assert roomy, "what does not fit is not begun"
+        if hit.copied is not None:
+            self._copies.append((hit.copied, seq.block_table[len(hit.blocks)]))
+            seq.num_shared_blocks += 1
+
+    def begin_step(self) -> None:
+        """A new step is put together: what earlier ones compute can be read by it."""
+        self.cache.fresh.clear()
+
+    def register(self, seq: Sequence, num_computed: int) -> None:
+        """Name the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by the
+        steps submitted so far and the one being put together."""
+        if not self.prefix_caching:
+            return
+        full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
+        if full > seq.num_keyed_blocks:
+            keys = self._keys(seq, full)
+            for index in range(seq.num_keyed_blocks, full):
+                self.cache.add(keys[index], seq.block_table[index])
+            seq.num_keyed_blocks = full
+
+    def withdraw(self, seq: Sequence) -> None:
+        """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already."""
+        self.cache.withdraw(seq.block_keys[max(0, seq.num_shared_blocks - 1) :])
+
+    def _keys(self, seq: Sequence, count: int) -> list[bytes]:
+        """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
+        keys, size = seq.block_keys, self.layout.block_size
+        if len(keys) < count:
+            request = seq.request
+            before = keys[-1] if keys else root_key(self._model, request.adapter, request.cache_salt)
+            for index in range(len(keys), count):
+                before = block_key(before, seq.token_ids(index * size, (index + 1) * size))
+                keys.append(before)
+        return keys[:count] if len(keys) > count else keys
+
+    def reset(self) -> None:
+        """The executor's KV is empty: nothing can be found, and no change is left to be told."""
+        self.cache.clear()
+        self._grown.clear()
+        self._copies.clear()
+
+    # -- for the next batch --------------------------------------------------------------------------------------------
+
+    def take_copies(self) -> Int32Array:
+        """int32 [m, 2] of (source, destination) blocks since the last call."""
+        copies, self._copies = self._copies, []
+        return np.array(copies, np.int32).reshape(-1, 2)
 
     def take_updates(self) -> TableUpdates:
-        """Block-table deltas since the last call, for the next batch."""
+        """Block-table deltas since the last call."""
         if not self._grown:
             return TableUpdates.empty()
         grown, self._grown = self._grown, []
@@ -64,5 +200,7 @@ class KvCacheManager:
         )
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises RuntimeError unless free + used = total and references equal the tables of these sequences."""
+        """Raises RuntimeError unless free + used = total, references equal the tables of these sequences, and every named
+        block is one of them."""
         self.pool.check_integrity(seq.block_table for seq in sequences)
+        self.cache.check_integrity()

@@ -1,13 +1,26 @@
-"""Victim policy: whose KV is given up when the pool runs out."""
+"""Victim policies: whose KV is given up when the pool runs out."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Iterable
 
 from engine.core.sequence import Sequence
 
+VictimPolicy = Callable[[Iterable[Sequence]], Sequence]
+"""Chooses one of the running sequences that have no grant in this step yet, given in order of admission; there is at least
+one, the sequence that asks for room. The oldest always gets on, so that every step makes progress."""
 
-def youngest_not_granted(running: list[Sequence], granted: Container[Sequence]) -> Sequence:
-    """The sequence admitted last that has no grant in this step yet: the least work is lost, and the oldest always gets
-    on, so that the step makes progress. At least one sequence (the one that asks for room) must be without a grant."""
-    return next(seq for seq in reversed(running) if seq not in granted)
+
+def youngest(candidates: Iterable[Sequence]) -> Sequence:
+    """The one admitted last: the least work is lost."""
+    *_, last = candidates
+    return last
+
+
+def least_important(candidates: Iterable[Sequence]) -> Sequence:
+    """The one with the highest `Request.priority` value, of several the one that came last."""
+    return max(candidates, key=lambda seq: (seq.request.priority, seq.seq_id))
+
+
+VICTIM_POLICIES: dict[str, VictimPolicy] = {"fcfs": youngest, "priority": least_important}
+"""The victim policy that goes with a queue policy."""

@@ -121,10 +121,10 @@ class Generation:
         """Queue all choices, or none: an error takes back those queued before it."""
         try:
             for prompt_number, prompt in enumerate(self.request.prompts):
-                ids = np.array(prompt, np.int32)
-                for choice in range(self.request.n):
-                    index = prompt_number * self.request.n + choice
-                    self._seq_ids[index] = self._core.submit(self._ask(ids, choice), self._mailbox, index)
+                ids, first = np.array(prompt, np.int32), prompt_number * self.request.n
+                asked = [self._ask(ids, choice) for choice in range(self.request.n)]
+                seq_ids = self._core.submit_choices(asked, self._mailbox, first)
+                self._seq_ids.update(enumerate(seq_ids, first))
         except EngineError:
             self._abort()
             raise

@@ -117,6 +117,13 @@ class FakeExecutor(BatchModelExecutor):
     def memory(self) -> MemoryStatus:
         """What the KV memory holds."""
 
+    def _tainted(self, work: Work) -> set[int]:
+        """Items that read KV of a failed item: not a number begets none."""
+        return set()
+
+    def _taint(self, work: Work, items: set[int]) -> None:
+        """Mark what these items have just written, and take the mark off what the others wrote."""
+
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
         """Copy blocks, int32 [m, 2] (source, destination). Raises InvalidInput where there are none to copy."""
         if len(copies):

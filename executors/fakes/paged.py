@@ -62,6 +62,8 @@ class PagedFakeExecutor(FakeServing):
         self.written = np.zeros(self._shape, np.bool_)
         self.cells = np.zeros(self._shape, np.uint64)
         self.prefix = np.zeros(self._shape, np.uint64)
+        # tainted: cells that hold no numbers, written by an item that failed alone.
+        self.tainted = np.zeros(self._shape, np.bool_)
 
     def _tables(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         return self.table.block_tables[0][slots], self.table.num_blocks[0, slots]
@@ -69,7 +71,7 @@ class PagedFakeExecutor(FakeServing):
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
         """Copy whole blocks, poisoned cells included; int32 [m, 2] (source, destination)."""
         source, destination = copies[:, 0], copies[:, 1]
-        for memory in (self.written, self.cells, self.prefix):
+        for memory in (self.written, self.cells, self.prefix, self.tainted):
             memory[destination] = memory[source]
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -104,6 +106,22 @@ class PagedFakeExecutor(FakeServing):
         block = work.tables[item, position // self.block_size].astype(np.int64)
         cell: NDArray[np.int64] = block * self.block_size + position % self.block_size
         return cell
+
+    def _tainted(self, work: Work) -> set[int]:
+        if not self.tainted.any():
+            return set()
+        return {i for i in range(len(work.pos)) if self.tainted.reshape(-1)[self._history(work, i)].any()}
+
+    def _history(self, work: Work, i: int) -> NDArray[np.int64]:
+        length = int(work.pos[i])
+        return self._cells_of(work, np.full(length, i), np.arange(length))
+
+    def _taint(self, work: Work, items: set[int]) -> None:
+        if not items and not self.tainted.any():
+            return
+        token = self._kept_tokens(work)
+        cell = self._cells_of(work, work.item_of[token], work.positions[token])
+        self.tainted.reshape(-1)[cell] = np.isin(work.item_of[token], list(items))
 
     def _check_tables(self, work: Work) -> None:
         assert work.tables is not None and work.table_lengths is not None

@@ -49,7 +49,9 @@ class FakeServing(FakeExecutor):
         if batch.pending is not None and batch.pending.any():
             work.tokens = self._gather_pending(work, batch.pending)
         self.copy_blocks(batch.block_copies)
+        ruined = ruined | self._tainted(work)
         computed = self._forward(work)
+        self._taint(work, ruined)
         if ruined or batch.num_draft_tokens.any() or self._detailed[slots].any():
             items = [self._item(batch, i, work, computed) for i in range(len(batch))]
             return self._ruin(UnifiedOutput.from_items(items), ruined)

@@ -84,7 +84,8 @@ class RemoteExecutor(BatchModelExecutor):
         return self._known().info
 
     def capabilities(self) -> ExecutorCapabilities:
-        return self._known().capabilities
+        # A step can wait here while the one before it is computed.
+        return replace(self._known().capabilities, max_in_flight=2)
 
     def kv_layout(self) -> KvLayout:
         return self._known().kv_layout

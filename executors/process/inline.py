@@ -11,7 +11,7 @@ import concurrent.futures
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from executors import registry
@@ -138,7 +138,8 @@ class InlineExecutor(BatchModelExecutor):
         return self._warm().info()
 
     def capabilities(self) -> ExecutorCapabilities:
-        return self._warm().capabilities()
+        # A step can wait here while the one before it is computed.
+        return replace(self._warm().capabilities(), max_in_flight=2)
 
     def kv_layout(self) -> KvLayout:
         return self._warm().kv_layout()

@@ -1,0 +1,84 @@
+"""The prefix cache: which block holds the KV of which prefix.
+
+A full block is named by its key, a hash of everything its KV depends on: the key of the block before it and its own
+tokens, from a root that stands for model, adapter and cache salt.
+
+    root = H(model, adapter, salt)     key 0 = H(root, t0 .. t15)     key 1 = H(key 0, t16 .. t31)
+
+So equal keys mean equal prefixes, and looking up a prompt is one dictionary access a block. The hash is SHA-256: somebody
+who can choose prompts must not be able to make two prefixes meet and read the other's continuation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from executors.contract import Int32Array
+
+
+def root_key(model: str, adapter: str | None, salt: str | None) -> bytes:
+    """The key before a sequence's first block. Sequences with different roots never share a block."""
+    # Lengths first: ("a", "bc") and ("ab", "c") are different roots.
+    parts = [b"-" if part is None else part.encode() for part in (model, adapter, salt)]
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
+
+
+def block_key(before: bytes, tokens: Int32Array | SequenceOf[int]) -> bytes:
+    """The key of the block with these token ids that follows the block with key `before`."""
+    return hashlib.sha256(before + np.asarray(tokens, np.int32).tobytes()).digest()
+
+
+class PrefixCache:
+    """Keys of blocks whose KV is or will be written by the steps submitted so far. Owned by KvCacheManager.
+
+    - `blocks`: {block: key}. A block has one key, a key one block: of two blocks with the same content the first counts.
+    - `fresh`: blocks whose KV is computed by the step that is being put together. They must not be read in that step.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, bytes] = {}
+        self.fresh: set[int] = set()
+        self._block_of: dict[bytes, int] = {}
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known prefix of `keys`."""
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def add(self, key: bytes, block: int) -> None:
+        """The step being put together fills this block. Does nothing if another block has the key already."""
+        if key not in self._block_of:
+            self._block_of[key] = block
+            self.blocks[block] = key
+            self.fresh.add(block)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """These blocks get other content."""
+        for block in blocks:
+            key = self.blocks.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+
+    def withdraw(self, keys: Iterable[bytes]) -> None:
+        """What was to fill the blocks of these keys failed."""
+        self.forget([self._block_of[key] for key in keys if key in self._block_of])
+
+    def clear(self) -> None:
+        """The executor's KV is empty."""
+        self.blocks.clear()
+        self._block_of.clear()
+        self.fresh.clear()
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless keys and blocks correspond one to one."""
+        if {key: block for block, key in self.blocks.items()} != self._block_of:
+            raise RuntimeError("keys and blocks of the prefix cache differ")

@@ -1,0 +1,82 @@
+"""Queue policies: in which order waiting sequences are admitted, and running ones served when not all can be."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from engine.core.sequence import Sequence
+
+
+class QueuePolicy(Protocol):
+    """The waiting sequences. A preempted sequence comes back to its place; adding and removing while iterating is not
+    allowed."""
+
+    def add(self, seq: Sequence) -> None: ...
+
+    def remove(self, seq: Sequence) -> None: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """From the first to be admitted on."""
+
+    def __len__(self) -> int: ...
+
+    def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
+        """Running sequences, given in order of admission, the most important first."""
+
+
+class _Sorted:
+    """Sequences in ascending order of a key that never changes and is different for each."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, Sequence]] = []
+
+    def key(self, seq: Sequence) -> Any:
+        raise NotImplementedError
+
+    def add(self, seq: Sequence) -> None:
+        """Mostly at the end: as cheap as an append."""
+        insort(self._entries, (self.key(seq), seq), key=_first)
+
+    def remove(self, seq: Sequence) -> None:
+        """Raises ValueError if it is not there."""
+        at = bisect_left(self._entries, self.key(seq), key=_first)
+        if at == len(self._entries) or self._entries[at][1] is not seq:
+            raise ValueError(f"{seq} is not waiting")
+        del self._entries[at]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (seq for _, seq in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _first(entry: tuple[Any, Sequence]) -> Any:
+    return entry[0]
+
+
+class Fcfs(_Sorted):
+    """First come, first served."""
+
+    def key(self, seq: Sequence) -> int:
+        return seq.seq_id
+
+    def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
+        """As admitted."""
+        return running
+
+
+class Priority(_Sorted):
+    """By `Request.priority`, lower values first; first come, first served among equal ones."""
+
+    def key(self, seq: Sequence) -> tuple[int, int]:
+        return seq.request.priority, seq.seq_id
+
+    def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
+        """By the same key."""
+        return sorted(running, key=self.key)
+
+
+QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority]] = {"fcfs": Fcfs, "priority": Priority}

@@ -1,0 +1,220 @@
+"""`SimExecutor`: a fake behind a queue, as if it were in another process, with delays and failures drawn from a seed.
+
+Every batch is checked when it is submitted, against what the engine owes an executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.core.loop import EngineCore
+from executors.contract import (
+    ExecutorCapabilities,
+    ExecutorDied,
+    InvalidInput,
+    KvCacheHandle,
+    Skipped,
+    StepFailed,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+from executors.fakes.base import FakeExecutor
+
+
+class Broken(AssertionError):
+    """The engine did what it must not do."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """By step submitted, counted from 1 over all lives: what happens to it.
+
+    refused    InvalidInput, nothing computed        failed   StepFailed; the steps behind it are Skipped
+    died       ExecutorDied, all that follows too    lost     computed, but its answer never comes; the steps behind it
+                                                              are computed as well and answer after the next epoch began
+    """
+
+    by_step: dict[int, str] = field(default_factory=dict)
+    idle_deaths: list[float] = field(default_factory=list)
+    """Virtual seconds at which the executor dies of itself."""
+    failing_restarts: int = 0
+
+
+class SimExecutor:
+    """Delegates to `inner`, one call after the other. Not a subclass: what it does not know goes to the fake as it is."""
+
+    def __init__(self, inner: FakeExecutor, rng: random.Random, faults: Faults, max_in_flight: int) -> None:
+        self.inner = inner
+        self.faults = faults
+        self.max_in_flight = max_in_flight
+        self.core: EngineCore | None = None
+        self.submitted = 0
+        self.released: Counter[int] = Counter()
+        self._rng = rng
+        self._queue: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._late: list[tuple[asyncio.Future[UnifiedOutput], UnifiedOutput]] = []
+        self._dead = self._ghost = False
+        self._tables: dict[int, list[int]] = {}
+        self._last_step = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._listener: Callable[[ExecutorDied], None] = lambda death: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def capabilities(self) -> ExecutorCapabilities:
+        return replace(self.inner.capabilities(), max_in_flight=self.max_in_flight)
+
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        self._listener = report
+
+    # -- the queue -----------------------------------------------------------------------------------------------------
+
+    async def warmup(self) -> None:
+        await self.inner.warmup()
+        loop = asyncio.get_running_loop()
+        self._worker = loop.create_task(self._work())
+        for when in self.faults.idle_deaths:
+            loop.call_at(when, self._die)
+
+    async def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+        await self.inner.shutdown()
+
+    async def _work(self) -> None:
+        while True:
+            await (await self._queue.get())()
+
+    def _die(self) -> None:
+        self._dead = True
+        self._listener(ExecutorDied("died of itself", "exit"))
+
+    async def begin_epoch(self, epoch: int) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def begin() -> None:
+            if self.inner.epoch is not None and self.faults.failing_restarts:
+                self.faults.failing_restarts -= 1
+                done.set_exception(ExecutorDied("not yet", "load"))
+                return
+            await self.inner.begin_epoch(epoch)
+            self._dead = self._ghost = False
+            self._tables.clear()
+            done.set_result(None)
+            for future, output in self._late:
+                asyncio.get_running_loop().call_later(self._rng.random() / 50, _answer, future, output)
+            self._late.clear()
+
+        self._queue.put_nowait(begin)
+        await done
+
+    def release_cache(self, cache_id: int) -> None:
+        self.released[cache_id] += 1
+
+        async def release() -> None:
+            if not self._dead:
+                self.inner.release_cache(cache_id)
+
+        self._queue.put_nowait(release)
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        async def truncate() -> None:
+            if not self._dead:
+                self.inner.truncate_kv(handle, new_len)
+
+        self._queue.put_nowait(truncate)
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        self._check(batch)
+        self.submitted += 1
+        number = self.submitted
+        result: asyncio.Future[UnifiedOutput] = asyncio.get_running_loop().create_future()
+
+        async def step() -> None:
+            await asyncio.sleep(self._rng.random() * 0.002 + batch.total_q_tokens() * 0.0002)
+            try:
+                output = await self._compute(batch, number)
+            except (ExecutorDied, StepFailed, InvalidInput, Skipped) as error:
+                if not result.done():
+                    result.set_exception(error)
+                return
+            if self._ghost:
+                self._late.append((result, output))
+            else:
+                _answer(result, output)
+
+        self._queue.put_nowait(step)
+        return await result
+
+    async def _compute(self, batch: UnifiedBatch, number: int) -> UnifiedOutput:
+        fault = self.faults.by_step.get(number)
+        if fault == "died":
+            self._dead = True
+        if self._dead:
+            raise ExecutorDied("dead", "exit")
+        if fault == "refused":
+            raise InvalidInput("refused")
+        if fault == "failed":
+            self.inner._stopped = Skipped
+            raise StepFailed("failed")
+        output = await self.inner.unified_decode(batch)
+        if fault == "lost" and not self._ghost:
+            self._ghost = True
+            raise ExecutorDied("hangs", "hang")
+        return output
+
+    # -- what the engine owes --------------------------------------------------------------------------------------------
+
+    def _check(self, batch: UnifiedBatch) -> None:
+        assert self.core is not None and self.core._scheduler is not None
+        scheduler = self.core._scheduler
+        self.core.check_integrity()
+        if not 0 < batch.total_q_tokens() <= scheduler.max_num_batched_tokens:
+            raise Broken(f"{batch.total_q_tokens()} tokens in a step")
+        if len(batch) > self.inner.num_slots:
+            raise Broken(f"{len(batch)} sequences in a step")
+        if batch.step_id <= self._last_step:
+            raise Broken("steps out of order")
+        self._last_step = batch.step_id
+        if self.inner.paged:
+            self._check_blocks(batch, scheduler.kv.pool._references)
+
+    def _check_blocks(self, batch: UnifiedBatch, references: list[int]) -> None:
+        """No block is written that two hold, or by two."""
+        tables, begin = batch.tables, 0
+        for start in batch.starts:
+            self._tables[start.slot] = []
+        for slot, first, count in zip(
+            tables.slots.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
+        ):
+            table = self._tables.setdefault(slot, [])
+            if first > len(table):
+                raise Broken(f"a hole in the table of slot {slot}")
+            table[first:] = tables.block_ids[begin : begin + count].tolist()
+            begin += count
+        size = self.inner.config.attention.block_size
+        written = [int(destination) for _, destination in batch.block_copies]
+        copied = set(written)
+        for slot, pos, count in zip(
+            batch.slots.tolist(), batch.pos_offsets.tolist(), batch.num_q_tokens.tolist(), strict=True
+        ):
+            blocks = self._tables[slot][pos // size : (pos + count - 1) // size + 1]
+            if len(blocks) < (pos + count - 1) // size + 1 - pos // size:
+                raise Broken(f"the table of slot {slot} is too short")
+            written += [block for block in blocks if block not in copied]
+        if len(written) != len(set(written)):
+            raise Broken("a block is written by two")
+        shared = [block for block in written if references[block] != 1]
+        if shared:
+            raise Broken(f"blocks {shared} are written and shared")
+
+
+def _answer(future: asyncio.Future[UnifiedOutput], output: UnifiedOutput) -> None:
+    if not future.done():
+        future.set_result(output)

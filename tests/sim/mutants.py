@@ -1,0 +1,227 @@
+"""Mistakes that the simulation must notice, each put into the engine for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.core import scheduler as scheduling
+from engine.core.journal import Journal
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.kv import kv_cache_manager as managing
+from engine.kv.block_pool import BlockPool
+from engine.kv.kv_cache_manager import KvCacheManager
+from engine.kv.prefix_cache import PrefixCache, block_key
+from engine.request import FinishReason
+from executors.contract import UnifiedBatch
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def _share_without_reference(patch: pytest.MonkeyPatch) -> None:
+    """A shared block has one reference too few."""
+
+    def share(self: BlockPool, blocks: Any) -> None:
+        for block in blocks:
+            if not self._references[block]:
+                del self._free[block]
+                self._references[block] += 1
+
+    patch.setattr(BlockPool, "share", share)
+
+
+def _reuse_latest_first(patch: pytest.MonkeyPatch) -> None:
+    """What was given back last is reused first."""
+
+    def allocate(self: BlockPool, count: int) -> list[int] | None:
+        if count > len(self._free):
+            return None
+        blocks = [self._free.popitem(last=True)[0] for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    patch.setattr(BlockPool, "allocate", allocate)
+
+
+def _unchained_keys(patch: pytest.MonkeyPatch) -> None:
+    """A block is named by its own tokens alone."""
+    patch.setattr(managing, "block_key", lambda before, tokens: block_key(b"", tokens))
+
+
+def _chunk_boundary(patch: pytest.MonkeyPatch) -> None:
+    """A later chunk begins one position too far."""
+    pack = Scheduler._pack
+
+    def shifted(self: Scheduler, plan: Any) -> UnifiedBatch:
+        batch = pack(self, plan)
+        batch.pos_offsets[(batch.num_q_tokens > 1) & (batch.pos_offsets > 0)] += 1
+        return batch
+
+    patch.setattr(Scheduler, "_pack", shifted)
+
+
+def _partial_block_named(patch: pytest.MonkeyPatch) -> None:
+    """The last block of a chunk counts as full when one token is missing."""
+    register = KvCacheManager.register
+
+    def early(self: KvCacheManager, seq: Sequence, num_computed: int) -> None:
+        register(self, seq, min(num_computed + 1, seq.num_known_tokens))
+
+    patch.setattr(KvCacheManager, "register", early)
+
+
+def _abort_in_flight_lets_go(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that ends during a step gives everything back at once, and once more when the step is in."""
+
+    def finish(self: Scheduler, seq: Sequence, reason: FinishReason) -> None:
+        if seq.finished:
+            return
+        if seq.status is SequenceStatus.RUNNING:
+            del self.running[seq]
+        else:
+            self.waiting.remove(seq)
+        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        released = seq.started_epoch == self.journal.epoch
+        self._let_go(seq)
+        seq.started_epoch = self.journal.epoch if released and seq.in_flight else None
+
+    patch.setattr(Scheduler, "finish", finish)
+
+
+def _abort_in_flight_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that ends during a step is never let go."""
+    let_go = Scheduler._let_go
+
+    def forget(self: Scheduler, seq: Sequence) -> None:
+        if not any(seq in seqs for seqs in self._in_flight.values()):
+            let_go(self, seq)
+
+    patch.setattr(Scheduler, "_let_go", forget)
+
+
+def _failed_epoch_keeps_keys(patch: pytest.MonkeyPatch) -> None:
+    """Blocks of a failed life can still be found."""
+
+    def reset(self: KvCacheManager) -> None:
+        self._grown.clear()
+        self._copies.clear()
+
+    patch.setattr(KvCacheManager, "reset", reset)
+
+
+def _failed_item_keeps_keys(patch: pytest.MonkeyPatch) -> None:
+    """What a failed sequence wrote can still be found, and who finds it gets no second try."""
+    patch.setattr(PrefixCache, "withdraw", lambda self, keys: None)
+    patch.setattr(Scheduler, "_preempt", _no_second_try(Scheduler._preempt))
+
+
+def _no_second_try(preempt: Callable[[Scheduler, Sequence], None]) -> Callable[[Scheduler, Sequence], None]:
+    def refuse(self: Scheduler, seq: Sequence) -> None:
+        if seq.alone:
+            seq.alone = False
+        preempt(self, seq)
+
+    return refuse
+
+
+def _old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
+    """Results of an older life are taken in."""
+    patch.setattr(Journal, "accepts", lambda self, epoch: True)
+
+
+def _read_in_the_same_step(patch: pytest.MonkeyPatch) -> None:
+    """What this very step computes counts as there."""
+    patch.setattr(PrefixCache, "add", _stale_add)
+
+
+def _stale_add(self: PrefixCache, key: bytes, block: int) -> None:
+    if key not in self._block_of:
+        self._block_of[key] = block
+        self.blocks[block] = key
+
+
+def _copies_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The partial block of a fork is not copied."""
+    take = KvCacheManager.take_copies
+
+    def none(self: KvCacheManager) -> Any:
+        return take(self)[:0]
+
+    patch.setattr(KvCacheManager, "take_copies", none)
+
+
+def _rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
+    """KV of rejected drafts counts as computed."""
+
+    def settle(self: Scheduler, seq: Sequence, num_computed: int) -> None:
+        seq.drafting = False
+
+    patch.setattr(Scheduler, "_settle", settle)
+
+
+def _void_results_count(patch: pytest.MonkeyPatch) -> None:
+    """Tokens sampled behind a failed one are taken in."""
+    fail = Scheduler._fail
+
+    def keep(self: Scheduler, seq: Sequence, message: str) -> Any:
+        failed = fail(self, seq, message)
+        seq.num_void_results = 0
+        return failed
+
+    patch.setattr(Scheduler, "_fail", keep)
+
+
+def _stop_found_late(patch: pytest.MonkeyPatch) -> None:
+    """The surplus token of a step in flight reaches the client."""
+    append = Scheduler._append
+
+    def late(self: Scheduler, seq: Sequence, tokens: Any) -> Any:
+        delta = append(self, seq, tokens)
+        if delta.finish_reason is FinishReason.STOP and seq.in_flight:
+            delta.tokens.append(delta.tokens[-1])
+        return delta
+
+    patch.setattr(Scheduler, "_append", late)
+
+
+def _budget_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A step computes more tokens than it may."""
+    plan = scheduling.StepPlan
+
+    def larger(budget: int) -> Any:
+        return plan(budget + 1)
+
+    patch.setattr(scheduling, "StepPlan", larger)
+
+
+def _skipped_forever(patch: pytest.MonkeyPatch) -> None:
+    """Who waits for a block of this step waits for good."""
+    patch.setattr(KvCacheManager, "begin_step", lambda self: None)
+
+
+MUTANTS: dict[str, Mutate] = {
+    mutate.__name__.strip("_"): mutate
+    for mutate in (
+        _share_without_reference,
+        _reuse_latest_first,
+        _unchained_keys,
+        _chunk_boundary,
+        _partial_block_named,
+        _abort_in_flight_lets_go,
+        _abort_in_flight_forgotten,
+        _failed_epoch_keeps_keys,
+        _failed_item_keeps_keys,
+        _old_epoch_counts,
+        _read_in_the_same_step,
+        _copies_forgotten,
+        _rejected_drafts_count,
+        _void_results_count,
+        _stop_found_late,
+        _budget_ignored,
+        _skipped_forever,
+    )
+}

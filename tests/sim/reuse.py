@@ -1,0 +1,51 @@
+"""Which free block is reused first: checked on every allocation against a record of when each was given back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable
+
+from engine.kv.block_pool import BlockPool
+from tests.sim.executor import Broken
+
+
+def watch_reuse(pool: BlockPool) -> None:
+    """From now on `pool.allocate` raises Broken where it takes a block that is worth keeping before one that is not, or
+    one given back later before one given back earlier."""
+    clock = itertools.count(1)
+    kept_since: dict[int, int] = {}
+    worthless = set(range(pool.num_blocks))
+    allocate, release, share = pool.allocate, pool.release, pool.share
+
+    def watched_release(blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
+        given = list(blocks)
+        release(given, worth_keeping)
+        for block in given:
+            if pool._references[block]:
+                continue
+            if block in worth_keeping:
+                kept_since[block] = next(clock)
+            else:
+                worthless.add(block)
+
+    def watched_share(blocks: Iterable[int]) -> None:
+        given = list(blocks)
+        share(given)
+        for block in given:
+            kept_since.pop(block, None)
+            worthless.discard(block)
+
+    def watched_allocate(count: int) -> list[int] | None:
+        blocks = allocate(count)
+        for block in blocks or ():
+            if block in worthless:
+                worthless.discard(block)
+                continue
+            if worthless - set(blocks or ()):
+                raise Broken(f"block {block} was worth keeping, others were not")
+            if kept_since[block] > min(kept_since.values()):
+                raise Broken(f"block {block} is reused before one that was given back earlier")
+            del kept_since[block]
+        return blocks
+
+    pool.allocate, pool.release, pool.share = watched_allocate, watched_release, watched_share  # type: ignore[method-assign]

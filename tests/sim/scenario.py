@@ -1,0 +1,292 @@
+"""A scenario: everything that a seed decides, and what must hold in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from engine.core.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.errors import EngineError, ExecutorFailed, SequenceFailed
+from engine.request import FinishReason, Request, Stage, TokenDelta
+from executors import registry
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
+from executors.fakes.base import FakeExecutor
+from executors.fakes.failures import Failure
+from executors.fakes.oracle import expected_tokens
+from tests.sim.executor import Broken, Faults, SimExecutor
+from tests.sim.reuse import watch_reuse
+from tests.sim.virtual_loop import run
+
+VOCAB = 40
+POISON = 39
+"""A token whose logits are no numbers."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One call: `n` choices of one prompt."""
+
+    arrival: float
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    n: int
+    max_tokens: int
+    stop: frozenset[int]
+    priority: int
+    salt: str | None
+    abort_after: float | None
+    finish_after: int | None
+    """Tokens after which the text side ends the first choice."""
+
+
+@dataclass(slots=True)
+class Scenario:
+    """What a seed decides."""
+
+    seed: int
+    executor: str
+    native: bool
+    block_size: int
+    num_blocks: int
+    num_slots: int
+    budget: int
+    max_in_flight: int
+    policy: str
+    target_itl: float | None
+    prefix_caching: bool
+    drafts: int
+    faults: Faults
+    streams: list[Stream] = field(default_factory=list)
+    poisoned: bool = False
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed; small numbers, so that everything gets in everything's way."""
+    rng = random.Random(seed)
+    block_size = rng.choice((1, 2, 3, 4, 4, 8))
+    longest = rng.choice((12, 20, 40))
+    most_output = rng.choice((3, 8, 16))
+    # The longest sequence fits the pool when alone; beyond that it is tight or roomy.
+    least = -(-(longest + most_output) // block_size)
+    scenario = Scenario(
+        seed=seed,
+        executor=rng.choice(("paged_fake", "paged_fake", "paged_fake", "echo")),
+        native=rng.random() < 0.75,
+        block_size=block_size,
+        num_blocks=least + rng.choice((0, 1, 3, 10, 60)),
+        num_slots=rng.choice((1, 2, 3, 5, 8)),
+        budget=rng.choice((1, 3, 7, 16, 64)),
+        max_in_flight=rng.choice((1, 2, 2, 2, 3)),
+        policy=rng.choice(("fcfs", "fcfs", "priority")),
+        target_itl=rng.choice((None, 0.0, 0.004)),
+        prefix_caching=rng.random() < 0.85,
+        drafts=rng.choice((0, 0, 0, 1, 3)),
+        faults=_faults(rng),
+    )
+    scenario.poisoned = scenario.native and rng.random() < 0.25
+    family = [tuple(rng.randrange(8) for _ in range(longest)) for _ in range(2)]
+    for _ in range(rng.randrange(2, 12)):
+        scenario.streams.append(_stream(rng, scenario, family, longest, most_output))
+    return scenario
+
+
+def _faults(rng: random.Random) -> Faults:
+    if rng.random() < 0.5:
+        return Faults()
+    steps = {
+        rng.randrange(1, 60): rng.choice(("refused", "failed", "died", "lost", "lost"))
+        for _ in range(rng.randrange(1, 4))
+    }
+    deaths = [rng.random() * 0.1] if rng.random() < 0.3 else []
+    return Faults(steps, deaths, rng.choice((0, 0, 1)))
+
+
+def _stream(
+    rng: random.Random, scenario: Scenario, family: list[tuple[int, ...]], longest: int, most_output: int
+) -> Stream:
+    length = rng.randrange(1, longest + 1)
+    shared = rng.randrange(0, length + 1) if rng.random() < 0.8 else 0
+    prompt = (*rng.choice(family)[:shared], *(rng.randrange(VOCAB - 1) for _ in range(length - shared)))
+    if scenario.poisoned and rng.random() < 0.15:
+        at = rng.randrange(len(prompt))
+        prompt = (*prompt[:at], POISON, *prompt[at + 1 :])
+    sampling = rng.choice(
+        (
+            SamplingParams(temperature=0.0),
+            SamplingParams(temperature=0.9, seed=rng.randrange(5)),
+            SamplingParams(temperature=0.7, top_k=4, seed=rng.randrange(5)),
+        )
+    )
+    if rng.random() < 0.05 and scenario.native:
+        sampling = SamplingParams(temperature=0.5, seed=3, repetition_penalty=1.3)
+    max_tokens = rng.randrange(1, most_output + 1)
+    stop = frozenset(rng.sample(range(VOCAB), 3)) if rng.random() < 0.3 else frozenset()
+    return Stream(
+        arrival=rng.choice((0.0, rng.random() * 0.05, rng.random() * 0.3)),
+        prompt=prompt,
+        sampling=sampling,
+        n=rng.choice((1, 1, 1, 2, 3)),
+        max_tokens=max_tokens,
+        stop=stop,
+        priority=rng.randrange(3),
+        salt=rng.choice((None, None, None, "a")),
+        abort_after=rng.random() * 0.1 if rng.random() < 0.2 else None,
+        finish_after=rng.randrange(1, max_tokens + 1) if rng.random() < 0.1 else None,
+    )
+
+
+@lru_cache(4096)
+def _oracle(prompt: tuple[int, ...], count: int, sampling: SamplingParams) -> list[int]:
+    return expected_tokens(prompt, count, sampling, vocab_size=VOCAB)
+
+
+class Run:
+    """One run of a scenario on the real engine."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        options: dict[str, Any] = {"native": scenario.native, "vocab_size": VOCAB}
+        if scenario.executor == "paged_fake":
+            options["num_blocks"] = scenario.num_blocks
+        inner = registry.create(
+            ExecutorConfig(
+                scenario.executor,
+                max_num_seqs=scenario.num_slots,
+                max_model_len=64,
+                attention=ExecutorAttentionConfig(block_size=scenario.block_size),
+                options=options,
+            )
+        )
+        assert isinstance(inner, FakeExecutor)
+        if scenario.poisoned:
+            inner.failures.append(Failure("nan", token=POISON, times=10**9))
+        self.executor = SimExecutor(
+            inner, random.Random(scenario.seed), scenario.faults, scenario.max_in_flight
+        )
+
+    async def run(self) -> EngineCore:
+        """To the end of all streams. Raises AssertionError of some kind where the engine is wrong."""
+        scenario = self.scenario
+        config = EngineConfig(
+            max_num_seqs=scenario.num_slots,
+            max_num_batched_tokens=scenario.budget,
+            scheduling_policy=scenario.policy,  # type: ignore[arg-type]
+            target_itl=scenario.target_itl,
+            prefix_caching=scenario.prefix_caching,
+            max_in_flight=scenario.max_in_flight,
+            num_speculative_tokens=scenario.drafts,
+            restart_pause=0.01,
+        )
+        core = EngineCore(self.executor, config, clock=asyncio.get_running_loop().time)  # type: ignore[arg-type]
+        self.executor.core = core
+        await core.start()
+        assert core._scheduler is not None
+        watch_reuse(core._scheduler.kv.pool)
+        async with asyncio.timeout(600):
+            await asyncio.gather(*(self._stream(core, stream) for stream in scenario.streams))
+            if not await core.drain(60):
+                raise Broken("somebody is still there")
+        await asyncio.sleep(3)  # results of steps still out, and the engine's own look at its books
+        stats = core.stats()
+        if core.detail or stats.stage is Stage.FAILED:
+            raise Broken(f"the engine says: {core.detail}")
+        core.check_integrity()
+        if stats.kv_blocks_used or stats.running or stats.waiting:
+            raise Broken(f"something is left: {stats}")
+        twice = [seq_id for seq_id, count in self.executor.released.items() if count > 1]
+        if twice:
+            raise Broken(f"released more than once: {twice}")
+        if len(self.executor.inner.table):
+            raise Broken("the executor still holds a sequence")
+        await core.stop()
+        return core
+
+    async def _stream(self, core: EngineCore, stream: Stream) -> None:
+        await asyncio.sleep(stream.arrival)
+        mailbox, asked = Mailbox(), np.array(stream.prompt, np.int32)
+        requests = [
+            Request(
+                "sim", asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
+                core.clock(), priority=stream.priority, cache_salt=stream.salt,
+            )
+            for choice in range(stream.n)
+        ]  # fmt: skip
+        while core.stage is Stage.RECOVERING:
+            await asyncio.sleep(0.001)
+        ids = core.submit_choices(requests, mailbox)
+        reader = asyncio.create_task(self._read(core, stream, mailbox, ids))
+        if stream.abort_after is None:
+            await reader
+            return
+        await asyncio.wait((reader,), timeout=stream.abort_after)
+        for seq_id in ids:
+            core.abort(seq_id)
+        if reader.done():
+            reader.result()
+        reader.cancel()
+
+    async def _read(self, core: EngineCore, stream: Stream, mailbox: Mailbox, ids: list[int]) -> None:
+        whole = {key: TokenDelta() for key in range(stream.n)}
+        open_keys, cut = set(whole), stream.finish_after
+        while open_keys:
+            for key, delta in (await mailbox.take()).items():
+                if key not in open_keys:
+                    continue
+                whole[key].merge(delta)
+                if whole[key].finish_reason is not None:
+                    open_keys.discard(key)
+                elif key == 0 and cut is not None and len(whole[key].tokens) >= cut:
+                    core.finish(ids[0], cut)
+                    open_keys.discard(key)
+        for key, delta in whole.items():
+            self._judge(stream, key, delta, cut if key == 0 else None)
+
+    def _judge(self, stream: Stream, key: int, got: TokenDelta, cut: int | None) -> None:
+        if got.error is not None:
+            self._judge_error(stream, got.error)
+            return
+        want = _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, key))
+        tokens = [token.token_id for token in got.tokens]
+        if got.finish_reason is None:  # ended by the text side, which has seen at least `cut` tokens
+            if cut is None or len(tokens) < cut or tokens != want[: len(tokens)]:
+                raise Broken(f"{tokens} is not the beginning of {want}")
+            return
+        ends = [i for i, token in enumerate(want, 1) if token in stream.stop]
+        length = ends[0] if ends else len(want)
+        reason = FinishReason.STOP if ends else FinishReason.LENGTH
+        if (tokens, got.finish_reason) != (want[:length], reason):
+            raise Broken(
+                f"prompt {stream.prompt}, choice {key}: {tokens} {got.finish_reason}, not {want[:length]} {reason}"
+            )
+
+    def _judge_error(self, stream: Stream, error: EngineError) -> None:
+        poisoned = POISON in stream.prompt or POISON in _oracle(
+            stream.prompt, stream.max_tokens, stream.sampling
+        )
+        if isinstance(error, SequenceFailed) and self.scenario.poisoned:
+            poisoned = poisoned or any(
+                POISON in _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, choice))
+                for choice in range(stream.n)
+            )
+            if poisoned:
+                return
+        faults = self.scenario.faults
+        if isinstance(error, ExecutorFailed) and len(faults.by_step) + len(faults.idle_deaths) >= 3:
+            return  # in three failed steps in a row
+        raise Broken(f"{type(error).__name__}: {error}") from error
+
+
+def _choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    return replace(sampling, choice=choice)
+
+
+def simulate(seed: int) -> EngineCore:
+    """Run the scenario of a seed; raises AssertionError (Broken, Deadlock) or whatever the engine raised."""
+    return run(Run(draw(seed)).run())

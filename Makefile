@@ -16,7 +16,7 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-ops test-ops-ci check parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve test sim test-ops test-ops-ci check parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 
 test: $(STAMP)  ## unit, simulation and end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" --junitxml=$(REPORT) $(ARGS)
+
+sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
+	$(BIN)/python -m tests.sim $(ARGS)
 
 test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
 	tools/ops/packages.sh debootstrap

@@ -98,6 +98,8 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache, ever."""
     prefix_hits: int = 0
     """Those of them that need not be computed."""
+    resumed: int = 0
+    """Running sequences that went on after a failed step or a restart, ever."""
 
     @property
     def kv_usage(self) -> float:

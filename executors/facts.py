@@ -67,20 +67,26 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirements:
-    """Bytes an executor needs, by what they grow with."""
+    """Bytes an executor needs on its device, by what they grow with; what its libraries take by themselves is left out.
+
+    A token that waits in KV takes KV memory; a token in the step that is being computed takes activation memory too, and
+    a step has at most `max_batched_tokens` (None: all tokens are computed at once).
+    """
 
     parameter_memory: int
     activation_memory_per_token: int
     kv_memory_per_token_per_layer: int
     overhead_memory: int
+    max_batched_tokens: int | None = None
 
     def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
         """Bytes for `batch_size` sequences of `sequence_length` tokens each."""
         tokens = batch_size * sequence_length
+        computed = tokens if self.max_batched_tokens is None else min(tokens, self.max_batched_tokens)
         return (
             self.parameter_memory
             + self.overhead_memory
-            + tokens * self.activation_memory_per_token
+            + computed * self.activation_memory_per_token
             + tokens * num_layers * self.kv_memory_per_token_per_layer
         )
 

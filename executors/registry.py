@@ -20,6 +20,7 @@ _BUILT_IN = {
     "echo": "executors.fakes.echo:EchoFactory",
     "paged_fake": "executors.fakes.paged:PagedFakeFactory",
     "llm": "executors.llm.factory:LlmFactory",
+    "qwen3": "executors.qwen3.factory:Qwen3Factory",
 }
 _factories: dict[str, ModelExecutorFactory] = {}
 
@@ -31,6 +32,11 @@ def register_factory(name: str, factory: ModelExecutorFactory) -> None:
     _factories[name] = factory
 
 
+def names() -> list[str]:
+    """Names that `factory` knows so far, sorted; third parties' dotted ones once they were asked for."""
+    return sorted({*_BUILT_IN, *_factories})
+
+
 def factory(name: str) -> ModelExecutorFactory:
     """The factory of that name; `package.module:Class` names a third party's directly. Raises ConfigError."""
     if name in _factories:
@@ -38,8 +44,9 @@ def factory(name: str) -> ModelExecutorFactory:
     path = _BUILT_IN.get(name, name)
     module, _, attribute = path.partition(":")
     if not attribute:
-        known = ", ".join(sorted({*_BUILT_IN, *_factories}))
-        raise ConfigError(f"unknown executor {name!r}; known: {known} (or package.module:Factory)")
+        raise ConfigError(
+            f"unknown executor {name!r}; known: {', '.join(names())} (or package.module:Factory)"
+        )
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:

@@ -10,7 +10,7 @@ from server import __version__
 from server.auth import KeyAuth
 from server.errors import install_handlers
 from server.middleware import BodyLimit, RequestContext
-from server.routes import chat, completions, models, ops, tokens
+from server.routes import chat, completions, executors, models, ops, tokens
 from server.state import ServerState
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ def create_app(
     )
     app.state.server = state
     install_handlers(app)
-    for module in (chat, completions, models, tokens, ops):
+    for module in (chat, completions, models, executors, tokens, ops):
         app.include_router(module.router)
     # The last one added is the outermost: ids and log first, then keys, and only then is a body looked at.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)

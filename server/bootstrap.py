@@ -17,6 +17,7 @@ import setproctitle
 import structlog
 import uvloop
 
+from engine.core import collector
 from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.text.generation import TextEngine
@@ -108,18 +109,17 @@ class Bootstrap:
             core.arrives(self._core(state))
             state.model = await self._load(core.core, state)
             state.progress = None
+            collector.settle()
             self._announce(core.core, state.model, url)
 
         await serve(app, state, listener, core, load, drain_timeout=settings.drain_timeout, signals=signals)
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
-        limits = EngineConfig(
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-            recovery_timeout=self.settings.recovery_timeout,
-        )
-        core = EngineCore(executor, limits, state.metrics)
+        live = registry.ExecutorRegistry()
+        live.register(self.config.executor, executor)
+        state.executors, state.executor_names = live, tuple(registry.names())
+        core = EngineCore(executor, engine_config(self.settings), state.metrics)
         state.core = core
         state.metrics.watch(core)
         return core
@@ -244,6 +244,21 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         attention=ExecutorAttentionConfig(block_size=settings.block_size),
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=settings.kv_cache_memory_bytes),
         options=dict(settings.executor_option),
+    )
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine is told."""
+    target = settings.target_itl_ms
+    return EngineConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        recovery_timeout=settings.recovery_timeout,
+        scheduling_policy=settings.scheduling_policy,
+        target_itl=None if target is None else target / 1000,
+        prefix_caching=settings.enable_prefix_caching,
+        max_in_flight=settings.max_in_flight,
+        num_speculative_tokens=settings.num_speculative_tokens,
     )
 
 

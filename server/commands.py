@@ -110,6 +110,42 @@ def serve(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     block_size: BlockSize = None,
     kv_cache_memory_bytes: KvCacheMemory = None,
+    scheduling_policy: Annotated[
+        Text,
+        flag(
+            "Who is admitted first: fcfs, or priority, by the `priority` of requests, lower first [fcfs].",
+            "--scheduling-policy",
+        ),
+    ] = None,
+    target_itl_ms: Annotated[
+        float | None,
+        flag(
+            "Milliseconds a step may take while streams run; prompts are computed in chunks that fit. 0: prompts as fast "
+            "as possible, whatever the streams bear [a bit over twice a step without prompts].",
+            "--target-itl-ms",
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        flag(
+            "Find KV of earlier requests by the prefix of a prompt [on].",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+        ),
+    ] = None,
+    max_in_flight: Annotated[
+        Number,
+        flag(
+            "Steps submitted before the first of them has answered; 1 waits for each [as many as the executor takes: 2].",
+            "--max-in-flight",
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        Number,
+        flag(
+            "Tokens guessed and verified per step, from what followed the same words before; 0 guesses none [0].",
+            "--num-speculative-tokens",
+        ),
+    ] = None,
     load_format: Annotated[
         Text, flag("auto, safetensors, or dummy for random weights [auto].", "--load-format")
     ] = None,
@@ -212,6 +248,7 @@ def known_options(command: Any) -> dict[str, bool]:
     """Flags of a Typer command, each with whether it takes a value."""
     options = {"--help": False}
     for parameter in command.params:
-        for name in parameter.opts if parameter.param_type_name == "option" else ():
+        names = [*parameter.opts, *parameter.secondary_opts]
+        for name in names if parameter.param_type_name == "option" else ():
             options[name] = not getattr(parameter, "is_flag", False)
     return options

@@ -133,11 +133,26 @@ class _EngineCollector(Collector):
         yield _gauge("cohort_requests_waiting", "Sequences waiting for a place in the batch.", stats.waiting)
         yield _gauge("cohort_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_usage)
         yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
+        yield _gauge(
+            "cohort_kv_blocks_cached", "Free KV blocks that may be found again.", stats.kv_blocks_cached
+        )
         yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)
         yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
-        yield _counter("cohort_requests_resumed", "Sequences that went on after a restart.", 0)
+        yield _counter(
+            "cohort_prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_queries,
+        )
+        yield _counter(
+            "cohort_prefix_cache_hits", "Those of them that need not be computed.", stats.prefix_hits
+        )
+        yield _counter(
+            "cohort_requests_resumed",
+            "Sequences that went on after a failed step or a restart.",
+            stats.resumed,
+        )
         stages = GaugeMetricFamily("cohort_stage", "1 for what the engine is doing now.", labels=["stage"])
         for stage in Stage:
             stages.add_metric([stage.value], float(stage is stats.stage))

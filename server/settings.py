@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.paths import configs_dir
 
 ENV_PREFIX = "COHORT_"
 DEFAULT_PRESET = "default"
+
+MAX_TARGET_ITL_MS = 60_000.0
+MAX_SPECULATIVE_TOKENS = 32
+"""Each is computed, and most of a long guess is wrong."""
 
 _KUBERNETES = re.compile(r"(\w+_)?SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 _KUBERNETES_PORT = re.compile(r"(\w+_)?PORT")
@@ -128,6 +132,11 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     kv_cache_memory_bytes: Bytes | None = None
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
+    enable_prefix_caching: bool = True
+    max_in_flight: Annotated[int, Field(ge=1)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 0
     load_format: str = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     api_key: Annotated[Keys, Field(validate_default=False)] = []
@@ -142,9 +151,10 @@ class Settings(BaseSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch(cls, value: Any) -> Any:
-        """YAML's `true` (and `yes`, and `on`) would be the number 1. No setting is a switch."""
-        if isinstance(value, bool):
+    def _only_switches_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML's `true` (and `yes`, and `on`) would be the number 1 for a setting that is a number."""
+        switch = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not switch:
             raise ValueError("it should not be true or false")
         return value
 
@@ -254,5 +264,7 @@ def _explain(
     else:
         source = f"{config}: {name}"
     message = detail["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    if detail["type"].startswith("bool_"):
+        message = "it should be true or false"
     secret = name in ("api_key", "metrics_key")
     return f"{source}: {message}" + ("" if secret else f" (not {str(detail['input'])[:100]!r})")

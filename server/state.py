@@ -55,6 +55,16 @@ class CoreLike(Protocol):
         """The model, None while loading."""
 
 
+class ExecutorsLike(Protocol):
+    """The part of `executors.registry.ExecutorRegistry` that routes read."""
+
+    def list_names(self) -> list[str]:
+        """Names of the live executors."""
+
+    def get(self, name: str) -> ModelExecutor | None:
+        """One of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A loaded model with all that belongs to it."""
@@ -81,11 +91,16 @@ class Progress:
 
 @dataclass(slots=True)
 class ServerState:
-    """One writer: the composition root, which sets `core` once it exists, `model` once it is loaded, and `progress`."""
+    """One writer: the composition root, which sets `core` and `executors` once they exist, `model` once it is loaded, and
+    `progress`."""
 
     names: tuple[str, ...]
     metrics: Metrics
     core: CoreLike | None = None
+    executors: ExecutorsLike | None = None
+    """The live ones."""
+    executor_names: tuple[str, ...] = ()
+    """What `--executor` can name in short."""
     model: ServedModel | None = None
     progress: Progress | None = None
     """While loading. Written from the threads that load; a reader sees one or the next."""

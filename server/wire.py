@@ -70,15 +70,19 @@ def _finite(logprob: float | None) -> float:
 
 
 class Chunks:
-    """The envelope of one stream's chunks: `id`, `created` and `model` stay the same throughout."""
+    """The envelope of one stream's chunks: `id`, `created` and `model` stay the same throughout. `seed` is an extension:
+    sent with the same request it gives the same answer."""
 
-    def __init__(self, kind: str, call_id: str, created: int, model: str, fingerprint: str) -> None:
+    def __init__(
+        self, kind: str, call_id: str, created: int, model: str, fingerprint: str, seed: int
+    ) -> None:
         envelope = {
             "id": call_id,
             "object": kind,
             "created": created,
             "model": model,
             "system_fingerprint": fingerprint,
+            "seed": seed,
         }
         self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
 

@@ -32,6 +32,7 @@ from engine.policies.queue import QUEUE_POLICIES
 from engine.policies.victim import VICTIM_POLICIES
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
 from executors.contract import (
+    ConfigError,
     ExecutorDied,
     ExecutorError,
     KvCacheHandle,
@@ -100,6 +101,8 @@ class EngineCore:
         self._info = self.executor.info()
         kv = KvCacheManager(self.executor.kv_layout(), self._info.name, self.config.prefix_caching)
         limits = self.executor.capabilities()
+        if self.config.num_speculative_tokens and not limits.speculative:
+            raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
         most_tokens = limits.max_batched_tokens or self.config.max_num_batched_tokens
         self._scheduler = Scheduler(
             kv,
@@ -108,7 +111,10 @@ class EngineCore:
             max_num_batched_tokens=min(self.config.max_num_batched_tokens, most_tokens),
             policies=_policies(self.config),
         )
-        self._max_in_flight = min(self.config.max_in_flight or limits.max_in_flight, limits.max_in_flight)
+        wanted = self.config.max_in_flight or limits.max_in_flight
+        self._max_in_flight = min(wanted, limits.max_in_flight)
+        if wanted > limits.max_in_flight:
+            logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)
         self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config.max_queued_seqs)
         await self.executor.begin_epoch(self.journal.open_epoch())
         self.stage = Stage.READY
@@ -224,6 +230,7 @@ class EngineCore:
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
             prefix_queries=scheduler.prefix_queries if scheduler else 0,
             prefix_hits=scheduler.prefix_hits if scheduler else 0,
+            resumed=scheduler.num_resumed if scheduler else 0,
         )
 
     def check_integrity(self) -> None:
@@ -400,6 +407,7 @@ class EngineCore:
             seq.num_failed_steps += 1
         code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
         culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
+        scheduler.num_resumed -= len(culprits)
         self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
         if not await self._restart(epoch):
             self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))

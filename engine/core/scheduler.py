@@ -72,6 +72,7 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.num_steps = 0
+        self.num_resumed = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._num_slots = max_num_seqs
@@ -79,6 +80,7 @@ class Scheduler:
         self._in_flight: dict[int, list[Sequence]] = {}
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
+        self._plain = _PlainTokens()
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
 
@@ -136,25 +138,30 @@ class Scheduler:
 
     def _grant_decodes(self, plan: StepPlan) -> list[Sequence]:
         """A token (and drafts) for each sequence with only its last token to compute; returns those with more."""
+        decodes: list[Sequence] = []
         chunks: list[Sequence] = []
-        drafter = self.policies.drafter
-        for seq in self.policies.queue.ordered(list(self.running)):
-            if seq.status is not SequenceStatus.RUNNING or seq.drafting:
-                continue  # preempted a moment ago, or nobody knows yet how far it is
+        for seq in self.policies.queue.ordered(self.running):
             uncomputed = seq.num_uncomputed_tokens
             if uncomputed > 1:
                 chunks.append(seq)
-            elif uncomputed and seq.num_to_generate > 0:
-                if drafter is None:
-                    self._grant(seq, 1, plan)
-                elif not seq.num_pending_tokens:
-                    self._draft(seq, drafter, plan)
+            elif uncomputed and not seq.drafting and seq.num_to_generate > 0:
+                decodes.append(seq)
+        drafter = self.policies.drafter
+        for number, seq in enumerate(decodes, 1):
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted a moment ago
+            if drafter is None:
+                self._grant(seq, 1, plan)
+            elif not seq.num_pending_tokens:
+                self._draft(seq, drafter, plan.budget - 1 - (len(decodes) - number), plan)
         return chunks
 
-    def _draft(self, seq: Sequence, drafter: Drafter, plan: StepPlan) -> None:
-        """Grant the last token and what may follow it, never past the sequence's end."""
-        most = min(seq.num_to_generate - 1, plan.budget - 1)
-        drafts = drafter.propose(seq)[: max(0, most)]
+    def _draft(self, seq: Sequence, drafter: Drafter, most: int, plan: StepPlan) -> None:
+        """Grant the last token and at most so many guesses of what follows it, never past the sequence's end.
+
+        `most` leaves every other stream its token: guesses must not starve anybody.
+        """
+        drafts = drafter.propose(seq)[: max(0, min(seq.num_to_generate - 1, most))]
         if self._grant(seq, 1 + len(drafts), plan) and drafts:
             plan.drafts[seq] = drafts
             seq.drafting = True
@@ -303,7 +310,7 @@ class Scheduler:
                 if (failed := self._fail(seq, detail.error)) is not None:
                     deltas.append((seq, failed))
             elif at > begin:
-                tokens = detail.tokens if detail is not None else [SampledToken(id_) for id_ in ids[begin:at]]
+                tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
                 deltas.append((seq, self._append(seq, tokens)))
         return deltas
 
@@ -368,6 +375,7 @@ class Scheduler:
             seq.drafting = False
             if seq.finished:
                 self._let_go(seq)
+        self.num_resumed += len(self.running)
         for seq in list(self.running):
             self._preempt(seq)
         self.kv.reset()
@@ -386,6 +394,15 @@ class Scheduler:
 
     def _flying(self) -> list[Sequence]:
         return [seq for seqs in self._in_flight.values() for seq in seqs]
+
+
+class _PlainTokens(dict[int, SampledToken]):
+    """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
+    garbage collector more."""
+
+    def __missing__(self, token_id: int) -> SampledToken:
+        token = self[token_id] = SampledToken(token_id)
+        return token
 
 
 def _once(seqs: Iterable[Sequence]) -> list[Sequence]:

@@ -22,9 +22,12 @@ from executors.contract import Int32Array
 
 def root_key(model: str, adapter: str | None, salt: str | None) -> bytes:
     """The key before a sequence's first block. Sequences with different roots never share a block."""
-    # Lengths first: ("a", "bc") and ("ab", "c") are different roots.
-    parts = [b"-" if part is None else part.encode() for part in (model, adapter, salt)]
-    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
+    # Each part says first whether it is there and how long it is: ("a", "bc") and ("ab", "c") are different roots.
+    hashed = hashlib.sha256()
+    for part in (model, adapter, salt):
+        data = b"" if part is None else part.encode(errors="surrogatepass")
+        hashed.update((-1 if part is None else len(data)).to_bytes(8, "little", signed=True) + data)
+    return hashed.digest()
 
 
 def block_key(before: bytes, tokens: Int32Array | SequenceOf[int]) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
-from engine.errors import EngineError, SequenceFailed
+from engine.errors import EngineError, InvalidRequest, SequenceFailed
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
 from engine.text.tokenizer import Tokenizer
@@ -26,6 +26,8 @@ __all__ = ["Generation", "TextDelta", "TextEngine", "TextRequest", "TokenText", 
 
 _CONTEXT = 32
 """Tokens of the prompt that decide how its continuation is decoded."""
+_SEED_BITS = 53
+"""Of minted seeds: clients send them back, and JavaScript rounds larger numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class TextRequest:
     """One API call. Choices are numbered prompt by prompt: index = prompt number * n + choice.
 
     Sampling fields as in `SamplingParams`, `bad_words` in token ids; `min_tokens` also holds back stop strings until that
-    many tokens have come; `seed` None lets the engine mint one (reported by `Generation.seed`).
+    many tokens have come; `seed` counts modulo 2**64, and None lets the engine mint one (reported by `Generation.seed`).
     `max_tokens` None means: as many as the context allows. `stop` strings end a choice and are cut from its text unless
     `include_stop_str_in_output`.
     """
@@ -64,11 +66,16 @@ class TextRequest:
     continues_prompt: bool = False
     """The text goes on with the prompt's: where the tokenizer drops the space at the beginning of a text, the answer keeps
     it. False for an answer that stands alone."""
+    priority: int = 0
+    """As in `engine.request.Request`, and refused where the engine's policy would pay no heed to it."""
+    cache_salt: str | None = None
+    """As in `engine.request.Request`."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far; prompts are counted once each, whatever n."""
+    """Token counts of a call so far; prompts are counted once each, whatever n. `cached_tokens` are those of the prompts
+    that were found in the prefix cache; what choices share with each other is not among them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -87,7 +94,7 @@ class Generation:
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer, request: TextRequest) -> None:
         self.request = request
-        self.seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+        self.seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
         self._core = core
         self._mailbox = Mailbox()
@@ -114,6 +121,7 @@ class Generation:
             for choice in range(request.n)
         }
         self._cached: dict[int, int] = {}
+        """Cached tokens of each prompt, by its number."""
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by choice index."""
 
@@ -138,7 +146,7 @@ class Generation:
             temperature=asked.temperature,
             top_k=asked.top_k,
             top_p=asked.top_p,
-            seed=self.seed,
+            seed=self.seed % 2**64,
             choice=choice,
             logprobs=asked.logprobs,
             min_p=asked.min_p,
@@ -152,7 +160,16 @@ class Generation:
             min_tokens=asked.min_tokens,
             stop_token_ids=tuple(sorted(self._stop_token_ids)) if asked.min_tokens else (),
         )
-        return Request(asked.request_id, ids, sampling, max_tokens, self._stop_token_ids, self._core.clock())
+        return Request(
+            asked.request_id,
+            ids,
+            sampling,
+            max_tokens,
+            self._stop_token_ids,
+            self._core.clock(),
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,8 +199,11 @@ class Generation:
         choice = self._choices[index]
         text = choice.push(delta)
         self.usage.completion_tokens += len(text.token_ids)
-        self._cached[index // self.request.n] = delta.num_cached_tokens
-        self.usage.cached_tokens = sum(self._cached.values())
+        prompt, number = divmod(index, self.request.n)
+        if not number:
+            # The first choice of a prompt is the one that looks it up; the others begin with its KV.
+            self._cached[prompt] = delta.num_cached_tokens
+            self.usage.cached_tokens = sum(self._cached.values())
         if choice.finished:
             seq_id = self._seq_ids.pop(index)
             if choice.stopped_by_string:
@@ -201,6 +221,10 @@ class TextEngine:
     def start(self, request: TextRequest) -> Generation:
         """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once, and then nothing
         of it is queued."""
+        policy = self.core.config.scheduling_policy
+        if request.priority and policy != "priority":
+            message = f"'priority' has no effect with --scheduling-policy {policy}: this server does not serve by priority."
+            raise InvalidRequest(message, "priority", "unsupported_value")
         generation = Generation(self.core, self.tokenizer, request)
         generation._submit()
         return generation

@@ -251,11 +251,11 @@ class FakeExecutor(BatchModelExecutor):
         self.steps += 1
         self._state, self.stats.current_batch_size = ExecutorState.BUSY, len(batch)
         try:
-            ruined = await self._misbehave(batch)
+            ruined, spoiling = await self._misbehave(batch)
             if self.step_delay_ms:
                 await asyncio.sleep(self.step_delay_ms / 1000)
             if self.native:
-                output = self._native_step(batch, ruined)
+                output = self._native_step(batch, ruined, spoiling)
             else:
                 self.table.check(batch)
                 self._admit(batch.starts)
@@ -281,14 +281,18 @@ class FakeExecutor(BatchModelExecutor):
             if start.grammar is not None:
                 raise InvalidInput(f"{type(self).__name__} knows no grammars")
 
-    async def _misbehave(self, batch: UnifiedBatch) -> set[int]:
-        """Act out the failures that match; returns the items that get an error of their own."""
+    async def _misbehave(self, batch: UnifiedBatch) -> tuple[set[int], set[int]]:
+        """Act out the failures that match; returns the items that get an error of their own, and those of them whose KV is
+        spoiled."""
         ruined: set[int] = set()
+        spoiling: set[int] = set()
         for failure in self.failures:
             if failure.matches(batch, self.steps):
                 await act(failure)
                 ruined.update(failure.items(batch))
-        return ruined
+                if failure.kind == "nan":
+                    spoiling.update(failure.items(batch))
+        return ruined, spoiling
 
     async def _misbehave_alone(self, cache_ids: list[int]) -> set[int]:
         """As `_misbehave`, for members that take no batch: failures that name a sequence."""
@@ -328,7 +332,7 @@ class FakeExecutor(BatchModelExecutor):
         self._pool_positions[row] = -1
 
     @abstractmethod
-    def _native_step(self, batch: UnifiedBatch, ruined: set[int]) -> UnifiedOutput:
+    def _native_step(self, batch: UnifiedBatch, ruined: set[int], spoiling: set[int]) -> UnifiedOutput:
         """One forward for the whole batch; see `fakes/serving.py`."""
 
     @abstractmethod

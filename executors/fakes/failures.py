@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from executors.batch import UnifiedBatch
 from executors.errors import ConfigError, ExecutorDied, OutOfMemory, StepFailed
 
-KINDS = ("step_failed", "out_of_memory", "die", "exit", "hang", "nan")
+KINDS = ("step_failed", "out_of_memory", "die", "exit", "hang", "nan", "nan_logits")
 
 
 @dataclass(slots=True)
@@ -18,7 +18,8 @@ class Failure:
 
     Kinds: `step_failed` and `out_of_memory` raise; `die` raises ExecutorDied until the next epoch; `exit` ends the
     process (for executors in a child process only); `hang` never answers; `nan` gives `ItemOutput.error` for the item
-    that matches, or for all items of the step. Happens `times` times, then never again.
+    that matches, or for all items of the step, and spoils the KV that they write; `nan_logits` leaves the KV alone.
+    Happens `times` times, then never again.
     """
 
     kind: str
@@ -64,7 +65,7 @@ def parse_failures(text: str) -> list[Failure]:
 
 
 async def act(failure: Failure) -> None:
-    """Do what the failure says; `nan` is the caller's."""
+    """Do what the failure says; `nan` and `nan_logits` are the caller's."""
     failure.times -= 1
     if failure.kind == "step_failed":
         raise StepFailed("a failure was asked for")

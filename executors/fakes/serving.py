@@ -39,7 +39,7 @@ class FakeServing(FakeExecutor):
 
     # -- unified -------------------------------------------------------------------------------------------------------
 
-    def _native_step(self, batch: UnifiedBatch, ruined: set[int]) -> UnifiedOutput:
+    def _native_step(self, batch: UnifiedBatch, ruined: set[int], spoiling: set[int]) -> UnifiedOutput:
         self.table.apply(batch)
         self._admit(batch.starts)
         slots = batch.slots
@@ -49,11 +49,15 @@ class FakeServing(FakeExecutor):
         if batch.pending is not None and batch.pending.any():
             work.tokens = self._gather_pending(work, batch.pending)
         self.copy_blocks(batch.block_copies)
-        ruined = ruined | self._tainted(work)
+        tainted = self._tainted(work)
+        ruined = ruined | tainted
         computed = self._forward(work)
-        self._taint(work, ruined)
+        self._taint(work, tainted | spoiling)
         if ruined or batch.num_draft_tokens.any() or self._detailed[slots].any():
             items = [self._item(batch, i, work, computed) for i in range(len(batch))]
+            for i in ruined:
+                # What an argmax over no numbers gives: a step submitted already goes on from it.
+                self._scatter(work.rows[i : i + 1], work.ends[i : i + 1], np.zeros(1, np.int32))
             return self._ruin(UnifiedOutput.from_items(items), ruined)
         return self._plain_output(batch, work, computed)
 

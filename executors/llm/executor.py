@@ -11,10 +11,10 @@ thread of inline mode) has nothing else to do meanwhile.
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -56,7 +56,8 @@ from executors.llm.attention import TorchAttention
 from executors.llm.direct import DirectRunner
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
-from executors.llm.memory import PressureGauge, cpu_threads, memory_limit, resident_bytes
+from executors.llm.memory import PressureGauge, cpu_threads
+from executors.llm.memory_status import memory_status
 from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
@@ -83,12 +84,15 @@ class LlmExecutor(BatchModelExecutor):
     A model with `unified_forward` gets one forward per step; one without gets serial prefills and one batched decode.
     """
 
+    name = "llm"
+    """In the registry."""
+
     def __init__(
         self, model: DecoderOnlyLLM | None, info: ModelInfo | None, config: ExecutorConfig | None = None,
         load: Load | None = None,
     ) -> None:  # fmt: skip
         """Either a `model` in memory with its `info`, or `load`, called by warmup."""
-        self.config = config or ExecutorConfig(executor="llm")
+        self.config = config or ExecutorConfig(executor=self.name)
         if model is not None and info is not None:
             made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
             load = lambda progress: made  # noqa: E731
@@ -104,7 +108,7 @@ class LlmExecutor(BatchModelExecutor):
         self._step_failed = False
 
     @classmethod
-    def from_config(cls, config: ExecutorConfig) -> LlmExecutor:
+    def from_config(cls, config: ExecutorConfig) -> Self:
         """An executor that loads `config.model` in warmup."""
         return cls(None, None, config, lambda progress: load_model(config, progress))
 
@@ -124,6 +128,7 @@ class LlmExecutor(BatchModelExecutor):
             max_sequence_length=loaded.info.max_model_len,
             attention_types=(
                 AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
+                AttentionType.SLIDING_WINDOW,
             ),
             memory=sizing.requirements(self.config, loaded.source),
             dynamic_batching=True,
@@ -149,19 +154,8 @@ class LlmExecutor(BatchModelExecutor):
         loaded = self._loaded
         if loaded is None:
             return MemoryStatus()
-        device = loaded.runner.device
-        if device.type == "cuda":
-            allocated, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
-            total = torch.cuda.get_device_properties(device).total_memory
-            return MemoryStatus(allocated, torch.cuda.memory_allocated(device), peak, total)
-        # KV pages become memory when they are written: `allocated` is what was promised, `used` what is held. In a
-        # container that is what counts towards its limit, all its processes together and page cache left out.
         promised = loaded.source.parameter_bytes + loaded.runner.cache.num_bytes
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        container = self._gauge()
-        if container is not None:
-            return MemoryStatus(promised, container.used, peak, container.limit)
-        return MemoryStatus(promised, resident_bytes(), peak, memory_limit().total)
+        return memory_status(loaded.runner.device, promised, self._gauge)
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
@@ -221,7 +215,15 @@ class LlmExecutor(BatchModelExecutor):
         self._stats = StepStats()
         self._state = ExecutorState.READY
 
+    def _check(self, source: LoadedModel) -> None:
+        """Raises ConfigError for a loaded model that this executor is not made for. This one takes any."""
+
+    def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> ModelRunner:
+        """What computes the forwards."""
+        return ModelRunner(model, TorchAttention(), cache)
+
     def _build(self, source: LoadedModel) -> _Loaded:
+        self._check(source)
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
         self.config = config = replace(
@@ -235,7 +237,7 @@ class LlmExecutor(BatchModelExecutor):
             source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len)
         cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
-        runner = ModelRunner(source.model, TorchAttention(), cache)
+        runner = self._runner(source.model, cache)
         try:
             slots = sizing.num_slots(config)
             unified = UnifiedRunner(runner, slots, config.max_num_seqs, info.max_model_len, width)

@@ -23,13 +23,17 @@ class LlmFactory(ModelExecutorFactory):
 
     def create_executor(self, config: ExecutorConfig) -> LlmExecutor:
         """See the contract. Torch is imported here."""
+        self.validate_config(config)
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        return self.executor_class().from_config(config)
+
+    def executor_class(self) -> type[LlmExecutor]:
+        """What is made; it is imported here, and torch with it."""
         from executors.llm.executor import LlmExecutor
 
-        self.validate_config(config)
-        return LlmExecutor.from_config(config)
+        return LlmExecutor
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """One executor serves all of these; it always batches continuously."""
@@ -66,9 +70,11 @@ def _check_choices(config: ExecutorConfig) -> None:
             f"quantization {config.optimization.quantization!r} is not supported; supported: none"
         )
     if config.optimization.deterministic:
-        raise ConfigError("deterministic is not supported by llm yet; supported: false")
+        raise ConfigError(f"deterministic is not supported by {config.executor} yet; supported: false")
     if config.options:
-        raise ConfigError(f"option {min(config.options)!r} is unknown; llm has no options of its own")
+        raise ConfigError(
+            f"option {min(config.options)!r} is unknown; {config.executor} has no options of its own"
+        )
 
 
 def _check_numbers(config: ExecutorConfig) -> None:

@@ -53,6 +53,8 @@ class RemoteExecutor(BatchModelExecutor):
       process is not known to the child.
     """
 
+    mode = "process"
+
     def __init__(
         self,
         config: ExecutorConfig,

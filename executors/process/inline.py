@@ -111,6 +111,8 @@ class InlineExecutor(BatchModelExecutor):
       raised ExecutorDied; `begin_epoch` of the same executor is its restart.
     """
 
+    mode = "inline"
+
     def __init__(
         self,
         config: ExecutorConfig,

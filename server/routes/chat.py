@@ -102,6 +102,7 @@ class _ChatCall:
             "created": self._created,
             "model": self._name,
             "system_fingerprint": self._model.fingerprint,
+            "seed": generation.seed,
             "choices": [choice.answer(self._body) for choice in self._choices],
             "usage": usage_object(usage),
         }
@@ -111,17 +112,11 @@ class _ChatCall:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer in events: roles, deltas, a finish chunk per choice, usage if asked for, [DONE]."""
-        chunks = Chunks(
-            "chat.completion.chunk",
-            self._asked.request_id,
-            self._created,
-            self._name,
-            self._model.fingerprint,
-        )
         continuous = self._body.continuous_usage
         plain = self._body.num_logprobs is None and not self._body.return_token_ids
         started = False
         async with self._start() as generation:
+            chunks = self._chunks(generation.seed)
             async for delta in generation:
                 usage = generation.usage if continuous else None
                 out = b""
@@ -140,6 +135,10 @@ class _ChatCall:
         if not started:
             yield self._roles(chunks, total if continuous else None)
         yield (chunks.chunk(b"", total) if self._body.include_usage else b"") + DONE
+
+    def _chunks(self, seed: int) -> Chunks:
+        fingerprint = self._model.fingerprint
+        return Chunks("chat.completion.chunk", self.id, self._created, self._name, fingerprint, seed)
 
     def _roles(self, chunks: Chunks, usage: Usage | None) -> bytes:
         extra = b""

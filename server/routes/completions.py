@@ -113,6 +113,7 @@ class _CompletionCall:
             "created": self._created,
             "model": self._name,
             "system_fingerprint": self._model.fingerprint,
+            "seed": generation.seed,
             "choices": [self._answer(choice) for choice in self._choices],
             "usage": usage_object(usage),
         }
@@ -133,11 +134,12 @@ class _CompletionCall:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer in events; the last one of a choice carries its finish reason."""
-        chunks = Chunks(
-            "text_completion", self._asked.request_id, self._created, self._name, self._model.fingerprint
-        )
         continuous = self._body.continuous_usage
+        fingerprint = self._model.fingerprint
         async with self._model.engine.start(self._asked) as generation:
+            chunks = Chunks(
+                "text_completion", self.id, self._created, self._name, fingerprint, generation.seed
+            )
             async for delta in generation:
                 piece = self._piece(self._choices[delta.index], delta)
                 if piece:

@@ -47,11 +47,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # other inputs and routing
     "extra_body": ({},),
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
-    "prompt_embeds": (), "priority": (0,), "kv_transfer_params": (),
-    "cache_salt": (), "lora_path": (), "n_predict": (), "repetition_detection": (),
+    "prompt_embeds": (), "kv_transfer_params": (),
+    "lora_path": (), "n_predict": (), "repetition_detection": (),
 }  # fmt: skip
-"""Known but not supported, each with the values (null always) at which it does nothing. `cache_salt` does not change
-the tokens, yet its sender asks for isolation: that must not be promised by silence. `do_sample` is judged beside the
+"""Known but not supported, each with the values (null always) at which it does nothing. `do_sample` is judged beside the
 temperature (`server/token_settings.py`); `echo` and `suffix` are fields of completions."""
 
 OF_TOKENIZE: dict[str, tuple[Any, ...]] = {

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ import pytest
 from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
-from engine.errors import ExecutorFailed
 from engine.request import FinishReason, Request, Stage
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingParams
 from executors.process import connect
@@ -35,7 +35,7 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4  # keys and values, layers, KV heads, head_
 
 
 @asynccontextmanager
-async def llm(folder: Path, pool_tokens: int) -> AsyncIterator[EngineCore]:
+async def llm(folder: Path, pool_tokens: int, **limits: Any) -> AsyncIterator[EngineCore]:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     config = ExecutorConfig(
         "llm",
@@ -44,7 +44,8 @@ async def llm(folder: Path, pool_tokens: int) -> AsyncIterator[EngineCore]:
         max_num_seqs=16,
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=pool_tokens * BYTES_PER_TOKEN),
     )
-    core = EngineCore(connect(config, "process"), EngineConfig(max_num_seqs=16, max_num_batched_tokens=128))
+    engine_config = EngineConfig(max_num_seqs=16, max_num_batched_tokens=128, **limits)
+    core = EngineCore(connect(config, "process"), engine_config)
     await core.start()
     try:
         yield core
@@ -87,20 +88,65 @@ async def test_64_streams_on_a_small_pool_with_aborts(tmp_path: Path) -> None:
         core.check_integrity()
 
 
-async def test_a_killed_executor_fails_what_ran_and_comes_back(tmp_path: Path) -> None:
-    async with llm(tmp_path, pool_tokens=4096) as core:
+async def tokens(core: EngineCore, asked: Request) -> tuple[list[int], int]:
+    """Token ids, and how many of the prompt's were not computed."""
+    mailbox = Mailbox()
+    core.submit(asked, mailbox)
+    whole = await read(mailbox)
+    assert whole.error is None
+    return [token.token_id for token in whole.tokens], whole.num_cached_tokens
+
+
+async def test_a_warm_prefix_gives_the_tokens_of_a_cold_one(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    prefix = [rng.randrange(512) for _ in range(100)]
+    prompts = [prefix + [rng.randrange(512) for _ in range(length)] for length in (1, 17, 60)]
+    async with llm(tmp_path, 4096, prefix_caching=False, max_in_flight=1) as core:
+        cold = [await tokens(core, ask(prompt, 40)) for prompt in prompts]
+    async with llm(tmp_path, 4096) as core:
+        await tokens(core, ask(prefix, 1))
+        warm = [await tokens(core, ask(prompt, 40)) for prompt in prompts]
+        again = await asyncio.gather(*(tokens(core, ask(prompt, 40)) for prompt in prompts))
+    assert [cached for _, cached in cold] == [0, 0, 0]
+    assert [cached for _, cached in warm] == [96, 96, 96]
+    assert [cached for _, cached in again] == [96, 112, 144]
+    assert [ids for ids, _ in warm] == [ids for ids, _ in cold] == [ids for ids, _ in again]
+
+
+async def test_choices_drafts_and_overlap_change_no_token(tmp_path: Path) -> None:
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 5] * 3
+    asked = [ask(prompt, 30, temperature=0.7, seed=4, choice=choice) for choice in range(3)]
+    async with llm(tmp_path, 4096, prefix_caching=False, max_in_flight=1) as core:
+        alone = [(await tokens(core, one))[0] for one in asked]
+        greedy = await tokens(core, ask(prompt, 60))
+    for config in ({"max_in_flight": 2}, {"num_speculative_tokens": 3}):
+        async with llm(tmp_path, 4096, **config) as core:
+            mailbox = Mailbox()
+            core.submit_choices(asked, mailbox)
+            got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+            while any(len(ids) < 30 for ids in got.values()):
+                for key, delta in (await mailbox.take()).items():
+                    got[key] += [token.token_id for token in delta.tokens]
+            assert list(got.values()) == alone
+            assert (await tokens(core, ask(prompt, 60)))[0] == greedy[0]
+
+
+async def test_a_killed_executor_loses_no_token(tmp_path: Path) -> None:
+    async with llm(tmp_path, 4096) as core:
+        asked = [ask([1, 2, 3], 300), ask([4, 5], 300, temperature=0.8, seed=3)]
+        undisturbed = [(await tokens(core, one))[0] for one in asked]
         pid = core.executor.pid  # type: ignore[attr-defined]
-        mailbox = Mailbox()
-        core.submit(ask([1, 2, 3], 500), mailbox)
-        await mailbox.take()
+        mailboxes = [Mailbox(), Mailbox()]
+        for one, mailbox in zip(asked, mailboxes, strict=True):
+            core.submit(one, mailbox)
+        first = await mailboxes[0].take()
         os.kill(pid, signal.SIGKILL)
-        whole = await read(mailbox)
-        assert isinstance(whole.error, ExecutorFailed) and whole.error.code == "executor_died"
-        assert core.stats().stage is Stage.RECOVERING
-        after = Mailbox()
-        core.submit(ask([1, 2, 3], 5), after)  # queued while it restarts
-        assert len((await read(after)).tokens) == 5
-        assert core.executor.pid != pid and core.stats().kv_blocks_used == 0  # type: ignore[attr-defined]
+        whole = await asyncio.gather(*(read(mailbox) for mailbox in mailboxes))
+        got = [[token.token_id for token in one.tokens] for one in whole]
+        assert [token.token_id for token in first[0].tokens] + got[0] == undisturbed[0]
+        assert got[1] == undisturbed[1]
+        assert core.executor.pid != pid and core.stats().epoch == 2  # type: ignore[attr-defined]
+        assert core.stats().kv_blocks_used == 0
 
 
 async def test_a_death_while_idle_costs_no_request(tmp_path: Path) -> None:

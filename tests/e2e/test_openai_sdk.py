@@ -174,6 +174,33 @@ def test_seed_choices_and_stop(client: openai.OpenAI) -> None:
     assert numbers(answer.choices[0].message.content) == [3, 4, 5]
 
 
+def test_the_reported_seed(client: openai.OpenAI) -> None:
+    """An extension that the SDK passes on."""
+
+    def asked(salt: str) -> dict[str, Any]:
+        """Each computes its prompt whole: bf16 rounds otherwise where a part of it is found."""
+        extra = {"cache_salt": f"test_the_reported_seed {salt}"}
+        story = [user("Tell me a story.")]
+        return {"model": MODEL, "messages": story, "temperature": 1.5, "max_tokens": 30, "extra_body": extra}
+
+    first = client.chat.completions.create(**asked("a"))
+    seed = (first.model_extra or {})["seed"]
+    assert client.chat.completions.create(**asked("b"), seed=seed).choices == first.choices
+    chunks = list(client.chat.completions.create(**asked("c"), seed=seed, stream=True))
+    assert {(chunk.model_extra or {})["seed"] for chunk in chunks} == {seed}
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == first.choices[0].message.content
+
+
+def test_a_known_prompt_is_found(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": [user("Count from 21 to 29.")], "temperature": 0}
+    asked["extra_body"] = {"cache_salt": "test_a_known_prompt_is_found"}
+    answers = [client.chat.completions.create(**asked) for _ in range(2)]
+    details = [answer.usage and answer.usage.prompt_tokens_details for answer in answers]
+    assert [one and one.cached_tokens for one in details] == [0, 16]
+    assert answers[0].choices == answers[1].choices
+
+
 def test_completions(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model=MODEL, prompt=["One", "Two"], max_tokens=5, temperature=0, echo=True

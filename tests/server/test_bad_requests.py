@@ -63,6 +63,12 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"seed": 2**64}, "seed"),
     ({"seed": 1.5}, "seed"),
+    ({"priority": 2**63}, "priority"),
+    ({"priority": "high"}, "priority"),
+    ({"priority": True}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": "x" * 1025}, "cache_salt"),
     ({"stop": ""}, "stop"),
     ({"stop": [""]}, "stop.0"),
     ({"stop": ["x"] * 17}, "stop"),
@@ -118,7 +124,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 UNSUPPORTED: dict[str, Any] = {
     "response_format": {"type": "json_object"}, "guided_json": {}, "guided_regex": "a",
     "guided_choice": ["a"], "structured_outputs": {"json": {}}, "prompt_logprobs": 0,
-    "use_beam_search": True, "truncate_prompt_tokens": 5, "cache_salt": "s", "priority": 1,
+    "use_beam_search": True, "truncate_prompt_tokens": 5,
     "prompt_embeds": "x", "kv_transfer_params": {}, "lora_path": "x", "grammar": "root ::= x", "repeat_penalty": 1.2,
     "presence_penalty_": None, "stop_sequences": ["a"], "max_new_tokens": 5, "max_length": 20, "min_length": 3,
     "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "detokenize": False, "extra_body": {"top_k": 3},
@@ -264,7 +270,8 @@ JSON = st.recursive(
 FIELDS = (
     "model messages prompt n temperature top_p top_k seed stop stop_token_ids max_tokens stream stream_options logprobs "
     "top_logprobs tools tool_choice echo suffix response_format logit_bias chat_template_kwargs best_of user "
-    "add_special_tokens return_token_ids tokens reasoning_effort max_completion_tokens add_generation_prompt"
+    "add_special_tokens return_token_ids tokens reasoning_effort max_completion_tokens add_generation_prompt "
+    "priority cache_salt"
 ).split()
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "x"])},

@@ -20,6 +20,7 @@ async def test_answer_has_openais_shape(house: House) -> None:
         "object": "chat.completion",
         "model": "fake",
         "system_fingerprint": "fp_fake",
+        "seed": 7,
         "choices": [
             {
                 "index": 0,
@@ -94,10 +95,11 @@ async def test_parameters_reach_the_engine(house: House) -> None:
     await house.chat(
         temperature=0, top_p=0.5, top_k=-1, seed=-1, n=2, stop=["a", "b"], stop_token_ids=[5], max_tokens=9,
         max_completion_tokens=8, ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False,
+        priority=-3, cache_salt="tenant",
     )  # fmt: skip
     asked = house.asked()
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.0, 0.5, 0)
-    assert asked.seed == 2**64 - 1
+    assert (asked.seed, asked.priority, asked.cache_salt) == (-1, -3, "tenant")
     assert asked.n == 2
     assert asked.stop == ("a", "b")
     assert asked.stop_token_ids == (5,)
@@ -108,7 +110,7 @@ async def test_parameters_reach_the_engine(house: House) -> None:
 async def test_null_means_left_out(house: House) -> None:
     names = (
         "temperature top_p top_k n seed stop max_tokens max_completion_tokens stream stream_options logprobs "
-        "top_logprobs tools tool_choice user response_format presence_penalty logit_bias metadata"
+        "top_logprobs tools tool_choice user response_format presence_penalty logit_bias metadata priority cache_salt"
     )
     response = await house.chat(**dict.fromkeys(names.split()))
     assert response.status_code == 200

@@ -18,6 +18,7 @@ async def test_answer_has_openais_shape(house: House) -> None:
         "object": "text_completion",
         "model": "fake",
         "system_fingerprint": "fp_fake",
+        "seed": 7,
         "choices": [choice],
         "usage": {
             "prompt_tokens": 3,
@@ -45,6 +46,15 @@ async def test_prompt_forms(house: House, prompt: Any, prompts: Any) -> None:
     assert (await house.complete(prompt=prompt)).status_code == 200
     expected = prompts or ((BOS, *prompt.encode()),)
     assert house.asked().prompts == expected
+
+
+async def test_priority_and_salt_reach_the_engine(house: House) -> None:
+    await house.complete(priority=2.0, cache_salt="tenant")
+    await house.complete()
+    assert [(asked.priority, asked.cache_salt) for asked in house.engine.requests] == [
+        (2, "tenant"),
+        (0, None),
+    ]
 
 
 async def test_choices_are_ordered_by_index(house: House) -> None:

@@ -7,7 +7,8 @@ from tests.server.fakes import House
 NAMES = (
     "cohort_requests_running cohort_requests_waiting cohort_kv_cache_usage_ratio cohort_time_to_first_token_seconds_bucket "
     "cohort_inter_token_latency_seconds_bucket cohort_e2e_request_latency_seconds_bucket cohort_requests_resumed_total "
-    "cohort_tokens_total cohort_requests_total process_resident_memory_bytes python_info"
+    "cohort_tokens_total cohort_requests_total process_resident_memory_bytes python_info cohort_steps_total "
+    "cohort_preemptions_total cohort_prefix_cache_queries_total cohort_prefix_cache_hits_total cohort_kv_blocks_cached"
 ).split()
 
 
@@ -36,6 +37,10 @@ async def test_gauges_come_from_the_engine(house: House) -> None:
     assert found["cohort_requests_running", ""] == 3
     assert found["cohort_requests_waiting", ""] == 2
     assert found["cohort_kv_cache_usage_ratio", ""] == 0.25
+    assert [found[f"cohort_kv_blocks{what}", ""] for what in ("", "_used", "_cached")] == [20, 5, 4]
+    assert (found["cohort_steps_total", ""], found["cohort_preemptions_total", ""]) == (9, 1)
+    assert found["cohort_prefix_cache_queries_total", ""] == 100
+    assert found["cohort_prefix_cache_hits_total", ""] == 60
     assert found["cohort_stage", "stage=ready"] == 1
     assert found["cohort_stage", "stage=failed"] == 0
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.core.config import EngineConfig
 from server import flags
-from server.bootstrap import Bootstrap
+from server.bootstrap import Bootstrap, engine_config
 from server.commands import app, known_options
 from server.hub import HubModel
 from server.paths import configs_dir
@@ -70,6 +71,52 @@ def test_byte_sizes(text: str, number: int) -> None:
 def test_executor_options() -> None:
     chosen = settings({"executor_option": ["step_delay_ms=2.5", "native=false", "fail=die@5"]})
     assert chosen.executor_option == {"step_delay_ms": 2.5, "native": False, "fail": "die@5"}
+
+
+def test_what_the_engine_is_told(tmp_path: Path) -> None:
+    assert engine_config(settings()) == EngineConfig()
+    file = tmp_path / "my.yaml"
+    file.write_text("scheduling_policy: priority\ntarget_itl_ms: 50\nenable_prefix_caching: false\n")
+    chosen = settings({"config": str(file)}, COHORT_MAX_IN_FLIGHT="1", COHORT_NUM_SPECULATIVE_TOKENS="4")
+    assert engine_config(chosen) == EngineConfig(
+        scheduling_policy="priority",
+        target_itl=0.05,
+        prefix_caching=False,
+        max_in_flight=1,
+        num_speculative_tokens=4,
+    )
+    assert engine_config(settings({"target_itl_ms": 0})).target_itl == 0, (
+        "as fast as possible, not the default"
+    )
+
+
+def test_a_switch_is_true_or_false_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    for text, on in (("true", True), ("false", False), ("on", True), ("off", False)):
+        file.write_text(f"enable_prefix_caching: {text}")
+        assert settings({"config": str(file)}).enable_prefix_caching is on
+        assert settings(COHORT_ENABLE_PREFIX_CACHING=text).enable_prefix_caching is on
+    file.write_text("enable_prefix_caching: on")
+    given = {"config": str(file), "enable_prefix_caching": False}
+    assert settings(given).enable_prefix_caching is False, "a flag wins also where it says no"
+    words = "COHORT_ENABLE_PREFIX_CACHING: it should be true or false (not 'maybe')"
+    assert error(COHORT_ENABLE_PREFIX_CACHING="maybe") == words
+    file.write_text("enable_prefix_caching: 2")
+    assert error({"config": str(file)}).endswith(
+        "enable_prefix_caching: it should be true or false (not '2')"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scheduling_policy", "lifo"), ("target_itl_ms", "-1"), ("target_itl_ms", "nan"), ("target_itl_ms", "inf"),
+        ("target_itl_ms", "1e9"), ("target_itl_ms", ""), ("max_in_flight", "0"), ("max_in_flight", "1.5"),
+        ("num_speculative_tokens", "-1"), ("num_speculative_tokens", "33"), ("enable_prefix_caching", ""),
+    ],
+)  # fmt: skip
+def test_values_the_engine_never_gets(name: str, value: str) -> None:
+    assert error({name: value}).startswith(f"--{name.replace('_', '-')}: it should ")
 
 
 def test_service_links_of_kubernetes_are_ignored_with_a_line() -> None:
@@ -165,7 +212,9 @@ def serve_options() -> dict[str, bool]:
 
 def test_every_setting_has_its_flag() -> None:
     options = {name for name in serve_options() if name.startswith("--")} - {"--help", "--config"}
-    assert options == {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}
+    names = [*Settings.model_fields, *(f"no_{name}" for name in switches)]
+    assert options == {f"--{name.replace('_', '-')}" for name in names}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +232,12 @@ def test_every_setting_has_its_flag() -> None:
         ("--max_num_seqs 8", "use --max-num-seqs"),
         ("--tp 2", "--tp is not supported yet"),
         ("--tensor-parallel-size 2", "--tensor-parallel-size is not supported yet"),
-        ("--enable-prefix-caching", "--enable-prefix-caching is not supported yet"),
+        ("--async-scheduling", "unknown flag --async-scheduling: use --max-in-flight 2"),
+        ("--no-async-scheduling", "use --max-in-flight 1"),
+        ('--speculative-config {"method":"ngram"}', "use --num-speculative-tokens N"),
+        ("--disable-radix-cache", "use --no-enable-prefix-caching"),
+        ("--schedule-policy fcfs", "use --scheduling-policy"),
+        ("--no_enable_prefix_caching", "use --no-enable-prefix-caching"),
         ("--gpu-memory-utilization 0.9", "is not supported yet"),
         ("--enable-chunked-prefill", "prompts are always prefilled in chunks"),
         ("--max-num-seq 8", "did you mean --max-num-seqs?"),
@@ -199,8 +253,11 @@ def test_foreign_flags(argv: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    ["", "model", "--port 80 model", "--port=80", "--seed -1", "--host -x", "-- --odd", "--help", "-5"],
-)
+    [
+        "", "model", "--port 80 model", "--port=80", "--seed -1", "--host -x", "-- --odd", "--help", "-5",
+        "--enable-prefix-caching model", "--no-enable-prefix-caching --port 80", "--target-itl-ms 0 model",
+    ],
+)  # fmt: skip
 def test_no_complaint_about_what_exists(argv: str) -> None:
     assert flags.complaint(argv.split(), serve_options()) is None
 
@@ -229,6 +286,11 @@ def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (("serve", "--revision", "v1"), {}, "--revision v1: cohort-tiny is a directory"),
         (("serve", "a", "--model", "b"), {}, "two models"),
         (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
+        (
+            ("serve", "--no-enable-prefix-caching", "--target-itl-ms", "-1"),
+            {},
+            "--target-itl-ms: it should be",
+        ),
     ],
 )
 def test_exit_code_2_and_one_line(argv: tuple[str, ...], environ: dict[str, str], words: str) -> None:
@@ -265,7 +327,17 @@ def test_an_empty_model_is_not_the_embedded_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["port", "max_num_seqs", "seed", "drain_timeout", "max_body_bytes", "max_model_len"]
+    "name",
+    [
+        "port",
+        "max_num_seqs",
+        "seed",
+        "drain_timeout",
+        "max_body_bytes",
+        "max_model_len",
+        "target_itl_ms",
+        "max_in_flight",
+    ],
 )
 def test_numbers_are_no_switches(tmp_path: Path, name: str) -> None:
     file = tmp_path / "my.yaml"

@@ -38,7 +38,8 @@ async def test_order_role_content_finish_done(house: House) -> None:
         {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop", "stop_reason": None},
     ]
     assert all("usage" not in chunk for chunk in chunks)
-    envelopes = {(c["id"], c["created"], c["model"], c["system_fingerprint"], c["object"]) for c in chunks}
+    names = ("id", "created", "model", "system_fingerprint", "object", "seed")
+    envelopes = {tuple(chunk[name] for name in names) for chunk in chunks}
     assert len(envelopes) == 1
     assert chunks[0]["object"] == "chat.completion.chunk"
 
@@ -51,7 +52,7 @@ async def test_bytes_of_a_chunk_are_exact(house: House) -> None:
     id_, created = (json.loads(events(response)[0])[name] for name in ("id", "created"))
     envelope = (
         f'data: {{"id":"{id_}","object":"chat.completion.chunk","created":{created},"model":"fake",'
-        '"system_fingerprint":"fp_fake","choices":['
+        '"system_fingerprint":"fp_fake","seed":7,"choices":['
     )
     text = '"a\\"\\n é😀\u2028"'
     expected = [
@@ -325,7 +326,7 @@ async def test_headers_wait_for_the_first_token(house: House) -> None:
 
 async def test_a_chunk_is_cheap() -> None:
     """Encoding and handing over one content chunk; the bound is ten times what an idle machine needs."""
-    chunks, choice = Chunks("chat.completion.chunk", "chatcmpl-x", 1, "m", "fp"), ChatChoice(0)
+    chunks, choice = Chunks("chat.completion.chunk", "chatcmpl-x", 1, "m", "fp", 7), ChatChoice(0)
     count = 5000
 
     async def produce() -> Any:

@@ -27,6 +27,8 @@ from tests.sim.virtual_loop import run
 VOCAB = 40
 POISON = 39
 """A token whose logits are no numbers."""
+PATIENCE = 6.0
+"""Virtual seconds after which somebody starves."""
 
 
 @dataclass(slots=True)
@@ -166,7 +168,10 @@ class Run:
         )
         assert isinstance(inner, FakeExecutor)
         if scenario.poisoned:
-            inner.failures.append(Failure("nan", token=POISON, times=10**9))
+            rng = random.Random(scenario.seed + 1)
+            inner.failures.append(
+                Failure(rng.choice(("nan", "nan_logits")), token=POISON, times=rng.choice((1, 2, 10**9)))
+            )
         self.executor = SimExecutor(
             inner, random.Random(scenario.seed), scenario.faults, scenario.max_in_flight
         )
@@ -189,9 +194,9 @@ class Run:
         await core.start()
         assert core._scheduler is not None
         watch_reuse(core._scheduler.kv.pool)
-        async with asyncio.timeout(600):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*(self._stream(core, stream) for stream in scenario.streams))
-            if not await core.drain(60):
+            if not await core.drain(PATIENCE):
                 raise Broken("somebody is still there")
         await asyncio.sleep(3)  # results of steps still out, and the engine's own look at its books
         stats = core.stats()
@@ -218,8 +223,6 @@ class Run:
             )
             for choice in range(stream.n)
         ]  # fmt: skip
-        while core.stage is Stage.RECOVERING:
-            await asyncio.sleep(0.001)
         ids = core.submit_choices(requests, mailbox)
         reader = asyncio.create_task(self._read(core, stream, mailbox, ids))
         if stream.abort_after is None:

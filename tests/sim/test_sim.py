@@ -17,7 +17,7 @@ def test_seeds(first: int, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(first, first + CHUNK):
         try:
             simulate(seed)
-        except BaseException as error:
+        except Exception as error:
             raise AssertionError(f"seed {seed}, replay with: python -m tests.sim {seed}") from error
 
 

@@ -1,0 +1,1 @@
+"""Named workloads; what they measured is in `results/`, what did not work in `LOG.md`."""

@@ -1,0 +1,126 @@
+"""What a decode step costs the host: schedule, encode, decode, commit, at 1 to 1,024 sequences.
+
+    python -m benchmarks.scheduler [--executor echo|paged_fake] [--json FILE]
+
+The tokens come from a fake, whose own time is not counted. Encode and decode are those of the socket between server and
+executor: the batch as a frame, and the frame of its answer. One step is always out while the next is put together, as
+with overlap. Reported are medians over steps, in microseconds, of the median of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.core import collector
+from engine.core.journal import Journal
+from engine.core.mailbox import Mailbox
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.kv.kv_cache_manager import KvCacheManager
+from engine.request import Request
+from executors import registry
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
+from executors.process import messages as m
+from executors.process.wire import Decoder, encode
+
+SIZES = (1, 32, 256, 1024)
+STAGES = ("schedule", "encode", "decode", "commit", "publish")
+_PROMPT, _STEPS, _WARMUP = 32, 60, 20
+
+
+class Bench:
+    """A scheduler with `size` sequences that decode for ever."""
+
+    def __init__(self, executor: ModelExecutor, size: int) -> None:
+        self.executor = executor
+        self.kv = KvCacheManager(executor.kv_layout(), "bench")
+        self.scheduler = Scheduler(self.kv, Journal(), size, max(2048, size))
+        self.scheduler.journal.open_epoch()
+        self.mailbox = Mailbox()
+        self.decoder: Decoder[Any] = Decoder(m.ToServer)
+        self.times: dict[str, list[float]] = {stage: [] for stage in STAGES}
+        rng = np.random.default_rng(size)
+        for number in range(size):
+            prompt = rng.integers(0, 1000, _PROMPT).astype(np.int32)
+            asked = Request("bench", prompt, SamplingParams(temperature=0.0), 10**6, frozenset((1001, 1002)))
+            self.scheduler.add(Sequence(number + 1, asked, self.mailbox, number))
+
+    async def run(self) -> dict[str, float]:
+        """Median microseconds of each stage."""
+        await self.executor.begin_epoch(1)
+        while self.scheduler.waiting:
+            await self._step(None)
+        flying = self._timed("schedule", self.scheduler.schedule)
+        for step in range(_STEPS + _WARMUP):
+            if step == _WARMUP:
+                self.times = {stage: [] for stage in STAGES}
+                collector.settle()
+            flying = await self._step(flying)
+        return {stage: 1e6 * statistics.median(taken) for stage, taken in self.times.items()}
+
+    async def _step(self, flying: Any) -> Any:
+        """Schedule one more step and commit the one that is out; without one, schedule and commit the same."""
+        following = self._timed("schedule", self.scheduler.schedule)
+        batch = following if flying is None else flying
+        self._timed("encode", lambda: encode(m.pack_batch(1, batch)))
+        output = await self.executor.unified_decode(batch)
+        frame = bytes(encode(m.pack_output(1, 0.0, output)))
+        answer = self._timed("decode", lambda: m.unpack_output(next(iter(self.decoder.feed(frame)))))
+        deltas = self._timed("commit", lambda: self.scheduler.commit(batch, answer))
+        self._timed("publish", lambda: [seq.mailbox.put(seq.mailbox_key, delta) for seq, delta in deltas])
+        await self.mailbox.take()
+        return following
+
+    def _timed(self, stage: str, what: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = what()
+        self.times[stage].append(time.perf_counter() - began)
+        return result
+
+
+async def measure(executor: str, size: int, rounds: int) -> dict[str, float]:
+    """Medians over rounds, and the sum of the four stages that count."""
+    found = []
+    for _ in range(rounds):
+        config = ExecutorConfig(
+            executor, max_num_seqs=size, max_model_len=256, attention=ExecutorAttentionConfig(block_size=16),
+            options={"num_blocks": size * 10} if executor == "paged_fake" else {},
+        )  # fmt: skip
+        made = registry.create(config)
+        await made.warmup()
+        found.append(await Bench(made, size).run())
+        gc.unfreeze()
+    row = {stage: statistics.median(one[stage] for one in found) for stage in STAGES}
+    row["total"] = sum(row[stage] for stage in STAGES[:-1])
+    return row
+
+
+def main() -> None:
+    """Measure, print a table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--executor", default="echo", choices=("echo", "paged_fake"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    print(f"{'sequences':>9} " + " ".join(f"{name:>9}" for name in (*STAGES[:-1], "total", "publish")), "us")
+    rows = {}
+    for size in asked.sizes:
+        rows[size] = row = asyncio.run(measure(asked.executor, size, asked.rounds))
+        print(f"{size:>9} " + " ".join(f"{row[name]:>9.0f}" for name in (*STAGES[:-1], "total", "publish")))
+    if asked.json:
+        asked.json.write_text(json.dumps({"executor": asked.executor, "microseconds": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

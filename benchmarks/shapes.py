@@ -1,0 +1,58 @@
+"""Model shapes that workloads name: a config.json and random weights made in place, nothing downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": None,
+    "eos_token_id": 151645,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _QWEN3
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "qwen3-tiny": _QWEN3
+    | {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
+}
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write the config.json of a shape; to be loaded with load_format "dummy". Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+    return folder
+
+
+def matrix_flops(name: str, rows: int) -> float:
+    """Floating-point operations of all linear layers, lm_head left out, for `rows` tokens."""
+    shape = SHAPES[name]
+    hidden, head = shape["hidden_size"], shape["head_dim"]
+    q, kv = head * shape["num_attention_heads"], head * shape["num_key_value_heads"]
+    weights = hidden * (2 * q + 2 * kv) + 3 * hidden * shape["intermediate_size"]
+    return 2.0 * rows * weights * int(shape["num_hidden_layers"])

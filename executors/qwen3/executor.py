@@ -1,0 +1,44 @@
+"""`Qwen3ModelExecutor`: the parts of `LlmExecutor`, narrowed to one family so that its decode steps can be specialised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from executors.contract import ConfigError, ExecutorStatus
+from executors.llm.attention import TorchAttention
+from executors.llm.executor import LlmExecutor
+from executors.llm.kv_cache import KvCache
+from executors.llm.loader import LoadedModel
+from executors.llm.models.decoder import DecoderOnlyLLM
+from executors.qwen3.decode_runner import Qwen3Runner
+from executors.qwen3.factory import FAMILY
+
+
+class Qwen3ModelExecutor(LlmExecutor):
+    """Serves Qwen3 models (`model_type` qwen3) as `LlmExecutor` does, decode steps through a `DecodeRunner`.
+
+    warmup raises ConfigError for a model of another family.
+    """
+
+    name = "qwen3"
+
+    def status(self) -> ExecutorStatus:
+        """See the contract; the notes say which decode runner there is."""
+        status, loaded = super().status(), self._loaded
+        if loaded is None or not isinstance(loaded.runner, Qwen3Runner):
+            return status
+        return replace(status, notes=(*status.notes, loaded.runner.note))
+
+    def release_sequence(self, cache_id: int) -> None:
+        """`release_cache` by its other name: free everything the sequence holds. Unknown ids are harmless."""
+        self.release_cache(cache_id)
+
+    def _check(self, source: LoadedModel) -> None:
+        if source.info.family != FAMILY:
+            raise ConfigError(
+                f"model {source.info.name}: family {source.info.family} is not supported by executor {self.name}; "
+                f"supported: {FAMILY}"
+            )
+
+    def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> Qwen3Runner:
+        return Qwen3Runner(model, TorchAttention(), cache)

@@ -1,0 +1,85 @@
+"""GET /v1/executors: what each live executor declares, and how it fares.
+
+Nothing here waits for an executor: declared facts came when it was ready, the rest is its last snapshot, whose age is
+told. One that hangs or is being restarted is listed all the same, with its state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.errors import Unavailable
+from executors.contract import (
+    ExecutorCapabilities,
+    ExecutorStatus,
+    KvLayout,
+    ModelExecutor,
+    ModelInfo,
+    NotReady,
+)
+from server.routes.common import json_response, state_of
+
+router = APIRouter()
+
+
+@router.get("/v1/executors")
+async def list_executors(request: Request) -> Response:
+    """Every executor of this server, and the names that `--executor` knows."""
+    state = state_of(request)
+    if state.model is None or state.executors is None:
+        raise Unavailable("The model is still loading.")
+    found = [(name, state.executors.get(name)) for name in state.executors.list_names()]
+    cards = [_card(name, executor) for name, executor in found if executor is not None]
+    return json_response({"object": "list", "data": cards, "registered": list(state.executor_names)})
+
+
+def _card(name: str, executor: ModelExecutor) -> dict[str, Any]:
+    try:
+        info, capabilities, layout = executor.info(), executor.capabilities(), executor.kv_layout()
+    except NotReady:
+        raise Unavailable("The executor is not loaded.") from None
+    # Members that RemoteExecutor and InlineExecutor have and the contract does not know.
+    age = getattr(executor, "snapshot_age", None)
+    return {
+        "id": name,
+        "object": "executor",
+        "mode": getattr(executor, "mode", None),
+        "pid": getattr(executor, "pid", None),
+        "snapshot_age_s": age() if callable(age) else None,
+        "info": _plain(info),
+        "capabilities": _capabilities(capabilities, info, layout),
+        "status": _status(executor.status()),
+        "metrics": _plain(executor.metrics()),
+        "cache": _plain(executor.cache_metrics_snapshot()),
+        "lora": _plain(executor.lora_metrics_snapshot()),
+        "kv_layout": {**_plain(layout), "capacity_tokens": layout.capacity_tokens},
+        "kv_capacity": executor.kv_capacity(),
+    }
+
+
+def _capabilities(capabilities: ExecutorCapabilities, info: ModelInfo, layout: KvLayout) -> dict[str, Any]:
+    """As declared, and the bytes that come to when KV is full of the longest sequences."""
+    length = capabilities.max_sequence_length
+    batch = capabilities.max_batch_size
+    if capabilities.paged:
+        batch = max(1, min(batch, layout.capacity_tokens // length))
+    total = capabilities.memory.calculate_total_memory(batch, length, info.num_layers)
+    full = {"batch_size": batch, "sequence_length": length, "total_memory": total}
+    return {
+        **_plain(capabilities),
+        "paged": capabilities.paged,
+        "memory": {**_plain(capabilities.memory), "when_full": full},
+    }
+
+
+def _status(status: ExecutorStatus) -> dict[str, Any]:
+    return {**_plain(status), "memory": {**_plain(status.memory), "percent": status.memory.percent}}
+
+
+def _plain(value: Any) -> Any:
+    """Plain data of a record or a snapshot. A third party's may hold NumPy's numbers."""
+    return msgspec.to_builtins(value, enc_hook=lambda odd: odd.item() if hasattr(odd, "item") else str(odd))

@@ -1,0 +1,142 @@
+"""Who comes first, who gives way, and how much of a prompt a step computes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.core.mailbox import Mailbox
+from engine.core.sequence import Sequence
+from engine.policies.budget import MIN_CHUNK, FixedBudget, LatencyBudget
+from engine.policies.queue import Fcfs, Priority
+from engine.policies.victim import least_important, youngest
+from engine.request import Request
+from executors.fakes.oracle import expected_tokens
+from tests.engine.harness import GREEDY, engine, fake, read, request, run
+
+
+def sequence(seq_id: int, priority: int = 0) -> Sequence:
+    return Sequence(seq_id, Request("r", np.array([1], np.int32), GREEDY, 1, priority=priority), Mailbox(), 0)
+
+
+def test_order_of_queues() -> None:
+    seqs = [sequence(i, priority) for i, priority in ((1, 5), (2, 0), (3, 5), (4, -1))]
+    for queue, want in ((Fcfs(), [1, 2, 3, 4]), (Priority(), [4, 2, 1, 3])):
+        for seq in reversed(seqs):
+            queue.add(seq)
+        assert [seq.seq_id for seq in queue] == want and len(queue) == 4
+        queue.remove(seqs[1])
+        with pytest.raises(ValueError, match="not waiting"):
+            queue.remove(seqs[1])
+        queue.add(seqs[1])
+        assert [seq.seq_id for seq in queue] == want
+    assert [seq.seq_id for seq in Priority().ordered(seqs)] == [4, 2, 1, 3]
+    assert list(Fcfs().ordered(seqs)) == seqs
+
+
+def test_victims() -> None:
+    seqs = [sequence(1, 3), sequence(2, 0), sequence(3, 3), sequence(4, 1)]
+    assert youngest(iter(seqs)) is seqs[3]
+    assert least_important(iter(seqs)) is seqs[2]
+
+
+def test_a_fixed_budget_is_all() -> None:
+    budget = FixedBudget()
+    budget.observe(8, 100, 10.0)
+    assert budget.prompt_tokens(8, 2048) == 2048
+
+
+def test_chunks_fit_the_time_that_streams_bear() -> None:
+    budget = LatencyBudget()
+    assert budget.prompt_tokens(0, 2048) == 2048, "nobody waits"
+    assert budget.prompt_tokens(4, 2048) < 2048, "nothing is known yet"
+    for _ in range(20):
+        budget.observe(0, 500, 0.5)  # 1 ms a token
+        budget.observe(8, 0, 0.025)
+    assert 25 <= budget.prompt_tokens(8, 2048) <= 35  # (2.2 - 1) * 25 ms
+    assert budget.prompt_tokens(9, 20) == 20
+    for _ in range(40):
+        budget.observe(8, 30, 0.025 + 30 * 0.0001)  # it has become cheap
+    assert budget.prompt_tokens(8, 2048) > 250
+
+
+def test_a_target_is_kept_and_progress_made() -> None:
+    budget = LatencyBudget(target_itl=0.1)
+    for _ in range(20):
+        budget.observe(8, 0, 0.02)
+        budget.observe(0, 1000, 1.0)
+    assert 75 <= budget.prompt_tokens(8, 2048) <= 81
+    slow = LatencyBudget(target_itl=0.001)
+    slow.observe(8, 0, 0.02)
+    slow.observe(0, 1000, 1.0)
+    assert slow.prompt_tokens(8, 2048) == MIN_CHUNK
+
+
+def test_one_stall_moves_little() -> None:
+    budget = LatencyBudget()
+    for _ in range(50):
+        budget.observe(8, 0, 0.025)
+        budget.observe(0, 1000, 1.0)
+    before = budget.prompt_tokens(8, 2048)
+    budget.observe(8, 0, 5.0)
+    assert budget.prompt_tokens(8, 2048) <= 1.5 * before
+
+
+def test_a_base_is_taken_from_the_nearest_number_of_decodes() -> None:
+    budget = LatencyBudget()
+    budget.observe(1, 0, 0.010)
+    budget.observe(64, 0, 0.040)
+    budget.observe(0, 1000, 1.0)
+    assert budget.prompt_tokens(2, 2048) == MIN_CHUNK  # 12 tokens would do
+    assert budget.prompt_tokens(100, 2048) == 48
+
+
+async def test_priority_decides_who_is_admitted() -> None:
+    made = fake(step_delay_ms=1)
+    async with engine(made, max_num_seqs=1, scheduling_policy="priority") as core:
+        order: list[int] = []
+
+        async def one(priority: int) -> None:
+            mailbox = Mailbox()
+            core.submit(replace(request([priority, 1], 3), priority=priority), mailbox)
+            await read(mailbox)
+            order.append(priority)
+
+        first = asyncio.create_task(one(9))
+        await asyncio.sleep(0.002)
+        await asyncio.gather(first, *(one(priority) for priority in (5, 1, 3)))
+    assert order == [9, 1, 3, 5]
+
+
+async def test_the_least_important_gives_way() -> None:
+    made = fake(num_blocks=12)
+    async with engine(made, scheduling_policy="priority", prefix_caching=False) as core:
+        asked = [replace(request([i] * 8, 16), priority=priority) for i, priority in enumerate((2, 0, 1))]
+        rolled_back: list[int] = []
+        truncate = made.truncate_kv
+        made.truncate_kv = lambda handle, length: (
+            rolled_back.append(handle.cache_id),
+            truncate(handle, length),
+        )[1]  # type: ignore
+        results = await asyncio.gather(*(run(core, one) for one in asked))
+    for one, (ids, _) in zip(asked, results, strict=True):
+        assert ids == expected_tokens(one.prompt_token_ids, 16)
+    assert rolled_back and 2 not in rolled_back, "sequence 2 is the most important"
+
+
+async def test_running_streams_get_small_chunks_beside_them() -> None:
+    """A long prompt arrives while a stream runs: with a target it is spread over many steps, without over few."""
+    steps: dict[float, int] = {}
+    for target in (0.0, 0.001):
+        made = fake(step_delay_ms=2)
+        async with engine(made, max_num_batched_tokens=256, target_itl=target) as core:
+            stream = asyncio.create_task(run(core, request([1], 60)))
+            await asyncio.sleep(0.03)
+            before = made.steps
+            assert (await run(core, request(list(range(200)), 1)))[0] == expected_tokens(range(200), 1)
+            steps[target] = made.steps - before
+            assert (await stream)[0] == expected_tokens([1], 60)
+    assert steps[0.0] <= 3 and steps[0.001] >= 200 // 128, steps

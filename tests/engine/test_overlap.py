@@ -1,0 +1,179 @@
+"""Steps submitted before the one before them has answered: the same tokens, and nothing too many."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.core.drafter import NgramDrafter
+from engine.core.mailbox import Mailbox
+from engine.core.sequence import Sequence
+from engine.request import FinishReason
+from executors.contract import SamplingParams
+from executors.fakes.failures import Failure
+from executors.fakes.oracle import expected_tokens
+from executors.process.inline import InlineExecutor
+from tests.engine.harness import engine, fake, read, request, run
+
+
+def overlapped(**options: object) -> InlineExecutor:
+    """A fake on a thread of its own, which takes a step while it computes another."""
+    inner = fake(**options)  # type: ignore[arg-type]
+    return InlineExecutor(inner.config, inner)
+
+
+@pytest.mark.parametrize("executor", ["echo", "paged_fake"])
+@pytest.mark.parametrize("native", [True, False])
+async def test_the_tokens_are_the_same(executor: str, native: bool) -> None:
+    made = overlapped(executor=executor, native=native)
+    async with engine(made, max_num_batched_tokens=9) as core:  # type: ignore[arg-type]
+        prompts = [[i] * (1 + 5 * i) for i in range(8)]
+        sampling = SamplingParams(temperature=0.8, seed=3)
+        results = await asyncio.gather(*(run(core, request(p, 20, sampling)) for p in prompts))
+    for prompt, (ids, _) in zip(prompts, results, strict=True):
+        assert ids == expected_tokens(prompt, 20, sampling)
+
+
+async def test_a_step_is_out_while_the_next_is_put_together() -> None:
+    made = overlapped(step_delay_ms=2)
+    async with engine(made) as core:  # type: ignore[arg-type]
+        running = asyncio.create_task(run(core, request([1], 30)))
+        await asyncio.sleep(0.02)
+        assert len(core._flights) == 2
+        pending = core._flights[1].batch.pending
+        assert pending is not None and pending.all(), "its input is being sampled"
+        await running
+    async with engine(overlapped(), max_in_flight=1) as core:  # type: ignore[arg-type]
+        running = asyncio.create_task(run(core, request([1], 30)))
+        await asyncio.sleep(0.005)
+        assert len(core._flights) <= 1
+        await running
+
+
+async def test_a_stop_found_a_step_late_shows_nothing_more() -> None:
+    expected = expected_tokens([9, 9], 30)
+    stop = expected[11]
+    cut = expected.index(stop) + 1
+    made = overlapped()
+    async with engine(made) as core:  # type: ignore[arg-type]
+        ids, reason = await run(core, request([9, 9], 30, stop=(stop,)))
+        assert (ids, reason) == (expected[:cut], FinishReason.STOP)
+        await asyncio.sleep(0.05)
+        assert core.stats().kv_blocks_used == 0
+
+
+async def test_no_step_computes_a_token_behind_the_last() -> None:
+    made = overlapped()
+    async with engine(made) as core:  # type: ignore[arg-type]
+        await run(core, request([1, 2, 3], 10))
+        assert made.inner is not None and made.inner.steps == 10  # type: ignore[attr-defined]
+
+
+async def test_an_abort_while_two_steps_are_out() -> None:
+    made = overlapped(step_delay_ms=5)
+    async with engine(made) as core:  # type: ignore[arg-type]
+        mailbox = Mailbox()
+        seq_id = core.submit(request([1], 200), mailbox)
+        await mailbox.take()
+        core.abort(seq_id)
+        await asyncio.sleep(0.05)
+        assert core.stats().kv_blocks_used == 0
+        assert made.inner.released == {seq_id: 1}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["step_failed", "die"])
+async def test_a_failure_with_two_steps_out_loses_nothing(kind: str) -> None:
+    made = overlapped(step_delay_ms=1)
+    made.inner.failures.append(Failure(kind, step=6))  # type: ignore[union-attr]
+    async with engine(made) as core:  # type: ignore[arg-type]
+        results = await asyncio.gather(*(run(core, request([i], 20)) for i in range(5)))
+        assert core.stats().epoch == 2
+    assert [ids for ids, _ in results] == [expected_tokens([i], 20) for i in range(5)]
+
+
+async def test_stopping_with_steps_out_ends() -> None:
+    made = overlapped(step_delay_ms=20)
+    async with engine(made) as core:  # type: ignore[arg-type]
+        mailbox = Mailbox()
+        core.submit(request([1], 200), mailbox)
+        await mailbox.take()
+        await asyncio.wait_for(core.stop(), 5)
+
+
+async def test_a_request_joins_while_drafts_are_out() -> None:
+    """Nothing else can be computed then: a new request must not wait for the step's end to be looked at."""
+    made = overlapped(step_delay_ms=30)
+    async with engine(made, num_speculative_tokens=2) as core:  # type: ignore[arg-type]
+        slow = asyncio.create_task(run(core, request([1], 3)))
+        await asyncio.sleep(0.02)
+        other = asyncio.create_task(run(core, request([2], 1)))
+        await asyncio.sleep(0.005)
+        assert len(core._flights) == 2
+        await asyncio.gather(slow, other)
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------------
+
+
+class Prophet:
+    """Knows the future, up to a mistake now and then."""
+
+    def __init__(self, prompt: list[int], wrong: int) -> None:
+        self.truth = [*prompt, *expected_tokens(prompt, 60)]
+        self.wrong = wrong
+
+    def propose(self, seq: Sequence) -> list[int]:
+        drafts = self.truth[seq.num_known_tokens :][:4]
+        if self.wrong and seq.num_known_tokens % self.wrong == 0 and len(drafts) > 1:
+            drafts[1] = 999
+        return drafts
+
+
+@pytest.mark.parametrize("executor", ["echo", "paged_fake"])
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("wrong", [0, 1, 3])
+async def test_accepted_drafts_save_steps_and_rejected_ones_change_nothing(
+    executor: str, native: bool, wrong: int
+) -> None:
+    made = fake(executor, native=native)
+    async with engine(made, max_num_batched_tokens=32) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.drafter = Prophet([4, 5], wrong)
+        ids, reason = await run(core, request([4, 5], 40))
+        assert (ids, reason) == (expected_tokens([4, 5], 40), FinishReason.LENGTH)
+        assert made.steps <= {0: 10, 1: 22, 3: 16}[wrong]
+
+
+async def test_drafts_stop_at_the_budget_and_at_the_end() -> None:
+    made = fake()
+    async with engine(made, max_num_batched_tokens=3) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.drafter = Prophet([4], 0)
+        stop = expected_tokens([4], 9)[8]
+        ids, reason = await run(core, request([4], 60, stop=(stop,)))
+        assert reason is FinishReason.STOP and ids == expected_tokens([4], len(ids))
+
+
+def test_ngrams_propose_what_followed_before() -> None:
+    def after(tokens: list[int], count: int = 3) -> list[int]:
+        asked = request(tokens[:1], 100)
+        seq = Sequence(1, asked, Mailbox(), 0)
+        seq.output_token_ids = tokens[1:]
+        seq.num_known_tokens = len(tokens)
+        return NgramDrafter(count).propose(seq)
+
+    assert after([1, 2, 3, 4, 1, 2]) == [3, 4, 1]
+    assert after([1, 2, 3, 4, 1, 2], 1) == [3]
+    assert after([5, 2, 8, 7, 2, 9, 5, 2]) == [8, 7, 2], "a longer match counts more than a later one"
+    assert after([1, 2, 3]) == [] and after([1]) == []
+
+
+async def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
+    made = fake(vocab_size=16)
+    async with engine(made, num_speculative_tokens=3) as core:
+        mailbox = Mailbox()
+        core.submit(request([3], 60), mailbox)
+        whole = await read(mailbox)
+    assert [t.token_id for t in whole.tokens] == expected_tokens([3], 60, vocab_size=16)
+    assert made.steps <= 60

@@ -1,0 +1,21 @@
+"""The conformance kit, over Qwen3ModelExecutor."""
+
+from pathlib import Path
+
+import pytest
+
+from executors.conformance import CASES, run_case
+from executors.qwen3.executor import Qwen3ModelExecutor
+from tests.executors.llm.driver import config
+from tests.executors.llm.test_conformance import make_inject
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(qwen3, executor="qwen3")
+
+    def make() -> Qwen3ModelExecutor:
+        return Qwen3ModelExecutor.from_config(settings)
+
+    reason = await run_case(case, make, tolerance=1e-3, inject=make_inject(monkeypatch))
+    assert reason is None, "every case concerns it"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 
 async def test_concurrent_streams(tokenizer_dir: Path, tmp_path: Path) -> None:
-    options = ["--executor", "paged_fake", *ECHO[2:], "--executor-option", "num_blocks=160"]
+    options = ["--executor", "paged_fake", *ECHO[2:], "--executor-option", "num_blocks=64"]
     with ServerProcess([str(tokenizer_dir), *options], tmp_path) as server:
         rng = random.Random(3)
         async with httpx.AsyncClient(

@@ -80,14 +80,16 @@ async def test_the_executor_ends_itself_before_the_limit_and_says_so(
 ) -> None:
     executor = f"{__name__.replace('test_limited_box', 'hungry_executor')}:HungryFactory"
     args = [str(tokenizer_dir), "--executor", executor, *ECHO[2:], "--served-model-name", "hungry"]
+    args += ["--executor-option", "step_delay_ms=4"]  # on a busy machine whoever watches comes late, too
     with limited(GIB, 2.0) as box, ServerProcess(args, tmp_path, enter=box.enter) as server:
         server.wait_until_ready()
         steps = GIB // (MIB_PER_STEP * MIB)
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             body = {"prompt": "x", "max_tokens": steps, "ignore_eos": True}
             response = await client.post("/v1/completions", json=body)
-        assert response.status_code == 500, response.text
-        assert "memory limit" in response.json()["error"]["message"]
+        # The request that was running when it ended went on in its next life.
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == steps
         server.wait_until("/ready", 200)
         assert server.metric('cohort_executor_restarts_total{cause="memory"}') == 1
         assert "MiB are in use" in server.log()

@@ -95,7 +95,7 @@ async def test_status_says_which_decode_runner(qwen3: Path) -> None:
     driver = Driver(executor)
     await driver.generate([driver.add([1, 2])], 3)
     assert executor.status().notes[-1] == "decode runner: plain"
-    assert any("attention: torch" in note for note in executor.status().notes)
+    assert any(note.startswith("attention: ") for note in executor.status().notes)
 
 
 async def test_release_sequence_is_release_cache(qwen3: Path) -> None:

@@ -209,6 +209,7 @@ class OptimizationConfig:
 
     enforce_eager: bool = False
     deterministic: bool = False
+    """A sequence's tokens are the same bit for bit alone, in any batch, in chunks, and computed anew."""
     quantization: str | None = None
     num_threads: int | None = None
 

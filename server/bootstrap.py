@@ -30,6 +30,7 @@ from executors.contract import (
     ExecutorError,
     ExecutorMemoryConfig,
     ModelInfo,
+    OptimizationConfig,
     ProgressCallback,
 )
 from executors.process import connect
@@ -243,6 +244,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         seed=settings.seed,
         attention=ExecutorAttentionConfig(block_size=settings.block_size),
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=settings.kv_cache_memory_bytes),
+        optimization=OptimizationConfig(deterministic=settings.deterministic),
         options=dict(settings.executor_option),
     )
 

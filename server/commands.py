@@ -132,6 +132,13 @@ def serve(
             "--enable-prefix-caching/--no-enable-prefix-caching",
         ),
     ] = None,
+    deterministic: Annotated[
+        bool | None,
+        flag(
+            "The same tokens bit for bit, whatever else is in the batch and however often a request is computed anew [off].",
+            "--deterministic/--no-deterministic",
+        ),
+    ] = None,
     max_in_flight: Annotated[
         Number,
         flag(
@@ -155,7 +162,7 @@ def serve(
     ] = None,
     metrics_key: Annotated[Text, flag("Key that /metrics asks for [none].", "--metrics-key")] = None,
     executor: Annotated[
-        Text, flag("llm, echo, paged_fake, or package.module:Factory [llm].", "--executor")
+        Text, flag("llm, qwen3, echo, paged_fake, or package.module:Factory [llm].", "--executor")
     ] = None,
     executor_mode: Annotated[
         Text,

@@ -14,6 +14,7 @@ ELSEWHERE: dict[str, str] = {
     "--kv-cache-memory": "--kv-cache-memory-bytes", "--max-seq-len": "--max-model-len",
     "--async-scheduling": "--max-in-flight 2", "--no-async-scheduling": "--max-in-flight 1",
     "--speculative-config": "--num-speculative-tokens N",
+    "--enable-deterministic-inference": "--deterministic",
     # SGLang
     "--model-path": "the positional MODEL, or --model", "--tokenizer-path": "--tokenizer",
     "--context-length": "--max-model-len", "--mem-fraction-static": "--kv-cache-memory-bytes",
@@ -59,7 +60,7 @@ NOT_YET = frozenset(
         "--disable-cuda-graph", "--quantization", "-q", "--kv-cache-dtype", "--enable-lora", "--lora-modules",
         "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
         "--model-draft", "-md", "--draft", "--reasoning-parser", "--tool-call-parser", "--tokenizer-revision",
-        "--api-server-count", "--deterministic", "--enable-deterministic-inference",
+        "--api-server-count",
         "--admin-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file", "--allowed-origins",
         "--cors-allow-origins", "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
         "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",

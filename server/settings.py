@@ -135,6 +135,7 @@ class Settings(BaseSettings):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
     enable_prefix_caching: bool = True
+    deterministic: bool = False
     max_in_flight: Annotated[int, Field(ge=1)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 0
     load_format: str = "auto"

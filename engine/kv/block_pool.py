@@ -16,7 +16,10 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         # A linked list with O(1) removal anywhere, which a prefix hit needs.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # The value says whether what the block holds is worth keeping.
+        self._free: OrderedDict[int, bool] = OrderedDict.fromkeys(range(num_blocks), False)
+        self.num_kept = 0
+        """Free blocks with KV worth finding again."""
         self._references = [0] * num_blocks
 
     @property
@@ -29,6 +32,10 @@ class BlockPool:
         """Blocks held by at least one table."""
         return self.num_blocks - len(self._free)
 
+    def num_references(self, block: int) -> int:
+        """Tables that hold the block."""
+        return self._references[block]
+
     def num_free_of(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
         return sum(not self._references[block] for block in blocks)
@@ -40,16 +47,19 @@ class BlockPool:
         """
         if count > len(self._free):
             return None
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
+        blocks: list[int] = []
+        for _ in range(count):
+            block, kept = self._free.popitem(last=False)
+            self.num_kept -= kept
             self._references[block] = 1
+            blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more reference of each, free or not."""
         for block in blocks:
             if not self._references[block]:
-                del self._free[block]
+                self.num_kept -= self._free.pop(block)
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
@@ -60,9 +70,18 @@ class BlockPool:
                 raise ValueError(f"block {block} is free already")
             self._references[block] -= 1
             if not self._references[block]:
-                self._free[block] = None
-                if block not in worth_keeping:
+                self._free[block] = kept = block in worth_keeping
+                self.num_kept += kept
+                if not kept:
                     self._free.move_to_end(block, last=False)
+
+    def forsake(self, blocks: Iterable[int]) -> None:
+        """What these blocks hold is worth nothing any more: those of them that are free are reused first."""
+        for block in blocks:
+            if self._free.get(block):
+                self._free[block] = False
+                self._free.move_to_end(block, last=False)
+                self.num_kept -= 1
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Raises RuntimeError unless free + used = total and references equal the given tables."""
@@ -75,3 +94,5 @@ class BlockPool:
             raise RuntimeError(f"references differ from block tables at blocks {wrong[:8]}")
         if any(bool(count) == (block in self._free) for block, count in enumerate(self._references)):
             raise RuntimeError("a block is neither free nor used, or both")
+        if sum(self._free.values()) != self.num_kept:
+            raise RuntimeError("blocks worth keeping are miscounted")

@@ -50,7 +50,7 @@ class KvCacheManager:
     @property
     def num_cached(self) -> int:
         """Free blocks whose KV may be found again."""
-        return self.pool.num_free_of(self.cache.blocks)
+        return self.pool.num_kept
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -160,7 +160,8 @@ class KvCacheManager:
 
     def withdraw(self, seq: Sequence) -> None:
         """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already."""
-        self.cache.withdraw(seq.block_keys[max(0, seq.num_shared_blocks - 1) :])
+        own = seq.block_keys[max(0, seq.num_shared_blocks - 1) :]
+        self.pool.forsake(self.cache.withdraw(own))
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
@@ -175,6 +176,7 @@ class KvCacheManager:
 
     def reset(self) -> None:
         """The executor's KV is empty: nothing can be found, and no change is left to be told."""
+        self.pool.forsake(self.cache.blocks)
         self.cache.clear()
         self._grown.clear()
         self._copies.clear()
@@ -204,3 +206,6 @@ class KvCacheManager:
         block is one of them."""
         self.pool.check_integrity(seq.block_table for seq in sequences)
         self.cache.check_integrity()
+        kept = sum(not self.pool.num_references(block) for block in self.cache.blocks)
+        if kept != self.pool.num_kept:
+            raise RuntimeError(f"{kept} free blocks have a key, {self.pool.num_kept} are kept")

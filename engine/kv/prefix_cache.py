@@ -71,9 +71,11 @@ class PrefixCache:
             if key is not None:
                 del self._block_of[key]
 
-    def withdraw(self, keys: Iterable[bytes]) -> None:
-        """What was to fill the blocks of these keys failed."""
-        self.forget([self._block_of[key] for key in keys if key in self._block_of])
+    def withdraw(self, keys: Iterable[bytes]) -> list[int]:
+        """What was to fill the blocks of these keys failed; returns the blocks."""
+        blocks = [self._block_of[key] for key in keys if key in self._block_of]
+        self.forget(blocks)
+        return blocks
 
     def clear(self) -> None:
         """The executor's KV is empty."""

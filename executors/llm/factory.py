@@ -69,8 +69,6 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"quantization {config.optimization.quantization!r} is not supported; supported: none"
         )
-    if config.optimization.deterministic:
-        raise ConfigError(f"deterministic is not supported by {config.executor} yet; supported: false")
     if config.options:
         raise ConfigError(
             f"option {min(config.options)!r} is unknown; {config.executor} has no options of its own"

@@ -39,6 +39,10 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     dtype = weights_dtype(config, decoder_config, directory)
+    if config.optimization.deterministic and not can_pack(dtype, device):
+        raise ConfigError(
+            f"deterministic: needs bfloat16 on a CPU with AVX512; this model is served as {DTYPE_NAMES[dtype]} on {device}"
+        )
     try:
         decoder = Decoder(decoder_config, dtype, device)
         if config.memory.kv_cache_memory_bytes is not None:
@@ -55,7 +59,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         first = str(error).strip().splitlines()[0][:200]
         raise OutOfMemory(f"{directory}: no memory for the weights: {first}") from None
     info, parameter_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
-    packed_bytes = decoder.pack()
+    packed_bytes = decoder.pack(config.optimization.deterministic)
     return LoadedModel(
         decoder,
         info,

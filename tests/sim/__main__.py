@@ -16,7 +16,9 @@ from tests.sim.scenario import draw, simulate
 def _replay(seed: int) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     scenario = draw(seed)
-    print(*(f"{name}: {getattr(scenario, name)}" for name in scenario.__slots__ if name != "streams"), sep="\n")
+    print(
+        *(f"{name}: {getattr(scenario, name)}" for name in scenario.__slots__ if name != "streams"), sep="\n"
+    )
     print(*scenario.streams, sep="\n")
     try:
         print(simulate(seed).stats())
@@ -35,7 +37,10 @@ def _run(seeds: range) -> int:
             simulate(seed)
         except Exception as error:
             failed += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}   (replay: python -m tests.sim {seed})", flush=True)
+            print(
+                f"seed {seed}: {type(error).__name__}: {error}   (replay: python -m tests.sim {seed})",
+                flush=True,
+            )
     return failed
 
 

@@ -27,7 +27,7 @@ def _share_without_reference(patch: pytest.MonkeyPatch) -> None:
     def share(self: BlockPool, blocks: Any) -> None:
         for block in blocks:
             if not self._references[block]:
-                del self._free[block]
+                self.num_kept -= self._free.pop(block)
                 self._references[block] += 1
 
     patch.setattr(BlockPool, "share", share)
@@ -39,9 +39,12 @@ def _reuse_latest_first(patch: pytest.MonkeyPatch) -> None:
     def allocate(self: BlockPool, count: int) -> list[int] | None:
         if count > len(self._free):
             return None
-        blocks = [self._free.popitem(last=True)[0] for _ in range(count)]
-        for block in blocks:
+        blocks = []
+        for _ in range(count):
+            block, kept = self._free.popitem(last=True)
+            self.num_kept -= kept
             self._references[block] = 1
+            blocks.append(block)
         return blocks
 
     patch.setattr(BlockPool, "allocate", allocate)
@@ -115,7 +118,7 @@ def _failed_epoch_keeps_keys(patch: pytest.MonkeyPatch) -> None:
 
 def _failed_item_keeps_keys(patch: pytest.MonkeyPatch) -> None:
     """What a failed sequence wrote can still be found, and who finds it gets no second try."""
-    patch.setattr(PrefixCache, "withdraw", lambda self, keys: None)
+    patch.setattr(PrefixCache, "withdraw", lambda self, keys: [])
     patch.setattr(Scheduler, "_preempt", _no_second_try(Scheduler._preempt))
 
 

@@ -48,4 +48,12 @@ def watch_reuse(pool: BlockPool) -> None:
             del kept_since[block]
         return blocks
 
+    forsake = pool.forsake
+
+    def watched_forsake(blocks: Iterable[int]) -> None:
+        given = list(blocks)
+        forsake(given)
+        worthless.update(block for block in given if kept_since.pop(block, None) is not None)
+
     pool.allocate, pool.release, pool.share = watched_allocate, watched_release, watched_share  # type: ignore[method-assign]
+    pool.forsake = watched_forsake  # type: ignore[method-assign]

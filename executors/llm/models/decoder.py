@@ -231,15 +231,19 @@ class Decoder:
         """Names in `parameters()` whose checkpoint tensor is broadcast over heads."""
         return naming.head_norms(self)
 
-    def pack(self) -> int | None:
+    def pack(self, deterministic: bool = False) -> int | None:
         """Once the weights are loaded: lay the linears out as the device likes best; returns the bytes of memory that
-        took, None where nothing can be gained. The packed weights are not in `parameters()` any more."""
+        took, None where nothing can be gained. The packed weights are not in `parameters()` any more.
+
+        `deterministic`: a row's result does not depend on how many others there are.
+        """
+        least_rows = 2 if deterministic else 1
         if not can_pack(self.dtype, self.device):
             return None
         for layer in self.layers:
             for linear in (layer.qkv, layer.o, *layer.mlp.linears):
-                linear.pack()
-        self.lm_head.pack()
+                linear.pack(least_rows)
+        self.lm_head.pack(least_rows)
         self._packed = True
         # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
         return self.embed.numel() * self.embed.element_size() if self.config.tied else 0

@@ -23,6 +23,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.order = list(range(NUM_BLOCKS))
         self.tables: list[list[int]] = []
         self.keyed: set[int] = set()
+        self.kept: set[int] = set()
 
     @rule(count=st.integers(0, NUM_BLOCKS + 1))
     def allocate(self, count: int) -> None:
@@ -33,6 +34,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert got == self.order[:count]
         del self.order[:count]
         self.keyed -= set(got)
+        self.kept -= set(got)
         self.tables.append(got)
 
     @precondition(lambda self: self.tables)
@@ -46,6 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free_of(blocks) == free
         self.pool.share(blocks)
         self.order = [block for block in self.order if block not in blocks]
+        self.kept -= set(blocks)
         self.tables.append(list(blocks))
 
     @precondition(lambda self: self.tables)
@@ -64,8 +67,20 @@ class PoolMachine(RuleBasedStateMachine):
                 continue
             if block in self.keyed:
                 self.order.append(block)
+                self.kept.add(block)
             else:
                 self.order.insert(0, block)
+
+    @rule(blocks=st.sets(st.integers(0, NUM_BLOCKS - 1)))
+    def forsake(self, blocks: set[int]) -> None:
+        given = sorted(blocks)
+        self.pool.forsake(given)
+        for block in given:
+            if block in self.order and block in self.kept:
+                self.order.remove(block)
+                self.order.insert(0, block)
+                self.kept.discard(block)
+                self.keyed.discard(block)
 
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
     def release_a_free_one(self, block: int) -> None:
@@ -76,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def adds_up(self) -> None:
         self.pool.check_integrity(self.tables)
-        assert self.pool.num_free == len(self.order)
+        assert self.pool.num_free == len(self.order) and self.pool.num_kept == len(self.kept)
         assert self.pool.num_used + self.pool.num_free == NUM_BLOCKS
 
 

@@ -297,7 +297,6 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
     ({"max_num_seqs": 0}, ["max_num_seqs"]),
     ({"attention": ExecutorAttentionConfig(backend="magic")}, ["backend", "magic", "torch"]),
     ({"optimization": OptimizationConfig(quantization="awq")}, ["quantization", "awq"]),
-    ({"optimization": OptimizationConfig(deterministic=True)}, ["deterministic"]),
     ({"memory": ExecutorMemoryConfig(gpu_memory_utilization=1.5)}, ["gpu_memory_utilization"]),
 ])  # fmt: skip
 def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, words):
@@ -305,6 +304,12 @@ def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, wo
         registry.create(replace(config(qwen3), **changes))
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words)
+
+
+async def test_deterministic_is_refused_where_it_cannot_be(qwen3):
+    executor = registry.create(replace(config(qwen3), optimization=OptimizationConfig(deterministic=True)))
+    with pytest.raises(ConfigError, match="deterministic: needs bfloat16"):
+        await executor.warmup()
 
 
 async def test_the_registry_makes_one(qwen3):

@@ -1,0 +1,87 @@
+"""Which attention a model gets, and that the status and the log say so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from executors.facts import ExecutorAttentionConfig
+from executors.kernels import compiler
+from executors.kernels.compiler import library, usable_isas
+from executors.llm.attention import TorchAttention, choose_attention
+from tests.executors.kernels.steps import Sequences, spec
+from tests.executors.llm.driver import Driver, start
+
+BF16 = torch.bfloat16
+
+
+def has_kernel() -> bool:
+    try:
+        return bool(usable_isas() and compiler.find_compiler())
+    except compiler.KernelUnavailable:
+        return False
+
+
+needs_kernel = pytest.mark.skipif(not has_kernel(), reason="no kernel for this CPU, or no compiler")
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_the_kernel_where_it_runs(dtype: torch.dtype) -> None:
+    best = usable_isas()[0].name
+    assert choose_attention(spec(4, 2, 64, dtype)).note == f"attention: cohort-cpu {best}"
+
+
+def test_torch_where_the_kernel_has_no_code_or_is_not_wanted() -> None:
+    for chosen in (
+        choose_attention(spec(4, 2, 64, torch.float16)),
+        choose_attention(spec(4, 2, 320, BF16)),
+        choose_attention(spec(4, 2, 64, BF16), "torch"),
+    ):
+        assert chosen.note == "attention: torch (gathers KV before each call)"
+
+
+async def test_without_a_compiler_it_is_torch_and_said(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    library.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        executor = await start(qwen3)
+    note = next(note for note in executor.status().notes if note.startswith("attention: "))
+    assert note.startswith("attention: torch (gathers KV before each call); no ")
+    reason = note.partition("; ")[2]
+    assert reason in caplog.text
+    if usable_isas():
+        assert reason == "no C++ compiler found (install g++)"
+
+
+@needs_kernel
+async def test_the_settings_can_ask_for_torch(qwen3: Path) -> None:
+    prompt, tokens, notes = [3, 1, 4, 1, 5, 9, 2, 6] * 9, [], []
+    for backend in ("auto", "torch"):
+        executor = await start(qwen3, attention=ExecutorAttentionConfig(backend=backend, block_size=4))
+        driver = Driver(executor)
+        tokens.append(await driver.generate([driver.add(prompt), driver.add(prompt[:5])], 12, chunk=7))
+        notes.append(executor.status().notes[0].split()[1])
+    assert notes == ["cohort-cpu", "torch"] and tokens[0] == tokens[1]
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (None, 4.0)])
+def test_both_agree(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+    shape = spec(6, 2, 20, dtype, windows=(window,), softcap=softcap)
+    seqs = Sequences(shape, [300, 1, 200, 77])
+    items = [(0, 299, 1), (1, 0, 1), (2, 50, 150), (3, 0, 77)]
+    cache = seqs.cache([299, 0, 50, 0])
+    cache.layers[0].nan_to_num_(0.0)  # torch's reads padding, with weight 0
+    ours = seqs.run(items, choose_attention(shape), cache)
+    theirs = seqs.run(items, TorchAttention(), cache)
+    tolerance = 2**-6 if dtype is BF16 else 1e-5
+    assert torch.allclose(ours.float(), theirs.float(), atol=tolerance)

@@ -5,6 +5,8 @@ TORCH_VERSION ?= 2.13.0
 # Unset: pip's own index. Set it to an index of CPU-only builds to save gigabytes on a machine without a GPU.
 TORCH_INDEX_URL ?=
 ARGS ?=
+# Test files side by side. Most of a server's start is waiting for one core.
+TEST_JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +30,7 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 	@exec $(BIN)/cohort serve $(ARGS)
 
 test: $(STAMP)  ## unit, simulation and end-to-end tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" --junitxml=$(REPORT) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
 
 sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
 	$(BIN)/python -m tests.sim $(ARGS)

@@ -19,17 +19,15 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engine.core.admission import Admission
-from engine.core.config import MAX_FAILED_STEPS, MAX_RESTART_PAUSE, EngineConfig
-from engine.core.drafter import NgramDrafter
+from engine.core.config import MAX_FAILED_STEPS, EngineConfig
 from engine.core.journal import Journal
 from engine.core.mailbox import Mailbox
-from engine.core.scheduler import Policies, Scheduler
+from engine.core.policies import Policies
+from engine.core.recovery import restart
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import EngineError, ExecutorFailed, Unavailable
 from engine.kv.kv_cache_manager import KvCacheManager
-from engine.policies.budget import FixedBudget, LatencyBudget
-from engine.policies.queue import QUEUE_POLICIES
-from engine.policies.victim import VICTIM_POLICIES
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
 from executors.contract import (
     ConfigError,
@@ -109,7 +107,7 @@ class EngineCore:
             self.journal,
             max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
             max_num_batched_tokens=min(self.config.max_num_batched_tokens, most_tokens),
-            policies=_policies(self.config),
+            policies=Policies.of(self.config),
         )
         wanted = self.config.max_in_flight or limits.max_in_flight
         self._max_in_flight = min(wanted, limits.max_in_flight)
@@ -409,7 +407,7 @@ class EngineCore:
         culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
         scheduler.num_resumed -= len(culprits)
         self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
-        if not await self._restart(epoch):
+        if not await restart(self.executor, epoch, self.config, self.clock, self._note):
             self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
             await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
         self._death = None
@@ -419,21 +417,8 @@ class EngineCore:
         if self.stage is Stage.RECOVERING:
             self.stage = Stage.READY
 
-    async def _restart(self, epoch: int) -> bool:
-        """Bring the executor back, trying again with growing pauses; False once `recovery_timeout` is over."""
-        deadline = self.clock() + self.config.recovery_timeout
-        pause = self.config.restart_pause
-        while True:
-            try:
-                await self.executor.begin_epoch(epoch)
-                return True
-            except ExecutorError as error:
-                self.detail = str(error)
-            logger.error("restart failed, next try in %.1f s: %s", pause, self.detail)
-            if self.clock() + pause > deadline:
-                return False
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_RESTART_PAUSE)
+    def _note(self, detail: str) -> None:
+        self.detail = detail
 
     def _give_up(self, error: EngineError) -> None:
         """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""
@@ -453,13 +438,3 @@ class EngineCore:
     def _fail_all(self, error: EngineError) -> None:
         self._apply_commands()
         self._fail(list(self._live.values()), error)
-
-
-def _policies(config: EngineConfig) -> Policies:
-    drafts = config.num_speculative_tokens
-    return Policies(
-        queue=QUEUE_POLICIES[config.scheduling_policy](),
-        budget=FixedBudget() if config.target_itl == 0 else LatencyBudget(config.target_itl),
-        victim=VICTIM_POLICIES[config.scheduling_policy],
-        drafter=NgramDrafter(drafts) if drafts else None,
-    )

@@ -16,12 +16,10 @@ import numpy as np
 
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
+from engine.core.policies import Policies
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
-from engine.policies.budget import BudgetPolicy, FixedBudget
-from engine.policies.queue import Fcfs, QueuePolicy
-from engine.policies.victim import VictimPolicy, youngest
 from engine.request import FinishReason, TokenDelta
 from executors.contract import NOTHING_LEFT, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 
@@ -37,16 +35,6 @@ class StepPlan:
     grants: dict[Sequence, int] = field(default_factory=dict)
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
     preempted: bool = False
-
-
-@dataclass(slots=True)
-class Policies:
-    """What may be chosen; see `engine/policies`."""
-
-    queue: QueuePolicy = field(default_factory=Fcfs)
-    budget: BudgetPolicy = field(default_factory=FixedBudget)
-    victim: VictimPolicy = youngest
-    drafter: Drafter | None = None
 
 
 class Scheduler:

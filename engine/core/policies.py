@@ -1,0 +1,32 @@
+"""`Policies`: what may be chosen of how the scheduler decides, and the choice that a configuration makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.core.config import EngineConfig
+from engine.core.drafter import Drafter, NgramDrafter
+from engine.policies.budget import BudgetPolicy, FixedBudget, LatencyBudget
+from engine.policies.queue import QUEUE_POLICIES, Fcfs, QueuePolicy
+from engine.policies.victim import VICTIM_POLICIES, VictimPolicy, youngest
+
+
+@dataclass(slots=True)
+class Policies:
+    """See `engine/policies`. The queue is the scheduler's own: a `Policies` serves one scheduler."""
+
+    queue: QueuePolicy = field(default_factory=Fcfs)
+    budget: BudgetPolicy = field(default_factory=FixedBudget)
+    victim: VictimPolicy = youngest
+    drafter: Drafter | None = None
+
+    @staticmethod
+    def of(config: EngineConfig) -> Policies:
+        """What the configuration asks for."""
+        drafts = config.num_speculative_tokens
+        return Policies(
+            queue=QUEUE_POLICIES[config.scheduling_policy](),
+            budget=FixedBudget() if config.target_itl == 0 else LatencyBudget(config.target_itl),
+            victim=VICTIM_POLICIES[config.scheduling_policy],
+            drafter=NgramDrafter(drafts) if drafts else None,
+        )

@@ -8,6 +8,8 @@ from typing import Literal
 MAX_RESTART_PAUSE = 10.0
 MAX_FAILED_STEPS = 3
 """A sequence that was in so many failed steps in a row is failed; the others of those steps go on."""
+FAILED_STEPS_BEFORE_ALONE = 2
+"""After so many of them it is computed in steps of its own, so that the last one tells who it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,28 @@ class Drafter(Protocol):
 class NgramDrafter:
     """What followed the last few tokens when they occurred before (prompt lookup).
 
-    Source of the idea: A. Saxena, "Prompt Lookup Decoding" (2023).
+    Source of the idea: A. Saxena, "Prompt Lookup Decoding" (2023). Where each run of tokens was seen last is kept with the
+    sequence (`Sequence.seen_runs`) and brought up to date by the tokens that are new.
     """
 
-    def __init__(self, num_tokens: int, longest: int = 3, shortest: int = 1) -> None:
+    def __init__(self, num_tokens: int, longest: int = 3) -> None:
         """Propose up to `num_tokens`, after a match of `longest` tokens if there is one, else of fewer."""
         self.num_tokens = num_tokens
-        self.longest, self.shortest = longest, shortest
+        self.longest = longest
 
     def propose(self, seq: Sequence) -> list[int]:
-        """Looks back by 1,024 tokens, and takes the last match."""
-        known = list(seq.token_ids(max(0, seq.num_known_tokens - _WINDOW), seq.num_known_tokens))
-        for length in range(min(self.longest, len(known) - 1), self.shortest - 1, -1):
-            suffix = known[-length:]
-            for begin in range(len(known) - length - 1, -1, -1):
-                if known[begin : begin + length] == suffix:
-                    return known[begin + length : begin + length + self.num_tokens]
+        """The last match counts. Of a prompt the last 1,024 tokens are looked at."""
+        known = seq.num_known_tokens
+        first = max(0, seq.prompt_len - _WINDOW)
+        begin = max(first, seq.num_seen_tokens - self.longest)
+        tokens = seq.token_ids(begin, known)
+        # Runs that end before the last token: what follows them is known.
+        for end in range(max(seq.num_seen_tokens, first + 1), known):
+            for length in range(1, min(self.longest, end - begin) + 1):
+                seq.seen_runs[tuple(tokens[end - length - begin : end - begin])] = end
+        seq.num_seen_tokens = known
+        for length in range(min(self.longest, len(tokens)), 0, -1):
+            following = seq.seen_runs.get(tuple(tokens[-length:]))
+            if following is not None:
+                return seq.token_ids(following, min(following + self.num_tokens, known))
         return []

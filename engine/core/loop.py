@@ -401,8 +401,6 @@ class EngineCore:
         self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
         epoch = self.journal.open_epoch()
         suspects = scheduler.rewind(batch)
-        for seq in suspects:
-            seq.num_failed_steps += 1
         code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
         culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
         scheduler.num_resumed -= len(culprits)

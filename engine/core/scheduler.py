@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.core.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
 from engine.core.policies import Policies
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
+from engine.policies.budget import MIN_CHUNK
 from engine.request import FinishReason, TokenDelta
 from executors.contract import NOTHING_LEFT, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 
@@ -68,6 +70,7 @@ class Scheduler:
         self._in_flight: dict[int, list[Sequence]] = {}
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
+        self._suspects: dict[Sequence, None] = {}
         self._plain = _PlainTokens()
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
@@ -85,6 +88,7 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        self._suspects.pop(seq, None)
         if not seq.in_flight:
             self._let_go(seq)
 
@@ -114,15 +118,35 @@ class Scheduler:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
         plan = StepPlan(self.max_num_batched_tokens)
         self.kv.begin_step()
+        if self._suspects:
+            self._grant_suspect(plan)
+            return self._pack(plan) if plan.grants else None
         chunks = self._grant_decodes(plan)
-        # What follows are prompts: how much of them the running streams can bear beside them.
-        plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(len(plan.grants), plan.budget))
+        # What follows are prompts: how much of them the running streams can bear beside them, with or without a token in
+        # this very step.
+        streams = len(self.running) - len(chunks)
+        plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(streams, plan.budget))
         for seq in chunks:
             if seq.status is SequenceStatus.RUNNING:
                 self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         return self._pack(plan) if plan.grants else None
+
+    def _grant_suspect(self, plan: StepPlan) -> None:
+        """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token
+        or fails the third step, by itself."""
+        if any(seq.in_flight for seq in self.running):
+            return
+        seq = next(iter(self._suspects))
+        if seq.status is not SequenceStatus.RUNNING:
+            hit = self.kv.find(seq)
+            while not self.kv.fits(seq, hit):
+                self._preempt(self.policies.victim(self.running))
+                hit = self.kv.find(seq)
+            self._admit(seq, hit)
+            self.waiting.remove(seq)
+        self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
 
     def _grant_decodes(self, plan: StepPlan) -> list[Sequence]:
         """A token (and drafts) for each sequence with only its last token to compute; returns those with more."""
@@ -135,20 +159,19 @@ class Scheduler:
             elif uncomputed and not seq.drafting and seq.num_to_generate > 0:
                 decodes.append(seq)
         drafter = self.policies.drafter
+        # Guesses take what is left when every stream has its token and prompts get on.
+        kept = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
             if drafter is None:
                 self._grant(seq, 1, plan)
             elif not seq.num_pending_tokens:
-                self._draft(seq, drafter, plan.budget - 1 - (len(decodes) - number), plan)
+                self._draft(seq, drafter, plan.budget - 1 - (len(decodes) - number) - kept, plan)
         return chunks
 
     def _draft(self, seq: Sequence, drafter: Drafter, most: int, plan: StepPlan) -> None:
-        """Grant the last token and at most so many guesses of what follows it, never past the sequence's end.
-
-        `most` leaves every other stream its token: guesses must not starve anybody.
-        """
+        """Grant the last token and at most so many guesses of what follows it, never past the sequence's end."""
         drafts = drafter.propose(seq)[: max(0, min(seq.num_to_generate - 1, most))]
         if self._grant(seq, 1 + len(drafts), plan) and drafts:
             plan.drafts[seq] = drafts
@@ -213,9 +236,10 @@ class Scheduler:
             seq.slot = self._free_slots.popleft()
         self.kv.begin(seq, hit)
         if seq.status is SequenceStatus.WAITING:
-            seq.num_cached_tokens = hit.num_tokens
-            self.prefix_queries += seq.prompt_len
-            self.prefix_hits += hit.num_tokens
+            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
+            if hit.looked_up:
+                self.prefix_queries += seq.prompt_len
+                self.prefix_hits += seq.num_cached_tokens
         seq.status = SequenceStatus.RUNNING
         self.running[seq] = None
 
@@ -321,7 +345,9 @@ class Scheduler:
                 tokens = tokens[:n]
                 break
         self.journal.commit(seq, tokens)
-        seq.num_failed_steps = 0
+        if seq.num_failed_steps:
+            seq.num_failed_steps = 0
+            self._suspects.pop(seq, None)
         if reason is not None:
             self.finish(seq, reason)
         return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens)
@@ -369,16 +395,21 @@ class Scheduler:
         self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release
-        suspects = self._in_flight.pop(failed.step_id) if failed is not None else []
-        return [seq for seq in suspects if not seq.finished]
+        involved = self._in_flight.pop(failed.step_id) if failed is not None else []
+        live = [seq for seq in involved if not seq.finished]
+        for seq in live:
+            seq.num_failed_steps += 1
+            if seq.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE:
+                self._suspects[seq] = None
+        return live
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless blocks and slots are all accounted for. Cheap enough for every idle moment."""
         holders = _once([*self.running, *self.waiting, *self._flying()])
         self.kv.check_integrity(holders)
         slots = [seq.slot for seq in holders if seq.slot is not None] + list(self._free_slots)
-        if len(slots) != len(set(slots)):
-            raise RuntimeError("a slot is held twice")
+        if len(slots) != len(set(slots)) or len(slots) != self._num_slots:
+            raise RuntimeError("a slot is held twice, or lost")
 
     def _flying(self) -> list[Sequence]:
         return [seq for seqs in self._in_flight.values() for seq in seqs]

@@ -72,6 +72,9 @@ class Sequence:
     """Blocks at the table's beginning that others have written (a copied one included)."""
     num_keyed_blocks: int = 0
     """Blocks at the table's beginning that can be found by their key."""
+    seen_runs: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Kept by the n-gram drafter: the position after each short run of tokens, and how many tokens it has looked at."""
+    num_seen_tokens: int = 0
     finish_reason: FinishReason | None = None
     last_token_time: float | None = None
 

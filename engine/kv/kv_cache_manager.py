@@ -20,12 +20,14 @@ class Hit:
     - `blocks`: to be shared. `num_tokens`: how many of its tokens have their KV in them, and in a copy of `copied`.
     - `copied`: a block of another sequence that is partly right: it is copied, for both will write to it.
     - `pending`: some of it is computed in the step that is being put together and can be read from the next step on.
+    - `looked_up`: the prefix cache was asked.
     """
 
     blocks: list[int]
     num_tokens: int
     copied: int | None = None
     pending: bool = False
+    looked_up: bool = False
 
 
 MISS = Hit([], 0)
@@ -104,7 +106,7 @@ class KvCacheManager:
         most = (seq.num_known_tokens - 1) // self.layout.block_size
         blocks = self.cache.find(self._keys(seq, most))
         pending = not self.cache.fresh.isdisjoint(blocks)
-        return Hit(blocks, len(blocks) * self.layout.block_size, pending=pending)
+        return Hit(blocks, len(blocks) * self.layout.block_size, pending=pending, looked_up=True)
 
     def _find_sibling(self, seq: Sequence) -> Hit | None:
         """KV of the prompt, its last token left out, from another choice of the same call.
@@ -115,8 +117,10 @@ class KvCacheManager:
         if not seq.siblings or not wanted or seq.output_token_ids:
             return None
         holders = [other for other in seq.siblings if other.block_table and not other.finished]
+        begun = {destination for _, destination in self._copies}
         for other in holders:
-            if other.num_computed_tokens >= wanted:
+            # One that is begun in this very step holds a block that is still to be copied.
+            if other.num_computed_tokens >= wanted and begun.isdisjoint(other.block_table):
                 full, partial = divmod(wanted, self.layout.block_size)
                 copied = other.block_table[full] if partial else None
                 return Hit(other.block_table[:full], wanted, copied)

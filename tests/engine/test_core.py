@@ -20,6 +20,7 @@ from engine.request import FinishReason, Observer, Stage
 from executors.contract import ExecutorDied, SampledToken, SamplingParams
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
+from executors.process.inline import InlineExecutor
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
 
@@ -258,3 +259,55 @@ async def test_a_reader_that_never_reads_costs_one_merged_delta() -> None:
         assert await core.drain(5)
         deltas = await mailbox.take()
     assert list(deltas) == [0] and len(deltas[0].tokens) == 100
+
+
+@pytest.mark.parametrize("kind", ["step_failed", "die"])
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+async def test_one_poisoned_request_fails_alone(kind: str, max_in_flight: int) -> None:
+    inner = fake()
+    inner.failures.append(Failure(kind, token=77, times=99))
+    made = InlineExecutor(inner.config, inner)
+    async with engine(made, max_in_flight=max_in_flight) as core:  # type: ignore[arg-type]
+        innocents = [run(core, request([i, i + 1], 12)) for i in range(5)]
+        *good, bad = await asyncio.gather(*innocents, run(core, request([77], 12)), return_exceptions=True)
+        assert isinstance(bad, ExecutorFailed)
+        assert [one[0] for one in good] == [expected_tokens([i, i + 1], 12) for i in range(5)]  # type: ignore[index]
+        assert core.stats().resumed > 0
+
+
+async def test_failed_steps_count_only_in_a_row() -> None:
+    """Five failures, each with tokens in between: nobody is to blame."""
+    made = fake()
+    made.failures += [Failure("step_failed", step=step) for step in (3, 7, 11, 15, 19)]
+    async with engine(made) as core:
+        results = await asyncio.gather(*(run(core, request([i], 30)) for i in range(3)))
+        assert [ids for ids, _ in results] == [expected_tokens([i], 30) for i in range(3)]
+        assert core.stats().epoch == 6
+
+
+async def test_a_death_between_steps_is_heard() -> None:
+    made = fake()
+    async with engine(made) as core:
+        await run(core, request([1], 3))
+        core._heard_death(ExecutorDied("of itself", "exit"))
+        await asyncio.sleep(0.02)
+        assert core.stats().epoch == 2 and core.stats().stage is Stage.READY
+        assert (await run(core, request([1], 3)))[0] == expected_tokens([1], 3)
+
+
+async def test_nobody_overtakes_a_long_prompt_that_does_not_fit_yet() -> None:
+    made = fake(num_blocks=16)  # 64 tokens
+    order: list[str] = []
+    async with engine(made) as core:
+
+        async def one(name: str, prompt: list[int], count: int) -> None:
+            await run(core, request(prompt, count))
+            order.append(name)
+
+        tasks = [asyncio.create_task(one("running", [1] * 20, 20))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(one("long", list(range(50)), 1)))
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(one(f"short {i}", [60 + i], 1)) for i in range(4)]
+        await asyncio.gather(*tasks)
+    assert order.index("long") < order.index("short 0")

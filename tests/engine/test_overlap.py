@@ -10,7 +10,7 @@ from engine.core.drafter import NgramDrafter
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence
 from engine.request import FinishReason
-from executors.contract import SamplingParams
+from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
@@ -153,6 +153,52 @@ async def test_drafts_stop_at_the_budget_and_at_the_end() -> None:
         stop = expected_tokens([4], 9)[8]
         ids, reason = await run(core, request([4], 60, stop=(stop,)))
         assert reason is FinishReason.STOP and ids == expected_tokens([4], len(ids))
+
+
+class Always:
+    """Guesses four tokens, all wrong."""
+
+    def propose(self, seq: Sequence) -> list[int]:
+        return [1, 1, 1, 1]
+
+
+async def test_drafts_starve_neither_streams_nor_prompts() -> None:
+    made = fake(seqs=6)
+    async with engine(made, max_num_batched_tokens=20, max_num_seqs=6) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.drafter = Always()
+        streams = [asyncio.create_task(run(core, request([i], 60))) for i in range(4)]
+        await asyncio.sleep(0.005)
+        begun = made.steps
+        assert (await run(core, request(list(range(100, 140)), 1)))[0] == expected_tokens(range(100, 140), 1)
+        assert made.steps - begun <= 6
+        assert [ids for ids, _ in await asyncio.gather(*streams)] == [
+            expected_tokens([i], 60) for i in range(4)
+        ]
+    made = fake()
+    async with engine(made, max_num_batched_tokens=9) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.drafter = Always()
+        await asyncio.gather(*(run(core, request([i], 20)) for i in range(8)))
+        assert made.steps <= 24, "every stream has its token in every step"
+
+
+async def test_streams_that_draft_are_protected_from_long_prompts() -> None:
+    made = overlapped(step_delay_ms=1)
+    async with engine(made, max_num_batched_tokens=256, num_speculative_tokens=2) as core:  # type: ignore[arg-type]
+        streams = [asyncio.create_task(run(core, request([i], 80))) for i in range(4)]
+        await asyncio.sleep(0.03)
+        seen: list[int] = []
+        compute = made.inner.unified_decode  # type: ignore[union-attr]
+
+        async def record(batch: UnifiedBatch) -> UnifiedOutput:
+            seen.append(int(batch.num_q_tokens.max()))
+            return await compute(batch)
+
+        made.inner.unified_decode = record  # type: ignore[union-attr, method-assign]
+        await run(core, request(list(range(200)), 1))
+        await asyncio.gather(*streams)
+    assert max(seen) <= 128, "what is computed beside streams whose cost is not known yet"
 
 
 def test_ngrams_propose_what_followed_before() -> None:

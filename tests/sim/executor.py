@@ -58,7 +58,10 @@ class SimExecutor:
         self._rng = rng
         self._queue: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._late: list[tuple[asyncio.Future[UnifiedOutput], UnifiedOutput]] = []
-        self._dead = self._ghost = False
+        self._dead = self._ghost = self._refused = False
+        self.broken: Broken | None = None
+        self.fired = 0
+        """Faults that came about."""
         self._tables: dict[int, list[int]] = {}
         self._last_step = 0
         self._worker: asyncio.Task[None] | None = None
@@ -93,6 +96,7 @@ class SimExecutor:
 
     def _die(self) -> None:
         self._dead = True
+        self.fired += 1
         self._listener(ExecutorDied("died of itself", "exit"))
 
     async def begin_epoch(self, epoch: int) -> None:
@@ -104,7 +108,7 @@ class SimExecutor:
                 done.set_exception(ExecutorDied("not yet", "load"))
                 return
             await self.inner.begin_epoch(epoch)
-            self._dead = self._ghost = False
+            self._dead = self._ghost = self._refused = False
             self._tables.clear()
             done.set_result(None)
             for future, output in self._late:
@@ -154,16 +158,24 @@ class SimExecutor:
 
     async def _compute(self, batch: UnifiedBatch, number: int) -> UnifiedOutput:
         fault = self.faults.by_step.get(number)
+        self.fired += fault is not None
         if fault == "died":
             self._dead = True
         if self._dead:
             raise ExecutorDied("dead", "exit")
         if fault == "refused":
+            self._refused = True  # what is queued behind it builds on what was not computed
             raise InvalidInput("refused")
         if fault == "failed":
             self.inner._stopped = Skipped
             raise StepFailed("failed")
-        output = await self.inner.unified_decode(batch)
+        try:
+            output = await self.inner.unified_decode(batch)
+        except (StepFailed, InvalidInput) as error:
+            if self.inner.epoch == batch.epoch and not self._refused and not isinstance(error, Skipped):
+                # Nobody asked for this: the engine sent what it must not send.
+                self.broken = self.broken or Broken(f"the executor refuses step {batch.step_id}: {error}")
+            raise
         if fault == "lost" and not self._ghost:
             self._ghost = True
             raise ExecutorDied("hangs", "hang")
@@ -200,6 +212,8 @@ class SimExecutor:
             begin += count
         size = self.inner.config.attention.block_size
         written = [int(destination) for _, destination in batch.block_copies]
+        if set(written) & {int(source) for source, _ in batch.block_copies}:
+            raise Broken("a block is copied that another copy writes")
         copied = set(written)
         for slot, pos, count in zip(
             batch.slots.tolist(), batch.pos_offsets.tolist(), batch.num_q_tokens.tolist(), strict=True

@@ -199,6 +199,8 @@ class Run:
             if not await core.drain(PATIENCE):
                 raise Broken("somebody is still there")
         await asyncio.sleep(3)  # results of steps still out, and the engine's own look at its books
+        if self.executor.broken is not None:
+            raise self.executor.broken
         stats = core.stats()
         if core.detail or stats.stage is Stage.FAILED:
             raise Broken(f"the engine says: {core.detail}")
@@ -280,8 +282,7 @@ class Run:
             )
             if poisoned:
                 return
-        faults = self.scenario.faults
-        if isinstance(error, ExecutorFailed) and len(faults.by_step) + len(faults.idle_deaths) >= 3:
+        if isinstance(error, ExecutorFailed) and self.executor.fired >= 3 and self.executor.broken is None:
             return  # in three failed steps in a row
         raise Broken(f"{type(error).__name__}: {error}") from error
 

@@ -158,6 +158,7 @@ async def test_a_preempted_sequence_finds_its_own_blocks() -> None:
         prompts = [[i] * 12 for i in (1, 2, 3)]
         results = await asyncio.gather(*(run(core, request(p, 12)) for p in prompts))
         assert core.stats().preemptions > 0
+        assert core.stats().prefix_queries == 36, "each prompt is counted once"
     for prompt, (ids, _) in zip(prompts, results, strict=True):
         assert ids == expected_tokens(prompt, 12)
     assert computed(steps) < 3 * 24 + core.stats().preemptions * 12

@@ -1,6 +1,7 @@
 """Attention over paged KV, behind a seam: `AttentionBackend` makes, once a step, the function the model calls per layer.
 
-The backend here is torch only and runs anywhere. Items of a step fall into three kinds:
+`choose_attention` takes Cohort's own kernel (executors/kernels) where it runs. The backend here is torch only and runs
+anywhere. Items of a step fall into three kinds:
 
     short   up to SHORT_QUERY tokens (decode, verification): items of like length are batched, their KV gathered
     fresh   a prompt's first chunk: attends to its own keys only, causal; equal neighbours are batched
@@ -11,6 +12,7 @@ Layers with a sliding window get groups of their own, in which only the blocks o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,9 +21,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from executors.errors import ConfigError
+from executors.kernels import cpu_attention
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import Attend, KvSpec
 from executors.llm.step import StepArrays
+
+_log = logging.getLogger(__name__)
 
 SHORT_QUERY = 8
 QUERY_TILE = 128
@@ -30,9 +36,11 @@ _MERGE_SLACK = 4
 
 
 class AttentionBackend(Protocol):
-    """How attention is computed. Later kernels take this place."""
+    """How attention is computed."""
 
     name: str
+    note: str
+    """For `status()`: the name, and what there is to know."""
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
         """Prepare a step: everything that is the same for all layers is computed here, once."""
@@ -70,7 +78,9 @@ class TorchAttention:
 
     name = "torch"
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = "") -> None:
+        """`why` there is no better one, for `status()`."""
+        self.note = "attention: torch (gathers KV before each call)" + (f"; {why}" if why else "")
         self._band: torch.Tensor | None = None
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
@@ -263,6 +273,28 @@ class TorchAttention:
             self._band = band
         first = band.shape[1] - QUERY_TILE - past
         return band[None, None, :queries, first : first + keys]
+
+
+def choose_attention(spec: KvSpec, backend: str = "auto", deterministic: bool = False) -> AttentionBackend:
+    """What this model gets here; `backend` "torch" asks for torch's.
+
+    May compile for a second or two. Without a compiler, or where the kernel does not fit, it is torch's, whose note says why.
+    Only the kernel is `deterministic`: raises ConfigError where that is asked for and cannot be had.
+    """
+    chosen = _choose(spec, backend)
+    if deterministic and not isinstance(chosen, cpu_attention.CpuAttention):
+        raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
+    return chosen
+
+
+def _choose(spec: KvSpec, backend: str) -> AttentionBackend:
+    if backend == "torch" or not cpu_attention.supports(spec):
+        return TorchAttention()
+    try:
+        return cpu_attention.CpuAttention()
+    except cpu_attention.KernelUnavailable as error:
+        _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
+        return TorchAttention(str(error))
 
 
 def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:

@@ -52,7 +52,7 @@ from executors.contract import (
     Unsupported,
 )
 from executors.llm import sizing
-from executors.llm.attention import TorchAttention
+from executors.llm.attention import AttentionBackend, choose_attention
 from executors.llm.direct import DirectRunner
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
@@ -144,7 +144,7 @@ class LlmExecutor(BatchModelExecutor):
         if loaded is None:
             return status
         notes = (
-            f"attention: {loaded.runner.attention.name} (gathers KV before each call)",
+            loaded.runner.attention.note,
             loaded.plan.note,
             loaded.source.note,
         )
@@ -220,7 +220,7 @@ class LlmExecutor(BatchModelExecutor):
 
     def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> ModelRunner:
         """What computes the forwards."""
-        return ModelRunner(model, TorchAttention(), cache)
+        return ModelRunner(model, self._attention(cache), cache)
 
     def _build(self, source: LoadedModel) -> _Loaded:
         self._check(source)
@@ -244,6 +244,10 @@ class LlmExecutor(BatchModelExecutor):
         except MemoryError:  # a limit on address space
             raise sizing.slots_do_not_fit(config, info.max_model_len) from None
         return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
+
+    def _attention(self, cache: KvCache) -> AttentionBackend:
+        config = self.config
+        return choose_attention(cache.spec, config.attention.backend, config.optimization.deterministic)
 
     def _try_out(self, loaded: _Loaded) -> None:
         self._progress("warmup", 0, 1)

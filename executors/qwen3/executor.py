@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from executors.contract import ConfigError, ExecutorStatus
-from executors.llm.attention import TorchAttention
 from executors.llm.executor import LlmExecutor
 from executors.llm.kv_cache import KvCache
 from executors.llm.loader import LoadedModel
@@ -41,4 +40,4 @@ class Qwen3ModelExecutor(LlmExecutor):
             )
 
     def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> Qwen3Runner:
-        return Qwen3Runner(model, TorchAttention(), cache)
+        return Qwen3Runner(model, self._attention(cache), cache)

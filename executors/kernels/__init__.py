@@ -1,0 +1,1 @@
+"""Kernels of our own: C++ compiled where it runs, loaded through ctypes."""

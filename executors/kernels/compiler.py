@@ -1,0 +1,169 @@
+"""C++ that is compiled where it runs: for this machine's instructions, at first use, kept for the next start.
+
+    <cache>/attention-<isa>-<hash>.so      hash of source, flags and compiler version
+
+<cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so it must be this user's
+alone; where it is not, or cannot be written, a temporary directory of this process takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch  # noqa: F401  Its OpenMP runtime must be in the process before a kernel asks for one by the same name.
+
+_log = logging.getLogger(__name__)
+
+CPUINFO = Path("/proc/cpuinfo")
+TIMEOUT_S = 120.0
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
+
+
+class KernelUnavailable(Exception):
+    """Why there is no kernel here, for the log and for `status()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """A set of instructions to compile for: what the CPU must have, and the compiler's flags."""
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe".split())
+_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+# Best first. Never -march=native: what is in the cache may be used on another machine that shares the home directory.
+ISAS = (
+    Isa("avx512_bf16", _V4 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Isa("avx512", _V4, ("-march=x86-64-v4",)),
+    Isa("avx2", _V3, ("-march=x86-64-v3",)),
+)
+
+
+def usable_isas(cpuinfo: Path = CPUINFO) -> tuple[Isa, ...]:
+    """What this CPU can run, best first; empty on other architectures."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return ()
+    flags = next(
+        (frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), None
+    )
+    return tuple(isa for isa in ISAS if flags is not None and isa.needs <= flags)
+
+
+@lru_cache
+def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str]:
+    """The library of `source`, compiled if need be, and the name of its instruction set (default: the best there is).
+
+    Raises KernelUnavailable; what failed once is tried again at the next call.
+    """
+    isas = usable_isas()
+    if not isas:
+        raise KernelUnavailable(f"no kernel for this CPU ({platform.machine()}): AVX2 and FMA are needed")
+    isa = next((isa for isa in isas if isa_name in (None, isa.name)), None)
+    if isa is None:
+        raise KernelUnavailable(f"this CPU has no {isa_name}")
+    try:
+        return ctypes.CDLL(str(compiled(source, isa))), isa.name
+    except OSError as error:
+        raise KernelUnavailable(f"the kernel cannot be loaded: {error}") from error
+
+
+def compiled(source: Path, isa: Isa) -> Path:
+    """Path of the compiled library. Processes that compile the same at once each do, and the last one's stays."""
+    command = find_compiler()
+    text = source.read_bytes()
+    flags = (*_FLAGS, *isa.flags)
+    key = b"\0".join([text, *(part.encode() for part in flags), _version(command).encode()])
+    name = f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
+    folder = cache_folder()
+    target = folder / name
+    if target.exists():
+        return target
+    began = time.perf_counter()
+    handle, made = tempfile.mkstemp(suffix=".tmp", prefix=name, dir=folder)
+    os.close(handle)
+    try:
+        _run([*command, *flags, str(source), "-o", made])
+        Path(made).replace(target)
+    finally:
+        Path(made).unlink(missing_ok=True)
+    _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
+    return target
+
+
+def find_compiler() -> list[str]:
+    """$CXX, or g++, or c++."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for command in (asked, ["g++"], ["c++"]):
+        if command and shutil.which(command[0]):
+            return command
+    raise KernelUnavailable("no C++ compiler found (install g++)")
+
+
+def _version(command: list[str]) -> str:
+    return _run([*command, "--version"])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelUnavailable(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise KernelUnavailable(f"{command[0]} failed: {first[:200]}")
+    return done.stdout
+
+
+def cache_folder() -> Path:
+    """A directory that only this user can write to."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
+    folder = root / "cohort" / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if private and os.access(folder, os.W_OK):
+            return folder
+        _log.warning(
+            "%s is not used for kernels: it must be writable, this user's and closed to others", folder
+        )
+    except (OSError, RuntimeError) as error:
+        _log.info("kernels are not kept: %s", error)
+    return _temporary_folder()
+
+
+@lru_cache(maxsize=1)
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="cohort-kernels-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

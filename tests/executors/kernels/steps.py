@@ -1,0 +1,94 @@
+"""Steps over paged KV, and attention over them as plainly as possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from executors.kernels.cpu_attention import CpuAttention
+from executors.llm.kv_cache import KvCache
+from executors.llm.models.decoder import KvSpec
+from executors.llm.step import StepArrays
+
+
+def spec(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **changes) -> KvSpec:
+    """Of one layer."""
+    values = {"scale": head_dim**-0.5, "softcap": None, "windows": (None,), **changes}
+    return KvSpec(1, heads, kv_heads, head_dim, dtype, torch.device("cpu"), **values)
+
+
+@dataclass
+class Sequences:
+    """Whole sequences with queries, keys and values of every token, and blocks in random order that no other has.
+
+    Cells that no token was written to are NaN.
+    """
+
+    spec: KvSpec
+    lengths: list[int]
+    block_size: int = 16
+    seed: int = 0
+    q: list[torch.Tensor] = field(default_factory=list)
+    k: list[torch.Tensor] = field(default_factory=list)
+    v: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        noise = torch.Generator().manual_seed(self.seed)
+        s = self.spec
+        for length in self.lengths:
+            for kept, heads in ((self.q, s.num_heads), (self.k, s.num_kv_heads), (self.v, s.num_kv_heads)):
+                kept.append(torch.randn(length, heads, s.head_dim, generator=noise).to(s.dtype))
+        needed = [-(-length // self.block_size) for length in self.lengths]
+        self.num_blocks = sum(needed) + 2
+        order = np.random.default_rng(self.seed).permutation(self.num_blocks)
+        self.tables = np.full((len(needed), max(needed, default=0) + 1), order[-1], np.int32)
+        for i, count in enumerate(needed):
+            self.tables[i, :count] = order[sum(needed[:i]) :][:count]
+
+    def cache(self, past: list[int]) -> KvCache:
+        """KV in which the first `past` tokens of each sequence are computed."""
+        cache = KvCache(self.spec, self.num_blocks, self.block_size)
+        cache.layers[0].fill_(torch.nan)
+        for i, count in enumerate(past):
+            where = np.arange(count)
+            blocks = torch.from_numpy(self.tables[i, where // self.block_size].astype(np.int64))
+            offsets = torch.from_numpy(where % self.block_size)
+            cache.layers[0][0][blocks, :, offsets] = self.k[i][:count]
+            cache.layers[0][1][blocks, :, offsets] = self.v[i][:count]
+        return cache
+
+    def run(
+        self, items: list[tuple[int, int, int]], attention: CpuAttention, cache: KvCache | None = None
+    ) -> torch.Tensor:
+        """One step of (sequence, first position, tokens): [T, heads, head_dim]."""
+        if cache is None:
+            past = [0] * len(self.lengths)
+            for i, begin, _ in items:
+                past[i] = max(past[i], begin)
+            cache = self.cache(past)
+        seqs, begins, counts = np.array(items, np.int64).reshape(-1, 3).T
+        step = StepArrays(np.zeros(counts.sum(), np.int64), counts, begins, self.tables[seqs])
+        # As the decoder hands them over: parts of one tensor.
+        parts = [torch.cat([x[i][b : b + n] for x in (self.q, self.k, self.v)], 1) for i, b, n in items]
+        qkv = torch.cat(parts) if parts else torch.cat([x[0][:0] for x in (self.q, self.k, self.v)], 1)
+        q, k, v = qkv.split((self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads), 1)
+        return attention.begin(step, cache)(0, q, k, v)
+
+    def expected(self, items: list[tuple[int, int, int]]) -> torch.Tensor:
+        """The same in float32, by the formula."""
+        s, out = self.spec, []
+        shared, window = s.num_heads // s.num_kv_heads, s.windows[0]
+        for i, begin, count in items:
+            end = begin + count
+            q = self.q[i][begin:end].float()
+            k, v = (x[i][:end].float().repeat_interleave(shared, 1) for x in (self.k, self.v))
+            scores = torch.einsum("qhd,khd->hqk", q, k) * s.scale
+            if s.softcap is not None:
+                scores = s.softcap * torch.tanh(scores / s.softcap)
+            behind = torch.arange(begin, end)[:, None] - torch.arange(end)
+            hidden = (behind < 0) | (behind >= window) if window else behind < 0
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out.append(torch.einsum("hqk,khd->qhd", weights, v))
+        return torch.cat(out) if out else torch.empty(0, s.num_heads, s.head_dim)

@@ -1,0 +1,197 @@
+"""Compiling at first use: once per source, flags and compiler; nowhere that others can write; and what happens without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from executors.kernels import compiler
+from executors.kernels.compiler import ISAS, Isa, KernelUnavailable, compiled, library, usable_isas
+
+HERE = usable_isas()[:1]
+on_this_cpu = pytest.mark.parametrize("isa", HERE, ids=lambda isa: isa.name)
+with_compiler = pytest.mark.parametrize("isa", HERE if shutil.which("g++") else (), ids=lambda isa: isa.name)
+SMALL = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own for each test; where it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    library.cache_clear()
+    yield tmp_path / "cache" / "cohort" / "kernels"
+    library.cache_clear()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "small.cpp"
+    path.write_text(SMALL)
+    return path
+
+
+@with_compiler
+def test_compiles_once_and_loads(isa: Isa, cache: Path, source: Path) -> None:
+    loaded, name = library(source)
+    assert loaded.answer() == 42 and name == isa.name
+    [made] = cache.iterdir()
+    assert made.name.startswith(f"small-{name}-") and stat.S_IMODE(cache.stat().st_mode) == 0o700
+    before = made.stat().st_mtime_ns
+    library.cache_clear()
+    library(source)
+    assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [before]
+
+
+@with_compiler
+def test_source_flags_and_compiler_are_in_the_name(
+    isa: Isa, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {compiled(source, each).name for each in usable_isas()}
+    source.write_text(SMALL + "// changed\n")
+    names.add(compiled(source, isa).name)
+    monkeypatch.setattr(compiler, "_version", lambda command: "another")
+    names.add(compiled(source, isa).name)
+    assert len(names) == len(usable_isas()) + 2 == len(list(cache.iterdir()))
+
+
+@with_compiler
+def test_a_failed_compile_says_so_and_leaves_nothing(isa: Isa, cache: Path, source: Path) -> None:
+    source.write_text("int broken( {\n")
+    with pytest.raises(KernelUnavailable, match=r"g\+\+ failed: .*error"):
+        library(source)
+    assert not list(cache.iterdir())
+    source.write_text(SMALL)
+    assert library(source)[0].answer() == 42  # not remembered
+
+
+@with_compiler
+def test_a_damaged_library_is_no_kernel(isa: Isa, cache: Path, source: Path) -> None:
+    compiled(source, isa).write_bytes(b"not a library")
+    with pytest.raises(KernelUnavailable, match="cannot be loaded"):
+        library(source)
+
+
+@on_this_cpu
+def test_without_a_compiler(isa: Isa, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelUnavailable, match=r"no C\+\+ compiler found \(install g\+\+\)"):
+        library(source)
+
+
+@on_this_cpu
+def test_a_compiler_that_hangs_or_fails_is_left(
+    isa: Isa, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "fake-cxx"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\nexec sleep 30\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 0.3)
+    with pytest.raises(KernelUnavailable, match="timed out"):
+        library(source)
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(KernelUnavailable, match="fake-cxx failed: no message"):
+        library(source)
+
+
+@with_compiler
+def test_cxx_is_asked_first(isa: Isa, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ -DUNUSED")
+    assert compiler.find_compiler() == ["g++", "-DUNUSED"] and library(source)[0].answer() == 42
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compiler.find_compiler() == ["g++"]
+
+
+@pytest.mark.parametrize("how", ["open", "link", "file", "elsewhere"])
+def test_a_cache_that_is_not_ours_alone_is_not_used(
+    how: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.parent.mkdir(parents=True)
+    if how == "open":
+        cache.mkdir()
+        cache.chmod(0o777)
+    elif how == "link":
+        (tmp_path / "other").mkdir(mode=0o700)
+        cache.symlink_to(tmp_path / "other")
+    elif how == "file":
+        cache.write_text("")
+    else:
+        cache.mkdir(mode=0o700)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    folder = compiler.cache_folder()
+    assert folder != cache and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder == compiler.cache_folder()
+
+
+def test_a_read_only_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/proc")  # read-only, for root too
+    folder = compiler.cache_folder()
+    assert os.access(folder, os.W_OK) and not str(folder).startswith("/proc")
+
+
+def test_instruction_sets_come_from_the_cpus_flags(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+
+    def found(flags: set[str] | frozenset[str]) -> list[str]:
+        info.write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(sorted(flags))} extra\n")
+        return [isa.name for isa in usable_isas(info)]
+
+    best, middle, least = ISAS
+    if HERE:
+        assert found(best.needs) == ["avx512_bf16", "avx512", "avx2"]
+        assert found(middle.needs) == ["avx512", "avx2"]
+        assert found(least.needs) == ["avx2"]
+    assert found({"sse4_2"}) == [] == found(least.needs - {"fma"})
+    assert usable_isas(tmp_path / "missing") == ()
+
+
+def test_other_architectures_have_none(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "aarch64")
+    assert usable_isas() == ()
+    with pytest.raises(KernelUnavailable, match="no kernel for this CPU"):
+        library(source)
+
+
+def test_an_unknown_instruction_set(source: Path) -> None:
+    if HERE:
+        with pytest.raises(KernelUnavailable, match="this CPU has no avx9"):
+            library(source, "avx9")
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from executors.kernels.compiler import library
+from executors.kernels.cpu_attention import CpuAttention
+while time.time() < float(sys.argv[2]): pass
+assert library(Path(sys.argv[1]))[0].answer() == 42
+CpuAttention()
+found = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line or "libomp" in line or "libiomp" in line}
+print(len(found), *found)
+"""
+
+
+@with_compiler
+def test_two_processes_at_once_share_torchs_openmp(isa: Isa, cache: Path, source: Path) -> None:
+    begin = str(time.time() + 2.0)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, source, begin], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        )
+        for _ in range(2)
+    ]
+    for child in children:
+        out, _ = child.communicate(timeout=50)
+        assert child.returncode == 0
+        count, *paths = out.split()
+        assert count == "1" and "torch" in paths[0], out
+    assert len(list(cache.glob("*.so"))) == 2 == len(list(cache.iterdir()))

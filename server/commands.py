@@ -121,7 +121,7 @@ def serve(
         float | None,
         flag(
             "Milliseconds a step may take while streams run; prompts are computed in chunks that fit. 0: prompts as fast "
-            "as possible, whatever the streams bear [a bit over twice a step without prompts].",
+            "as possible, whatever the streams bear [1.75 times a step without prompts].",
             "--target-itl-ms",
         ),
     ] = None,
@@ -142,7 +142,7 @@ def serve(
     max_in_flight: Annotated[
         Number,
         flag(
-            "Steps submitted before the first of them has answered; 1 waits for each [as many as the executor takes: 2].",
+            "Steps submitted before the first of them has answered; 1 waits for each [1 on a CPU, else 2].",
             "--max-in-flight",
         ),
     ] = None,

@@ -31,12 +31,12 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Who is admitted first, and whose KV is given up last."""
     target_itl: float | None = None
-    """Seconds a step may take while streams run; None: a bit over twice what their decodes alone take; 0: prompts are
+    """Seconds a step may take while streams run; None: 1.75 times what their decodes alone take; 0: prompts are
     computed as fast as possible, whatever the streams bear."""
     prefix_caching: bool = True
     """Find KV of earlier requests by the prefix of a prompt."""
     max_in_flight: int | None = None
     """Steps submitted before the first of them has answered: 1 waits for each, 2 overlaps the host's work with the
-    executor's. At most, and by default, what the executor can take."""
+    executor's. At most what the executor can take. None: that, but 1 where the executor computes on the host's CPU."""
     num_speculative_tokens: int = 0
     """Drafts a step, guessed from what followed the same words before; 0: none."""

@@ -109,7 +109,9 @@ class EngineCore:
             max_num_batched_tokens=min(self.config.max_num_batched_tokens, most_tokens),
             policies=Policies.of(self.config),
         )
-        wanted = self.config.max_in_flight or limits.max_in_flight
+        # On a CPU the host's work takes the cores that compute the step: overlap then makes streams less even.
+        apart = limits.devices != ("cpu",)
+        wanted = self.config.max_in_flight or (limits.max_in_flight if apart else 1)
         self._max_in_flight = min(wanted, limits.max_in_flight)
         if wanted > limits.max_in_flight:
             logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-MIN_CHUNK = 16
+MIN_CHUNK = 8
 """A prompt gets on by so many tokens a step whatever the target, or it would never end."""
-_STRETCH = 2.2
+_STRETCH = 1.75
 """How much longer than a plain decode step a step with a chunk may last where no target is given. Streams stay within
 three times their usual pace, with room for noise."""
 _SMOOTHING = 0.2
@@ -48,7 +48,7 @@ class LatencyBudget:
     """
 
     def __init__(self, target_itl: float | None = None) -> None:
-        """`target_itl` in seconds; None: 2.2 times what the decodes alone take."""
+        """`target_itl` in seconds; None: 1.75 times what the decodes alone take."""
         self.target_itl = target_itl
         self._base: dict[int, float] = {}
         self._cost: float | None = None

@@ -267,7 +267,7 @@ def _kernel_lines(torch: dict[str, Any]) -> list[tuple[str, str]]:
             ("GPU", f"{gpu['name']} ({gpu['capability']}), {size(gpu['free'])} free of {size(gpu['total'])}")
         )
     lines.append(("linears", ", ".join(f"{name}: {path}" for name, path in torch["linear"].items())))
-    lines.append(("attention", f"{torch['attention']}: gathers KV, then scaled dot product attention"))
+    lines.append(("attention", torch["attention"]))
     lines.append(("oneDNN for", ", ".join(half) or "float32 only"))
     return lines
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from engine.core.drafter import NgramDrafter
+from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence
 from engine.request import FinishReason
@@ -14,7 +16,13 @@ from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
-from tests.engine.harness import engine, fake, read, request, run
+from tests.engine import harness
+from tests.engine.harness import fake, read, request, run
+
+
+def engine(made: object, **config: float) -> AbstractAsyncContextManager[EngineCore]:
+    """With two steps in flight, which is not the default on a CPU."""
+    return harness.engine(made, **{"max_in_flight": 2, **config})  # type: ignore[arg-type]
 
 
 def overlapped(**options: object) -> InlineExecutor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from executors.kernels.cpu_attention import CpuAttention, KernelUnavailable
 from executors.llm.attention import TorchAttention
 from executors.llm.linear import can_pack
 from executors.llm.memory import cpu_threads
@@ -32,8 +33,16 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
         "threads": cpu_threads(),
         "linear": {name: PACKED if can_pack(dtype, device) else PLAIN for name, dtype in dtypes.items()},
-        "attention": TorchAttention.name,
+        "attention": _attention(),
     }
+
+
+def _attention() -> str:
+    """What decoder models get on a CPU here; compiles it if need be."""
+    try:
+        return f"{CpuAttention().name} on CPU; torch for float16 and other devices"
+    except KernelUnavailable as error:
+        return f"{TorchAttention.name} (gathers KV before each call); {error}"
 
 
 def _device(index: int) -> dict[str, Any]:

@@ -178,7 +178,7 @@ async def prefix(shape: str, rounds: int) -> Result:
 
 
 async def overlap(shape: str, rounds: int) -> Result:
-    """Output tokens a second with 1 and with 2 steps in flight: 64 requests of 32 + 64 tokens, and 16 at a time."""
+    """Output tokens a second with 1 and with 2 steps in flight: 64 requests at once, 32 + 64 tokens each."""
     found: dict[int, list[float]] = {1: [], 2: []}
     for number in range(rounds):
         for in_flight in found:

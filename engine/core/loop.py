@@ -308,9 +308,7 @@ class EngineCore:
 
     async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
         """Wait for a step's end or a command, whichever comes first."""
-        self._wake.clear()
-        if self._commands:
-            return
+        self._wake.clear()  # commands so far are applied: nothing was awaited since
         command = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait((result, command), return_when=asyncio.FIRST_COMPLETED)

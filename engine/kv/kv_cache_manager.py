@@ -117,12 +117,13 @@ class KvCacheManager:
         if not seq.siblings or not wanted or seq.output_token_ids:
             return None
         holders = [other for other in seq.siblings if other.block_table and not other.finished]
-        begun = {destination for _, destination in self._copies}
+        full, partial = divmod(wanted, self.layout.block_size)
+        to_come = {destination for _, destination in self._copies}
         for other in holders:
-            # One that is begun in this very step holds a block that is still to be copied.
-            if other.num_computed_tokens >= wanted and begun.isdisjoint(other.block_table):
-                full, partial = divmod(wanted, self.layout.block_size)
-                copied = other.block_table[full] if partial else None
+            if other.num_computed_tokens < wanted:
+                continue
+            copied = other.block_table[full] if partial else None
+            if copied not in to_come:  # that of one begun in this very step is itself still to be copied
                 return Hit(other.block_table[:full], wanted, copied)
         # Where the prompt is being computed it is worth waiting for.
         return Hit([], 0, pending=True) if holders else None

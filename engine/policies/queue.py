@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -26,14 +27,15 @@ class QueuePolicy(Protocol):
         """Running sequences, given in order of admission, the most important first."""
 
 
-class _Sorted:
+class _Sorted(ABC):
     """Sequences in ascending order of a key that never changes and is different for each."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[Any, Sequence]] = []
 
+    @abstractmethod
     def key(self, seq: Sequence) -> Any:
-        raise NotImplementedError
+        """What decides about a sequence's place."""
 
     def add(self, seq: Sequence) -> None:
         """Mostly at the end: as cheap as an append."""

@@ -14,6 +14,7 @@ from engine.policies.budget import MIN_CHUNK, FixedBudget, LatencyBudget
 from engine.policies.queue import Fcfs, Priority
 from engine.policies.victim import least_important, youngest
 from engine.request import Request
+from executors.contract import KvCacheHandle
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
@@ -117,10 +118,12 @@ async def test_the_least_important_gives_way() -> None:
         asked = [replace(request([i] * 8, 16), priority=priority) for i, priority in enumerate((2, 0, 1))]
         rolled_back: list[int] = []
         truncate = made.truncate_kv
-        made.truncate_kv = lambda handle, length: (
-            rolled_back.append(handle.cache_id),
-            truncate(handle, length),
-        )[1]  # type: ignore
+
+        def record(handle: KvCacheHandle, length: int) -> None:
+            rolled_back.append(handle.cache_id)
+            truncate(handle, length)
+
+        made.truncate_kv = record  # type: ignore[method-assign]
         results = await asyncio.gather(*(run(core, one) for one in asked))
     for one, (ids, _) in zip(asked, results, strict=True):
         assert ids == expected_tokens(one.prompt_token_ids, 16)
@@ -139,4 +142,4 @@ async def test_running_streams_get_small_chunks_beside_them() -> None:
             assert (await run(core, request(list(range(200)), 1)))[0] == expected_tokens(range(200), 1)
             steps[target] = made.steps - before
             assert (await stream)[0] == expected_tokens([1], 60)
-    assert steps[0.0] <= 3 and steps[0.001] >= 200 // 128, steps
+    assert steps[0.0] <= 3 and steps[0.001] >= 6, steps

@@ -18,11 +18,11 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim test-ops test-ops-ci check parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve test sim test-ops test-ops-ci check bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, tiny-train and tiny-eval."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, bench, bench-peers, tiny-train and tiny-eval."
 
 install: $(STAMP)  ## make .venv and install everything into it
 
@@ -51,6 +51,12 @@ check: $(STAMP)  ## format, lint, types, imports, promises
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.parity check
+
+bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
+	@exec $(BIN)/cohort bench $(ARGS)
+
+bench-peers: $(STAMP)  ## this server and vLLM in turn on generated models; ARGS="--workloads single,wide --rounds 2"
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 parity: $(STAMP)  ## compare every model family with transformers and rewrite README's table
 	$(BIN)/python -m pytest -q tests/executors/llm/test_parity.py --junitxml=$(REPORT)

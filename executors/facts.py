@@ -211,7 +211,10 @@ class OptimizationConfig:
     deterministic: bool = False
     """A sequence's tokens are the same bit for bit alone, in any batch, in chunks, and computed anew."""
     quantization: str | None = None
+    """"int8": weights held in int8, one scale per row, and activations rounded to int8 per token. None: as stored."""
     num_threads: int | None = None
+    cpu_isa: str | None = None
+    """Instruction set of the CPU kernels; None: the best that the CPU has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,11 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         seed=settings.seed,
         attention=ExecutorAttentionConfig(block_size=settings.block_size),
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=settings.kv_cache_memory_bytes),
-        optimization=OptimizationConfig(deterministic=settings.deterministic),
+        optimization=OptimizationConfig(
+            deterministic=settings.deterministic,
+            quantization=settings.quantization,
+            cpu_isa=settings.cpu_isa,
+        ),
         options=dict(settings.executor_option),
     )
 

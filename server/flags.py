@@ -15,6 +15,7 @@ ELSEWHERE: dict[str, str] = {
     "--async-scheduling": "--max-in-flight 2", "--no-async-scheduling": "--max-in-flight 1",
     "--speculative-config": "--num-speculative-tokens N",
     "--enable-deterministic-inference": "--deterministic",
+    "-q": "--quantization",
     # SGLang
     "--model-path": "the positional MODEL, or --model", "--tokenizer-path": "--tokenizer",
     "--context-length": "--max-model-len", "--mem-fraction-static": "--kv-cache-memory-bytes",
@@ -57,7 +58,7 @@ NOT_YET = frozenset(
     {
         "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--gpu-memory-utilization", "--enforce-eager",
-        "--disable-cuda-graph", "--quantization", "-q", "--kv-cache-dtype", "--enable-lora", "--lora-modules",
+        "--disable-cuda-graph", "--kv-cache-dtype", "--enable-lora", "--lora-modules",
         "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
         "--model-draft", "-md", "--draft", "--reasoning-parser", "--tool-call-parser", "--tokenizer-revision",
         "--api-server-count",

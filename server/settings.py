@@ -136,6 +136,8 @@ class Settings(BaseSettings):
     target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
     enable_prefix_caching: bool = True
     deterministic: bool = False
+    quantization: Text | None = None
+    cpu_isa: Text | None = None
     max_in_flight: Annotated[int, Field(ge=1)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 0
     load_format: str = "auto"

@@ -1,6 +1,6 @@
 """C++ that is compiled where it runs: for this machine's instructions, at first use, kept for the next start.
 
-    <cache>/attention-<isa>-<hash>.so      hash of source, flags and compiler version
+    <cache>/cohort_cpu-<isa>-<hash>.so     hash of source and headers, flags and compiler version
 
 <cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so it must be this user's
 alone; where it is not, or cannot be written, a temporary directory of this process takes its place.
@@ -50,7 +50,11 @@ _V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe".split())
 _V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 # Best first. Never -march=native: what is in the cache may be used on another machine that shares the home directory.
 ISAS = (
-    Isa("avx512_bf16", _V4 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Isa(
+        "avx512_bf16",
+        _V4 | {"avx512_bf16", "avx512_vnni"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+    ),
     Isa("avx512", _V4, ("-march=x86-64-v4",)),
     Isa("avx2", _V3, ("-march=x86-64-v3",)),
 )
@@ -91,7 +95,7 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
 def compiled(source: Path, isa: Isa) -> Path:
     """Path of the compiled library. Processes that compile the same at once each do, and the last one's stays."""
     command = find_compiler()
-    text = source.read_bytes()
+    text = b"\0".join(file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h"))))
     flags = (*_FLAGS, *isa.flags)
     key = b"\0".join([text, *(part.encode() for part in flags), _version(command).encode()])
     name = f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"

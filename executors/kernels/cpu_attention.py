@@ -1,4 +1,4 @@
-"""`CpuAttention`: attention of a whole step in one call per layer, by `attention.cpp`.
+"""`CpuAttention`: attention of a whole step in one call per layer, by `attention.h`.
 
     begin     once a step: which threads may do what (`plan`), where new keys and values go
     attend    per layer: writes them, then computes; nothing of the step is looked at again in Python
@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from executors.errors import OutOfMemory
-from executors.kernels.compiler import KernelUnavailable, library
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
 from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import Attend, KvSpec
+from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
 
-SOURCE = Path(__file__).with_name("attention.cpp")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 SPLIT = 512
-"""Keys of one split, as in attention.cpp."""
+"""Keys of one split, as in attention.h."""
 TILE_ROWS = 128
 """Rows, that is tokens times query heads of a key head, that share a packed tile of keys."""
 SERIAL_COST = 40_000
@@ -33,25 +31,23 @@ SERIAL_COST = 40_000
 _ROW_COST = 32
 """Packing a key costs about as much as this many rows' products with it."""
 
-_I64, _I32 = ctypes.c_int64, ctypes.c_int32
-
 
 class _Step(ctypes.Structure):
-    """`Step` of attention.cpp."""
+    """`Step` of attention.h."""
 
     _fields_ = [
-        *((name, _I64) for name in (
+        *((name, I64) for name in (
             "dtype", "heads", "kv_heads", "head_dim", "block_size", "num_blocks", "table_stride", "window", "tokens",
             "num_work", "num_groups", "max_rows", "partial_rows", "threads",
         )),
-        *((name, ctypes.c_void_p) for name in ("tables", "work", "cells", "partials", "counters")),
+        *((name, POINTER) for name in ("tables", "work", "cells", "partials", "counters")),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
     ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`work` int64 [n, 10]: `Work` of attention.cpp, dearest first. Each is done once per key head.
+    """`work` int64 [n, 10]: `Work` of attention.h, dearest first. Each is done once per key head.
 
     `groups` pieces of work are cut into `slots` splits in all, of at most `partial_rows` rows, whose partial results are
     kept until the last of a group merges them.
@@ -66,7 +62,7 @@ class Plan:
 
 
 def plan(step: StepArrays, heads: int, kv_heads: int, window: int | None, threads: int) -> Plan:
-    """How a step's attention is cut up for `threads`. Does not change results, see attention.cpp.
+    """How a step's attention is cut up for `threads`. Does not change results, see attention.h.
 
     A piece's cost is its keys times (rows + `_ROW_COST`). One that would keep a thread busy for over half its share is
     cut into its splits.
@@ -120,24 +116,52 @@ def supports(spec: KvSpec) -> bool:
     )
 
 
+class CpuAttend:
+    """One step's attention: called per layer, or read by `CpuForward`, which computes all layers in one call.
+
+    `steps` and `kv` have one address per layer: of its `_Step`, and of its keys and values. What a call returns is valid
+    until the next one.
+    """
+
+    def __init__(
+        self, kernels: CpuKernels, steps: dict[int | None, _Step], kept: list[np.ndarray], cache: KvCache, tokens: int
+    ) -> None:  # fmt: skip
+        spec = cache.spec
+        self._kernels, self._kept = kernels, (kept, steps, cache)  # what the pointers point at
+        self._shape = tokens, spec.num_heads, spec.head_dim
+        self._dtype = spec.dtype
+        self._out: torch.Tensor | None = None
+        pointers = POINTER * spec.num_layers
+        self.steps = pointers(*(ctypes.addressof(steps[window]) for window in spec.windows))
+        self.kv = pointers(*(layer.data_ptr() for layer in cache.layers))
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        if self._out is None:
+            # One for all layers: large tensors come from the system page by page, each time anew.
+            self._out = torch.empty(self._shape, dtype=self._dtype)
+        q, k, v = _dense(q), _dense(k), _dense(v)
+        if self._kernels.attend(
+            self.steps[layer], self.kv[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
+            v.data_ptr(), v.stride(0), self._out.data_ptr(),
+        ):  # fmt: skip
+            raise OutOfMemory(OUT_OF_MEMORY)
+        return self._out
+
+
 class CpuAttention:
     """An `AttentionBackend`. `threads` None: as many as torch uses."""
 
     def __init__(self, isa: str | None = None, threads: int | None = None) -> None:
         """`isa` is one of compiler.ISAS, by default the best that the CPU has. Raises KernelUnavailable."""
-        loaded, isa_name = library(SOURCE, isa)
-        self.name = f"cohort-cpu {isa_name}"
+        self._kernels = cpu_kernels(isa)
+        self.name = f"cohort-cpu {self._kernels.isa}"
         self.note = f"attention: {self.name}"
         self._threads = threads
-        self._call = loaded.cohort_attend
-        # Per layer: the step, kv, then (pointer, elements between tokens) of q, k and v, and out.
-        pointer = ctypes.c_void_p
-        self._call.argtypes = [pointer, pointer, pointer, _I64, pointer, _I64, pointer, _I64, pointer]
-        self._call.restype = ctypes.c_int
         self._partials = np.empty(0, np.float32)
 
-    def begin(self, step: StepArrays, cache: KvCache) -> Attend:
-        """See `AttentionBackend`. What `attend` returns is valid until its next call."""
+    def begin(self, step: StepArrays, cache: KvCache) -> CpuAttend:
+        """See `AttentionBackend`. What it returns is valid until the next call."""
         spec, block_size = cache.spec, cache.block_size
         threads = self._threads or torch.get_num_threads()
         tables = np.ascontiguousarray(step.tables, np.int32)
@@ -159,24 +183,7 @@ class CpuAttention:
                 made.partial_rows, made.threads, tables.ctypes.data, made.work.ctypes.data, cells.ctypes.data,
                 self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
             )  # fmt: skip
-        addresses = [ctypes.addressof(steps[window]) for window in spec.windows]
-        layers = [layer.data_ptr() for layer in cache.layers]
-        # One for all layers: large tensors come from the kernel page by page, each time anew.
-        out = torch.empty((len(step.token_ids), spec.num_heads, spec.head_dim), dtype=spec.dtype)
-        out_address, call = out.data_ptr(), self._call
-
-        def attend(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alive: object = (kept, steps)
-        ) -> torch.Tensor:
-            q, k, v = _dense(q), _dense(k), _dense(v)
-            if call(
-                addresses[layer], layers[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
-                v.data_ptr(), v.stride(0), out_address,
-            ):  # fmt: skip
-                raise OutOfMemory("no memory for attention's scratch space")
-            return out
-
-        return attend
+        return CpuAttend(self._kernels, steps, kept, cache, len(step.token_ids))
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
@@ -184,4 +191,4 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-__all__ = ["CpuAttention", "KernelUnavailable", "Plan", "plan", "supports"]
+__all__ = ["CpuAttend", "CpuAttention", "KernelUnavailable", "Plan", "plan", "supports"]

@@ -275,23 +275,25 @@ class TorchAttention:
         return band[None, None, :queries, first : first + keys]
 
 
-def choose_attention(spec: KvSpec, backend: str = "auto", deterministic: bool = False) -> AttentionBackend:
+def choose_attention(
+    spec: KvSpec, backend: str = "auto", deterministic: bool = False, isa: str | None = None
+) -> AttentionBackend:
     """What this model gets here; `backend` "torch" asks for torch's.
 
     May compile for a second or two. Without a compiler, or where the kernel does not fit, it is torch's, whose note says why.
     Only the kernel is `deterministic`: raises ConfigError where that is asked for and cannot be had.
     """
-    chosen = _choose(spec, backend)
+    chosen = _choose(spec, backend, isa)
     if deterministic and not isinstance(chosen, cpu_attention.CpuAttention):
         raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
     return chosen
 
 
-def _choose(spec: KvSpec, backend: str) -> AttentionBackend:
+def _choose(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
     if backend == "torch" or not cpu_attention.supports(spec):
         return TorchAttention()
     try:
-        return cpu_attention.CpuAttention()
+        return cpu_attention.CpuAttention(isa)
     except cpu_attention.KernelUnavailable as error:
         _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
         return TorchAttention(str(error))

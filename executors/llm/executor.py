@@ -247,7 +247,8 @@ class LlmExecutor(BatchModelExecutor):
 
     def _attention(self, cache: KvCache) -> AttentionBackend:
         config = self.config
-        return choose_attention(cache.spec, config.attention.backend, config.optimization.deterministic)
+        wanted = config.optimization
+        return choose_attention(cache.spec, config.attention.backend, wanted.deterministic, wanted.cpu_isa)
 
     def _try_out(self, loaded: _Loaded) -> None:
         self._progress("warmup", 0, 1)

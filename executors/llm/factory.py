@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
+from executors.kernels import CPU_ISAS
 from executors.llm.models.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+QUANTIZATIONS = ("int8",)
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
 """Far more than any machine computes at once, refused before the weights are loaded: what memory allows is known only then
 (`sizing.py`). Offsets within a step are int32."""
@@ -65,9 +67,13 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"attention backend {config.attention.backend!r} is not supported; supported: auto, torch"
         )
-    if config.optimization.quantization is not None:
+    if config.optimization.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(
-            f"quantization {config.optimization.quantization!r} is not supported; supported: none"
+            f"quantization {config.optimization.quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}"
+        )
+    if config.optimization.cpu_isa not in (None, *CPU_ISAS):
+        raise ConfigError(
+            f"cpu_isa {config.optimization.cpu_isa!r} is not supported; supported: {', '.join(CPU_ISAS)}"
         )
     if config.options:
         raise ConfigError(

@@ -16,6 +16,7 @@ import torch
 
 from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, KvLayout
+from executors.kernels.cpu import huge_pages
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sizing import Claim
@@ -55,8 +56,9 @@ class KvCache:
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy takes zero pages from the kernel, which become memory when written; torch.zeros writes them all at once.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    # Pages that become memory when they are written; torch.zeros would write them all at once. Large ones: the keys of a
+    # block and head are one small page, and looking up an address for each took as long as reading them.
+    return torch.from_numpy(huge_pages(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""y = x W^T + b, plain or with the weight packed for oneDNN.
+"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN where those cannot be had, or plain.
 
-Packed bf16 reads memory about twice as fast as `F.linear` when there are few rows, which is what decoding is: measured on
-2 cores, 151936 x 1024 at one row 8 ms instead of 19, 6144 x 1024 at 16 rows 0.44 ms instead of 0.64; equal bit for bit.
+A linear that will be packed for the kernels never holds its weight in rows: the loader hands the rows over as it reads them.
 """
 
 from __future__ import annotations
@@ -9,9 +8,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
 
 def padded_rows(rows: int) -> int:
-    """How many rows a packed linear really computes for `rows` of them: at most a third more, an eighth from 33 on.
+    """How many rows a linear packed for oneDNN really computes for `rows` of them: at most a third more, an eighth from 33.
 
     oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them. Steps have any number of
     tokens; with few sizes the kernels are soon all there, and they take little memory.
@@ -23,40 +26,75 @@ def padded_rows(rows: int) -> int:
 
 
 class Linear:
-    """`weight` [out, in], None once it is packed; `bias` [out] or None. Allocated here, filled by the loader."""
+    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader. `packed` takes the weight's place:
+    then `weight` is a shape without memory ("meta"), or None once it was packed for oneDNN."""
 
-    __slots__ = ("_least_rows", "_packed", "bias", "weight")
+    __slots__ = ("_onednn", "bias", "packed", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
-        self._packed: torch.Tensor | None = None
-        self._least_rows = 1
+        self.packed: PackedWeight | None = None
+        self._onednn: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None:
+        """[m, in] -> [m, out]."""
+        if self.packed is not None:
+            return self.packed(x)
+        if self._onednn is not None:
             rows = len(x)
-            if (wanted := max(self._least_rows, padded_rows(rows))) != rows:
+            if (wanted := padded_rows(rows)) != rows:
                 return self._compute(F.pad(x, (0, 0, 0, wanted - rows)))[:rows]
             return self._compute(x)
         return F.linear(x, self.weight, self.bias)
 
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor | None:
+        """act(gate) * up in one go; None where it was not packed so."""
+        if self.packed is None or not self.packed.struct.form:
+            return None
+        return self.packed(x, ACTIVATIONS[activation])
+
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
 
-    def pack(self, least_rows: int = 1) -> None:
-        """Replace the weight by its packed form, see `can_pack`, and never compute fewer than `least_rows` rows.
+    def reserve(self, kernels: CpuKernels, int8: bool = False, gated: bool = False) -> None:
+        """Be packed for `kernels` from the start: give up the weight's memory, which nothing has touched yet.
 
-        With 2 of them a row's result is the same bit for bit in a batch of any size (measured for 2 to 2,048 rows): a
-        product with one row sums up in another order.
+        `gated`: the rows are a gate and an up projection, to be computed by `gated`.
         """
-        self._least_rows = least_rows
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        assert self.weight is not None
+        rows, columns = self.weight.shape
+        dtype = self.weight.dtype
+        kind = "int8" if int8 else _NAMES[dtype]
+        self.weight = torch.empty(rows, columns, dtype=dtype, device="meta")
+        self.packed = PackedWeight(kernels, rows, columns, kind, gated)
+
+    def finish(self) -> None:
+        """Once all rows and the bias are loaded."""
+        if self.packed is not None:
+            self.packed.set_bias(self.bias)
+
+    def pack_onednn(self) -> None:
+        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`."""
+        self._onednn = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self.weight = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the weight takes, bias not counted."""
+        if self.packed is not None:
+            return self.packed.num_bytes
+        held = self._onednn if self.weight is None else self.weight
+        return 0 if held is None else held.numel() * held.element_size()
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if packed linears work here and are worth it: bf16 on a CPU whose oneDNN has bf16 kernels."""
+
+def kernels_support(dtype: torch.dtype) -> bool:
+    """Whether the CPU kernels have linears for weights of `dtype`."""
+    return dtype in DTYPES
+
+
+def can_pack_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if linears packed for oneDNN work here and are worth it: bf16 on a CPU whose oneDNN has bf16 kernels."""
     if dtype is not torch.bfloat16 or device.type != "cpu":
         return False
     try:
@@ -65,7 +103,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
         # oneDNN may have been told to use less than the CPU offers, and then refuses: ask it.
         trial = Linear(32, 32, False, dtype, device)
         trial.weight = torch.zeros(32, 32, dtype=dtype)
-        trial.pack()
+        trial.pack_onednn()
         trial(torch.zeros(1, 32, dtype=dtype))
     except (RuntimeError, AttributeError):
         return False

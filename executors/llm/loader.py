@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +10,17 @@ import torch
 
 from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, ModelInfo
+from executors.kernels import cpu_forward
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.kv_cache import plan_kv
-from executors.llm.linear import can_pack
+from executors.llm.linear import kernels_support
 from executors.llm.memory import memory_limit
 from executors.llm.models.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
 from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, load_weights
 
+_log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 
@@ -39,12 +44,13 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     dtype = weights_dtype(config, decoder_config, directory)
-    if config.optimization.deterministic and not can_pack(dtype, device):
-        raise ConfigError(
-            f"deterministic: needs bfloat16 on a CPU with AVX512; this model is served as {DTYPE_NAMES[dtype]} on {device}"
-        )
+    kernels, missing = choose_kernels(config, dtype, device)
+    int8 = config.optimization.quantization == "int8"
+    if kernels is None and (config.optimization.deterministic or int8):
+        asked = "quantization int8" if int8 else "deterministic"
+        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}")
     try:
-        decoder = Decoder(decoder_config, dtype, device)
+        decoder = Decoder(decoder_config, dtype, device, kernels, int8)
         if config.memory.kv_cache_memory_bytes is not None:
             plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
         _check_room(decoder, config)
@@ -58,24 +64,51 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             raise
         first = str(error).strip().splitlines()[0][:200]
         raise OutOfMemory(f"{directory}: no memory for the weights: {first}") from None
-    info, parameter_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
-    packed_bytes = decoder.pack(config.optimization.deterministic)
     return LoadedModel(
         decoder,
-        info,
-        parameter_bytes + (packed_bytes or 0),
-        activation_elements(decoder_config) * dtype.itemsize,
-        _slow(dtype, device, packed_bytes is not None),
+        model_info(config, decoder, max_model_len),
+        decoder.num_bytes(),
+        activation_bytes(decoder_config, dtype),
+        _how_fast(decoder, kernels, missing),
     )
 
 
-def _slow(dtype: torch.dtype, device: torch.device, packed: bool) -> str | None:
-    """What there is to say of a dtype that is slow here."""
-    if device.type != "cpu" or packed or dtype is torch.float32:
+def choose_kernels(
+    config: ExecutorConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[CpuKernels | None, str]:
+    """Cohort's kernels for a model of `dtype`, or None and why there are none. May compile for some seconds.
+
+    Raises ConfigError where an instruction set was asked for that this CPU has not.
+    """
+    isa = config.optimization.cpu_isa
+    if device.type != "cpu":
+        return None, f"they are for CPUs, this model is on {device}"
+    if config.attention.backend == "torch":
+        return None, "the attention backend torch was asked for"
+    if not kernels_support(dtype):
+        return None, f"there are none for {DTYPE_NAMES[dtype]}"
+    try:
+        return cpu_kernels(isa), ""
+    except KernelUnavailable as error:
+        if isa is not None:
+            raise ConfigError(f"cpu_isa {isa}: {error}") from None
+        _log.warning("linears: torch, which is slower than Cohort's kernels: %s", error)
+        return None, str(error)
+
+
+def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str | None:
+    """What there is to say of the linears and layers."""
+    if decoder.device.type != "cpu":
         return None
-    if dtype is torch.float16 and can_pack(torch.bfloat16, device):
+    if kernels is not None:
+        why = cpu_forward.why_not(decoder)
+        held = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        layers = "in one call" if why is None else f"by torch around the kernels, for {why}"
+        return f"linears: cohort-cpu {kernels.isa}, {held}; layers: {layers}"
+    if decoder.dtype is torch.float16:
         return "float16 linears are slow on this CPU: --dtype bfloat16 is several times as fast"
-    return f"{DTYPE_NAMES[dtype]} linears are slow: this CPU has no oneDNN kernels for them; --dtype float32 may be faster"
+    packed = " packed for oneDNN" if decoder.packed else ""
+    return f"linears: torch{packed}, slower than Cohort's kernels: {missing}"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -120,11 +153,15 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
         )
 
 
-def activation_elements(config: DecoderConfig) -> int:
-    """Elements per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product."""
+def activation_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product.
+
+    More than the layers in one call take, which keep the residual in fp32 but write in place.
+    """
     # Experts run one after the other: at worst every token is in the same one.
     inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
-    return 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * inner
+    elements = 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * inner
+    return elements * dtype.itemsize
 
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
@@ -142,6 +179,7 @@ def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> 
         logits_width=c.vocab_size,
         max_model_len=max_model_len,
         dtype=DTYPE_NAMES[decoder.dtype],
+        quantization="int8" if decoder.int8 else None,
         num_parameters=decoder.num_parameters(),
         device=str(decoder.device),
     )

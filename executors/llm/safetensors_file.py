@@ -27,6 +27,8 @@ _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 _MAX_HEADER = 100_000_000
 _PIECE = 8 << 20
+_ROWS = 64
+"""Pieces of a matrix are multiples of so many rows: packing likes whole groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class SafetensorsFile:
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise ConfigError(f"{path}: cannot be read ({error})") from None
         self._entries, self._data = _read_header(path, self._map)
+        self._kept = False
 
     def names(self) -> list[str]:
         """Names of all tensors."""
@@ -86,15 +89,9 @@ class SafetensorsFile:
 
         Raises ConfigError where float16 cannot hold a number: infinite weights would answer with nothing but errors.
         """
-        entry = self._entries[name]
-        dtype = self.dtype(name)
-        begin = self._data + entry.begin
-        count = math.prod(entry.shape)
-        if not count:
-            return
-        source = torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(entry.shape)
-        narrows = target.dtype is torch.float16 and dtype is not torch.float16
-        at = begin
+        source = self._view(name)
+        narrows = target.dtype is torch.float16 and source.dtype is not torch.float16
+        at = self._data + self._entries[name].begin
         for to, piece in _pieces(target, source):
             to.copy_(piece)
             if narrows and not torch.isfinite(to).all():
@@ -103,6 +100,35 @@ class SafetensorsFile:
                 )
             self._give_back(at, at + piece.nbytes)
             at += piece.nbytes
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """The tensor as it lies in the file, which stays open for it. Its pages are read when they are looked at."""
+        self._kept = True
+        return self._view(name)
+
+    def _view(self, name: str) -> torch.Tensor:
+        entry, dtype = self._entries[name], self.dtype(name)
+        count = math.prod(entry.shape)
+        if not count:
+            return torch.empty(entry.shape, dtype=dtype)
+        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=self._data + entry.begin)
+        return flat.view(entry.shape)
+
+    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, rows [count, columns]) of a matrix in pieces, giving the file's pages back behind each; `turned`: of
+        its transpose, in one piece."""
+        entry = self._entries[name]
+        source, begin = self._view(name), self._data + entry.begin
+        if turned:
+            yield 0, source.T.contiguous()
+            self._give_back(begin, begin + source.nbytes)
+            return
+        row = source[0].nbytes if source.numel() else 1
+        count = max(_ROWS, _PIECE // row // _ROWS * _ROWS)
+        for first in range(0, len(source), count):
+            piece = source[first : first + count]
+            yield first, piece
+            self._give_back(begin + first * row, begin + first * row + piece.nbytes)
 
     def _give_back(self, begin: int, end: int) -> None:
         """Drop the pages that end in bytes [begin, end) of the file; the one that `end` lies in is still to be read."""
@@ -113,8 +139,9 @@ class SafetensorsFile:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
     def close(self) -> None:
-        """Unmap the file."""
-        self._map.close()
+        """Unmap the file, unless a tensor still lies in it: then that tensor's end unmaps it."""
+        if not self._kept:
+            self._map.close()
 
 
 def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -14,6 +14,7 @@ import torch
 from executors.errors import ConfigError
 from executors.llm.models.config import read_json
 from executors.llm.models.decoder import Decoder
+from executors.llm.models.parameters import Place
 from executors.llm.safetensors_file import SafetensorsFile
 
 Progress = Callable[[str, int, int], None]
@@ -89,7 +90,11 @@ def checkpoint_dtype(directory: Path) -> torch.dtype:
 
 
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
-    """Copy a checkpoint into `decoder`, casting to its dtype. Raises ConfigError before anything is copied."""
+    """Copy a checkpoint into `decoder`, casting to its dtype, and finish it. Raises ConfigError before anything is copied.
+
+    The rows of packed linears go straight from the file to where they are packed. An embedding that no linear needs, or one
+    that is packed as well, stays in the file.
+    """
     checkpoint = Checkpoint(directory)
     try:
         targets = _targets(decoder, checkpoint)
@@ -101,22 +106,34 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
         for file in checkpoint.files.values():
             for name in file.names():
                 if name in targets:
-                    file.copy_into(name, targets[name])
+                    _load(decoder, file, name, targets[name])
                     done += file.num_bytes(name)
                     progress("weights", done, total)
     finally:
         checkpoint.close()
+    decoder.finish()
 
 
-def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
+    if place.packed:
+        assert place.linear is not None and place.linear.packed is not None
+        for begin, rows in file.rows(name, place.turned):
+            place.linear.packed.fill(rows, place.begin + begin)
+    if place.tensor is decoder.embed and decoder.maps_embedding:
+        decoder.embed, decoder.embed_mapped = file.mapped(name), True
+    elif place.tensor.device.type != "meta":
+        file.copy_into(name, place.tensor)
+
+
+def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
     """The decoder's parameters by the names that this checkpoint gives them."""
-    targets, prefix = decoder.parameters(), decoder.config.family.prefix
+    targets, prefix = decoder.places(), decoder.config.family.prefix
     if prefix and not any(name.startswith(prefix) for name in checkpoint.names()):
-        return {name.removeprefix(prefix): tensor for name, tensor in targets.items()}
+        return {name.removeprefix(prefix): place for name, place in targets.items()}
     return targets
 
 
-def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, torch.Tensor]) -> None:
+def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
     """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast."""
     present = checkpoint.names()
     where = checkpoint.directory
@@ -128,9 +145,9 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, torch.Te
     if surplus:
         raise ConfigError(f"{where}: {_some(surplus)} not part of {architecture} as config.json describes it")
     head_norms = decoder.head_norms()
-    for name, target in targets.items():
+    for name, place in targets.items():
         file = checkpoint.file_of(name)
-        expected = tuple(target.shape[1:] if name in head_norms else target.shape)
+        expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
         if file.shape(name) != expected:
             found = list(file.shape(name))
             raise ConfigError(f"{file.path}: {name} has shape {found}; config.json makes it {list(expected)}")
@@ -152,19 +169,38 @@ def _some(names: list[str]) -> str:
     return f"{len(names)} tensors ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}) are"
 
 
+_DUMMY_ROWS = 4096
+
+
 def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
     """Random weights in place, the same for the same seed: norms 1, biases 0, the rest normal with deviation 0.02."""
     head_norms = decoder.head_norms()
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
-    targets = decoder.parameters()
-    total = sum(t.numel() * t.element_size() for t in targets.values())
+    places = decoder.places()
+    total = sum(place.tensor.numel() * place.tensor.element_size() for place in places.values())
     done = 0
-    for name, target in targets.items():
+    for name, place in places.items():
+        target = place.tensor
         if name.endswith(".bias"):
             target.zero_()
         elif target.dim() == 1 or name in head_norms:
             target.fill_(1.0)
         else:
-            target.normal_(0.0, 0.02, generator=generator)
+            _fill_rows(place, generator)
         done += target.numel() * target.element_size()
         progress("dummy weights", done, total)
+    decoder.finish()
+
+
+def _fill_rows(place: Place, generator: torch.Generator) -> None:
+    rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
+    for begin in range(0, rows, _DUMMY_ROWS):
+        count = min(_DUMMY_ROWS, rows - begin)
+        part = torch.empty(count, columns, dtype=place.tensor.dtype, device=generator.device)
+        part.normal_(0.0, 0.02, generator=generator)
+        if place.packed:
+            assert place.linear is not None and place.linear.packed is not None
+            place.linear.packed.fill(part, place.begin + begin)
+        if place.tensor.device.type != "meta":
+            target = place.tensor.T if place.turned else place.tensor
+            target[begin : begin + count] = part

@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
-from executors.llm.linear import Linear, can_pack, padded_rows
+from executors.kernels.cpu import ACTIVATIONS, CpuKernels
+from executors.llm.linear import Linear, can_pack_onednn, padded_rows
 from executors.llm.models import parameters as naming
 from executors.llm.models.config import DecoderConfig, LayerConfig
 from executors.llm.models.modules import Experts, Mlp, Norm
@@ -84,6 +85,16 @@ class PreparedModel(Protocol):
         """Called once, when weights are loaded and KV is planned."""
 
 
+class FusedForward(Protocol):
+    """All layers in one call."""
+
+    def takes(self, attend: Attend) -> bool:
+        """Whether it can work with this attention."""
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm."""
+
+
 @runtime_checkable
 class UnifiedModel(DecoderOnlyLLM, Protocol):
     """A model that computes any mix of prefill chunks and decode steps in one forward."""
@@ -126,13 +137,23 @@ class Layer:
 class Decoder:
     """A decoder-only transformer whose parameters are allocated, not filled: see `weights.py` and `parameters()`.
 
-    Memory of the parameters is not touched before they are loaded. `prepare` comes before the first forward.
+    Memory of the parameters is not touched before they are loaded. `finish` and `prepare` come before the first forward.
+
+    With `kernels` linears are packed for them as they are loaded, in int8 if asked for, and the embedding may stay in its
+    file (`embed_mapped`, any float dtype): it is only ever looked up by rows.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
+        int8: bool = False,
+    ) -> None:  # fmt: skip
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.int8 = int8
+        self.embed_mapped = False
+        self._kernels = kernels
+        self._fused: FusedForward | None = None
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.position_embed: torch.Tensor | None = None
         if config.family.names.positions:
@@ -140,7 +161,7 @@ class Decoder:
             self.position_embed = torch.empty(shape, dtype=dtype, device=device)
         # Rounded as the family rounds it: a scale of the embedding's dtype.
         scaled = config.family.embed_scaled
-        self._embed_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype)) if scaled else 1.0
+        self.embed_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype)) if scaled else 1.0
         self.layers = [Layer(config, layer, dtype, device) for layer in config.layers]
         self.final_norm = Norm(config.family.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
@@ -148,14 +169,54 @@ class Decoder:
         )
         if config.tied:
             self.lm_head.weight = self.embed
-        self._packed = False
+        self._onednn = False
         self.rotary: list[torch.Tensor] = []
+        if kernels is not None:
+            self._reserve(kernels, int8)
+
+    def _reserve(self, kernels: CpuKernels, int8: bool) -> None:
+        fused = self.config.activation in ACTIVATIONS
+        for layer in self.layers:
+            layer.qkv.reserve(kernels, int8)
+            layer.o.reserve(kernels, int8)
+            layer.mlp.reserve(kernels, int8, fused)
+        self.lm_head.reserve(kernels, int8)
+
+    def finish(self) -> None:
+        """Called once, when all parameters are loaded."""
+        if self._kernels is not None:
+            for linear in self._linears():
+                linear.finish()
+        elif can_pack_onednn(self.dtype, self.device):
+            for linear in self._linears():
+                linear.pack_onednn()
+            # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
+            self._onednn = True
+
+    @property
+    def packed(self) -> bool:
+        """Whether the linears are laid out for this CPU."""
+        return self._kernels is not None or self._onednn
+
+    @property
+    def maps_embedding(self) -> bool:
+        """Whether the embedding may stay in the file."""
+        return self._kernels is not None
+
+    def _linears(self) -> list[Linear]:
+        layers = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
+        return [*layers, self.lm_head]
 
     def prepare(self, max_model_len: int) -> None:
         """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""
         self.rotary = [
             rotary_table(rope, max_model_len, self.device, self.dtype) for rope in self.config.ropes
         ]
+        if self._kernels is not None:
+            from executors.kernels import cpu_forward  # which knows decoders
+
+            if cpu_forward.why_not(self) is None:
+                self._fused = cpu_forward.CpuForward(self._kernels, self)
 
     @property
     def kv_spec(self) -> KvSpec:
@@ -170,13 +231,15 @@ class Decoder:
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
         tokens = len(inputs.token_ids)
-        if self._packed and (wanted := padded_rows(tokens)) != tokens:
+        if self._fused is not None and self._fused.takes(inputs.attend):
+            return self._fused(inputs.token_ids, inputs.positions, inputs.attend)
+        if self._onednn and (wanted := padded_rows(tokens)) != tokens:
             # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
             inputs = _padded(inputs, wanted)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
-        x = self.embed.index_select(0, inputs.token_ids)
-        if self._embed_scale != 1.0:
-            x = x * self._embed_scale
+        x = self.embed.index_select(0, inputs.token_ids).to(self.dtype)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
         if self.position_embed is not None:
             x = x + self.position_embed.index_select(0, inputs.positions)
         for index, layer in enumerate(self.layers):
@@ -231,22 +294,9 @@ class Decoder:
         """Names in `parameters()` whose checkpoint tensor is broadcast over heads."""
         return naming.head_norms(self)
 
-    def pack(self, deterministic: bool = False) -> int | None:
-        """Once the weights are loaded: lay the linears out as the device likes best; returns the bytes of memory that
-        took, None where nothing can be gained. The packed weights are not in `parameters()` any more.
-
-        `deterministic`: a row's result does not depend on how many others there are.
-        """
-        least_rows = 2 if deterministic else 1
-        if not can_pack(self.dtype, self.device):
-            return None
-        for layer in self.layers:
-            for linear in (layer.qkv, layer.o, *layer.mlp.linears):
-                linear.pack(least_rows)
-        self.lm_head.pack(least_rows)
-        self._packed = True
-        # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
-        return self.embed.numel() * self.embed.element_size() if self.config.tied else 0
+    def places(self) -> dict[str, naming.Place]:
+        """Checkpoint name -> where that tensor goes, see `parameters.py`."""
+        return naming.places(self)
 
     def num_parameters(self) -> int:
         """Elements as the checkpoint counts them, a tied head once."""
@@ -254,9 +304,14 @@ class Decoder:
         return sum(t.shape[-1] if name in shared else t.numel() for name, t in self.parameters().items())
 
     def num_bytes(self) -> int:
-        """Bytes that the parameters and the rotary tables take."""
-        tensors = [*self.parameters().values(), *self.rotary]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        """Bytes of memory that the parameters and the rotary tables take. A mapped embedding takes none of its own."""
+        alone = [place.tensor for place in self.places().values() if place.linear is None]
+        embedded = self.config.tied and self.packed and not self.embed_mapped  # beside the head that it is
+        tensors = [*alone, *self.rotary, *([self.embed] if embedded else [])]
+        if self.embed_mapped:
+            tensors = [tensor for tensor in tensors if tensor is not self.embed]
+        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return held + sum(linear.num_bytes for linear in self._linears())
 
 
 def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:

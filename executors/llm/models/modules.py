@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from executors.kernels.cpu import CpuKernels
 from executors.llm.linear import Linear
 from executors.llm.models.config import DecoderConfig
 from executors.llm.models.families import NormKind
@@ -67,12 +68,16 @@ class Mlp:
     ) -> None:
         self.gated = bool(config.family.names.gate)
         self.inner = inner
+        self.activation = config.activation
         self.act = ACTIVATIONS[config.activation]
         self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
         self.down = Linear(config.hidden_size, inner, bias, dtype, device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
+        gated = self.gate_up.gated(x, self.activation)
+        if gated is not None:
+            return self.down(gated)
         inner = self.gate_up(x)
         if not self.gated:
             return self.down(self.act(inner))
@@ -83,6 +88,11 @@ class Mlp:
     def linears(self) -> tuple[Linear, ...]:
         """What can be packed."""
         return self.gate_up, self.down
+
+    def reserve(self, kernels: CpuKernels, int8: bool, fused: bool) -> None:
+        """Pack for `kernels`; `fused`: they know the activation."""
+        self.gate_up.reserve(kernels, int8, gated=self.gated and fused)
+        self.down.reserve(kernels, int8)
 
 
 class Experts:
@@ -124,3 +134,9 @@ class Experts:
     def linears(self) -> tuple[Linear, ...]:
         """What can be packed."""
         return (self.router, *(linear for expert in self.experts for linear in expert.linears))
+
+    def reserve(self, kernels: CpuKernels, int8: bool, fused: bool) -> None:
+        """Pack for `kernels`. The router is small and decides much: it is never int8."""
+        self.router.reserve(kernels)
+        for expert in self.experts:
+            expert.reserve(kernels, int8, fused)

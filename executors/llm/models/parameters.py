@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,29 +14,60 @@ from executors.llm.models.modules import Experts, Mlp, Norm
 if TYPE_CHECKING:
     from executors.llm.models.decoder import Decoder, Layer
 
-Named = Iterator[tuple[str, torch.Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint tensor goes: into `tensor`, which has its shape (that of a head's norm: see `places`).
+
+    Where `linear` is given and packed, `tensor` is a shape without memory and the rows go to `linear.packed`, the first as
+    row `begin`; if `turned`, they are the checkpoint's columns. An embedding that is the head as well is both.
+    """
+
+    tensor: torch.Tensor
+    linear: Linear | None = None
+    begin: int = 0
+    turned: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether its rows go to a packed linear."""
+        return self.linear is not None and self.linear.packed is not None
+
+
+Named = Iterator[tuple[str, Place]]
 
 
 def parameters(decoder: Decoder) -> dict[str, torch.Tensor]:
-    """Checkpoint name -> the memory that tensor is to be copied into, in the checkpoint's shape.
+    """Checkpoint name -> the memory that tensor is to be copied into, see `places`."""
+    return {name: place.tensor for name, place in places(decoder).items()}
+
+
+def places(decoder: Decoder) -> dict[str, Place]:
+    """Checkpoint name -> where that tensor goes, in the checkpoint's shape.
 
     A linear that is merged here and not in the checkpoint appears as its parts; one that the checkpoint stores [in, out]
     as its transposed view. The norm of a query or key head is a [heads, head_dim] block here: its checkpoint tensor
     [head_dim] is broadcast into it.
     """
     names, transposed = decoder.config.family.names, decoder.config.family.transposed
-    found: dict[str, torch.Tensor] = {f"{names.embed}.weight": decoder.embed}
+    embed = Place(decoder.embed, decoder.lm_head if decoder.config.tied else None)
+    found = {f"{names.embed}.weight": embed}
     if decoder.position_embed is not None:
-        found[f"{names.positions}.weight"] = decoder.position_embed
+        found[f"{names.positions}.weight"] = Place(decoder.position_embed)
     if not decoder.config.tied:
-        assert decoder.lm_head.weight is not None, "packed weights cannot be loaded into"
-        found[f"{names.lm_head}.weight"] = decoder.lm_head.weight
-    found.update(decoder.final_norm.parameters(names.final_norm))
+        found.update(_parts(decoder.lm_head, ((names.lm_head, -1),)))
+    found.update(_of_norm(decoder.final_norm, names.final_norm))
     for i, layer in enumerate(decoder.layers):
-        for name, tensor in _of_layer(decoder, layer):
-            turned = transposed and tensor.dim() == 2 and name.endswith(".weight")
-            found[name.replace("{i}", str(i))] = tensor.T if turned else tensor
+        for name, place in _of_layer(decoder, layer):
+            if transposed and place.tensor.dim() == 2 and name.endswith(".weight"):
+                place = Place(place.tensor.T, place.linear, place.begin, turned=True)
+            found[name.replace("{i}", str(i))] = place
     return found
+
+
+def _of_norm(norm: Norm, name: str) -> Named:
+    for part, tensor in norm.parameters(name).items():
+        yield part, Place(tensor)
 
 
 def head_norms(decoder: Decoder) -> frozenset[str]:
@@ -71,18 +103,18 @@ def _of_layer(decoder: Decoder, layer: Layer) -> Named:
     )
     for norm, name in norms:
         if norm is not None:
-            yield from norm.parameters(name).items()
+            yield from _of_norm(norm, name)
     if layer.qk_norm is not None:
-        yield f"{names.q_norm}.weight", layer.qk_norm[: c.num_heads]
-        yield f"{names.k_norm}.weight", layer.qk_norm[c.num_heads :]
+        yield f"{names.q_norm}.weight", Place(layer.qk_norm[: c.num_heads])
+        yield f"{names.k_norm}.weight", Place(layer.qk_norm[c.num_heads :])
 
 
 def _of_experts(decoder: Decoder, experts: Experts) -> Named:
     names = decoder.config.family.names
     yield from _parts(experts.router, ((names.router, experts.moe.num_experts),))
     for e, expert in enumerate(experts.experts):
-        for name, tensor in _of_mlp(expert, "", names.expert_gate, names.expert_up, names.expert_down):
-            yield name.replace("{e}", str(e)), tensor
+        for name, place in _of_mlp(expert, "", names.expert_gate, names.expert_up, names.expert_down):
+            yield name.replace("{e}", str(e)), place
 
 
 def _of_mlp(mlp: Mlp, gate_up: str, gate: str, up: str, down: str) -> Named:
@@ -101,7 +133,7 @@ def _parts(linear: Linear, parts: tuple[tuple[str, int], ...]) -> Named:
     begin = 0
     for name, rows in parts:
         end = len(linear.weight) if rows < 0 else begin + rows
-        yield f"{name}.weight", linear.weight[begin:end]
+        yield f"{name}.weight", Place(linear.weight[begin:end], linear, begin)
         if linear.bias is not None:
-            yield f"{name}.bias", linear.bias[begin:end]
+            yield f"{name}.bias", Place(linear.bias[begin:end])
         begin = end

@@ -22,7 +22,7 @@ from executors.facts import ExecutorConfig
 from executors.llm import loader, sizing
 from executors.llm.factory import LlmFactory
 from executors.llm.kv_cache import CPU_SHARE, KvPlan, plan_kv
-from executors.llm.linear import can_pack
+from executors.llm.linear import can_pack_onednn
 from executors.llm.loader import LoadedModel
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.config import DecoderConfig, read_config, read_json
@@ -94,12 +94,27 @@ def sketch_model(
     max_len = config.max_model_len or shape.context_length
     # Without rotary tables, which the executor makes once KV is planned.
     decoder = Decoder(shape, dtype, torch.device("meta"))
-    num_bytes = decoder.num_bytes()
-    if can_pack(dtype, device) and shape.tied:
-        num_bytes += decoder.embed.numel() * dtype.itemsize  # see Decoder.pack
+    num_bytes = _bytes_when_loaded(config, decoder, device)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))
-    return LoadedModel(model, info, num_bytes, loader.activation_elements(shape) * dtype.itemsize)
+    return LoadedModel(model, info, num_bytes, loader.activation_bytes(shape, dtype))
+
+
+def _bytes_when_loaded(config: ExecutorConfig, decoder: Decoder, device: torch.device) -> int:
+    """What the weights of an unpacked `decoder` will take on `device`, packed as they would be there."""
+    held, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
+    kernels, _ = loader.choose_kernels(config, decoder.dtype, device)
+    tied = decoder.config.tied
+    if kernels is None:
+        return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
+    if config.load_format != "dummy":
+        held -= 0 if tied else embed  # it stays in the file; a tied one is held once, packed as the head
+    elif tied:
+        held += embed
+    if config.optimization.quantization == "int8":
+        linears = held - (0 if tied or config.load_format != "dummy" else embed)
+        held -= linears * (decoder.dtype.itemsize - 1) // decoder.dtype.itemsize
+    return held
 
 
 def checkpoint_facts(directory: Path) -> dict[str, Any]:

@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 
-from executors.kernels.cpu_attention import CpuAttention, KernelUnavailable
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.attention import TorchAttention
-from executors.llm.linear import can_pack
+from executors.llm.linear import can_pack_onednn, kernels_support
 from executors.llm.memory import cpu_threads
 
-PACKED, PLAIN = "packed oneDNN weights", "plain torch"
+ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """All of it; `job` is not read."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    kernels = _kernels()
     return {
         "torch": torch.__version__,
         "cuda_build": torch.version.cuda,
@@ -32,17 +34,25 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "bf16_kernels": _onednn_has("_is_mkldnn_bf16_supported"),
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
         "threads": cpu_threads(),
-        "linear": {name: PACKED if can_pack(dtype, device) else PLAIN for name, dtype in dtypes.items()},
-        "attention": _attention(),
+        "linear": {name: _linear(dtype, device, kernels) for name, dtype in dtypes.items()},
+        "attention": f"cohort-cpu {kernels.isa} on CPU; torch for float16 and other devices"
+        if isinstance(kernels, CpuKernels)
+        else f"{TorchAttention.name} (gathers KV before each call); {kernels}",
     }
 
 
-def _attention() -> str:
-    """What decoder models get on a CPU here; compiles it if need be."""
+def _kernels() -> CpuKernels | str:
+    """What decoder models get on a CPU here, compiled if need be, or why they do not."""
     try:
-        return f"{CpuAttention().name} on CPU; torch for float16 and other devices"
+        return cpu_kernels()
     except KernelUnavailable as error:
-        return f"{TorchAttention.name} (gathers KV before each call); {error}"
+        return str(error)
+
+
+def _linear(dtype: torch.dtype, device: torch.device, kernels: CpuKernels | str) -> str:
+    if device.type == "cpu" and kernels_support(dtype) and isinstance(kernels, CpuKernels):
+        return f"cohort-cpu {kernels.isa}"
+    return ONEDNN if can_pack_onednn(dtype, device) else PLAIN
 
 
 def _device(index: int) -> dict[str, Any]:

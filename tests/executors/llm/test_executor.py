@@ -254,7 +254,7 @@ def test_few_sizes_of_steps_are_computed():
 
 def test_packed_linears_equal_plain_ones(qwen3):
     settings = config(qwen3, dtype="bfloat16")
-    packed = load_model(settings, lambda *report: None).model.layers[0].mlp.gate_up
+    packed = load_model(settings, lambda *report: None).model.layers[0].mlp
     from executors.llm.models.config import read_config
     from executors.llm.models.decoder import Decoder
     from executors.llm.weights import load_weights
@@ -263,9 +263,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
     load_weights(decoder, qwen3, lambda *report: None)
     for rows in (1, 2, 7, 9, 33, 64):
         x = torch.randn(rows, 48).bfloat16()
-        assert torch.allclose(
-            packed(x).float(), decoder.layers[0].mlp.gate_up(x).float(), rtol=0.01, atol=0.01
-        )
+        assert torch.allclose(packed(x).float(), decoder.layers[0].mlp(x).float(), rtol=0.02, atol=0.02)
 
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):

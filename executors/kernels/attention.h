@@ -16,18 +16,14 @@
 //
 // Online softmax over tiles: Milakov and Gimelshein 2018; splits: Flash-Decoding (Dao et al. 2023).
 
-#include <immintrin.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#pragma once
 
-#include <atomic>
-#include <cmath>
+#include "simd.h"
+#include "team.h"
 
 namespace {
 
 constexpr int64_t TILE = 64, SPLIT = 512;
-constexpr float LOG2E = 1.44269504088896340736f;
 
 struct Work {
   int64_t row, tokens, pos, item;             // query tokens row..row+tokens, the first at position pos of its sequence
@@ -46,181 +42,11 @@ struct Step {
   float scale, softcap;  // softcap 0: none
 };
 
-// ---- vectors of floats ---------------------------------------------------------------------------------------------
-
-#if defined(__AVX512F__)
-constexpr int W = 16;
-constexpr int MAX_N = 4;  // 6 rows x 4 vectors of sums: 24 of 32 registers
-using F = __m512;
-using M = __mmask16;
-inline F load(const float* p) { return _mm512_loadu_ps(p); }
-inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
-inline F all(float a) { return _mm512_set1_ps(a); }
-inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
-inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-inline F add(F a, F b) { return _mm512_add_ps(a, b); }
-inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-inline F div(F a, F b) { return _mm512_div_ps(a, b); }
-inline F larger(F a, F b) { return _mm512_max_ps(a, b); }   // b where one of them is NaN
-inline F smaller(F a, F b) { return _mm512_min_ps(a, b); }  // likewise
-inline F nearest(F a) { return _mm512_roundscale_ps(a, 8); }
-inline F times_pow2(F a, F n) { return _mm512_scalef_ps(a, n); }
-inline float max_of(F a) { return _mm512_reduce_max_ps(a); }
-inline float sum_of(F a) { return _mm512_reduce_add_ps(a); }
-inline F keep(F a, uint64_t bits, F other) { return _mm512_mask_mov_ps(other, (M)bits, a); }
-inline M first_of(int64_t n) { return n >= W ? (M)0xffff : (M)((1u << n) - 1); }
-inline F load_some(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_of(n), p); }
-inline F load_some(const uint16_t* p, int64_t n) {
-  __m256i half = _mm256_maskz_loadu_epi16(first_of(n), p);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-inline void store_some(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first_of(n), a); }
-inline void store_some(uint16_t* p, F a, int64_t n) {
-#if defined(__AVX512BF16__)
-  __m256i half = (__m256i)_mm512_cvtneps_pbh(a);
-#else
-  __m512i i = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
-  i = _mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(i, 16));
-#endif
-  _mm256_mask_storeu_epi16(p, first_of(n), half);
-}
-inline void transpose(F* f) {
-  __m512i r[16], t[16];
-  for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(f[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  // Quarter c of r[4 i + j] now is column 4 c + j of rows 4 i .. 4 i + 3.
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; j++) {
-    __m512i a = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88), b = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
-    __m512i c = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88), d = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
-    f[j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0x88));
-    f[4 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0x88));
-    f[8 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0xdd));
-    f[12 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0xdd));
-  }
-}
-#else
-constexpr int W = 8;
-constexpr int MAX_N = 2;  // 6 x 2: 12 of 16 registers
-using F = __m256;
-inline F load(const float* p) { return _mm256_loadu_ps(p); }
-inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
-inline F all(float a) { return _mm256_set1_ps(a); }
-inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-inline F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
-inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-inline F add(F a, F b) { return _mm256_add_ps(a, b); }
-inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-inline F div(F a, F b) { return _mm256_div_ps(a, b); }
-inline F larger(F a, F b) { return _mm256_max_ps(a, b); }
-inline F smaller(F a, F b) { return _mm256_min_ps(a, b); }
-inline F nearest(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline F times_pow2(F a, F n) {  // n in -200..126; 0 below the normal numbers
-  __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  F tiny = _mm256_cmp_ps(n, all(-126.0f), _CMP_LT_OQ);
-  // Where n is NaN so is a, and times anything it stays NaN.
-  return _mm256_andnot_ps(tiny, mul(a, _mm256_castsi256_ps(e)));
-}
-inline float max_of(F a) {
-  __m128 h = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  h = _mm_max_ps(h, _mm_movehl_ps(h, h));
-  return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
-}
-inline float sum_of(F a) {
-  __m128 h = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  h = _mm_add_ps(h, _mm_movehl_ps(h, h));
-  return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
-}
-inline F keep(F a, uint64_t bits, F other) {
-  __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  __m256i on = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)(bits & 255)), each), each);
-  return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(on));
-}
-inline F load_some(const float* p, int64_t n) {
-  if (n >= W) return load(p);
-  float some[W] = {};
-  memcpy(some, p, n * sizeof *p);
-  return load(some);
-}
-inline F load_some(const uint16_t* p, int64_t n) {
-  uint16_t some[W] = {};
-  if (n < W) memcpy(some, p, n * sizeof *p);
-  __m128i half = _mm_loadu_si128((const __m128i*)(n < W ? some : p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-inline void store_some(float* p, F a, int64_t n) {
-  if (n >= W) return store(p, a);
-  float some[W];
-  store(some, a);
-  memcpy(p, some, n * sizeof *p);
-}
-inline void store_some(uint16_t* p, F a, int64_t n) {
-  __m256i i = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
-  i = _mm256_srli_epi32(_mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-  __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
-  if (n >= W) return _mm_storeu_si128((__m128i*)p, half);
-  uint16_t some[W];
-  _mm_storeu_si128((__m128i*)some, half);
-  memcpy(p, some, n * sizeof *p);
-}
-inline void transpose(F* r) {
-  F t[8], u[8];
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; i++) {
-    r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-    r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
-  }
-}
-#endif
-
 constexpr int VECTORS = TILE / W;
 
-// 2^x, relative error below 2e-7: 0 below 2^-126, exactly 1 at 0; NaN stays NaN. x up to 126.
-inline F exp2f(F x) {
-  x = larger(all(-200.0f), x);
-  F n = nearest(x), f = sub(x, n);
-  F p = all(1.5403530e-4f);
-  p = fma(p, f, all(1.3333558e-3f));
-  p = fma(p, f, all(9.6181291e-3f));
-  p = fma(p, f, all(5.5504109e-2f));
-  p = fma(p, f, all(2.4022651e-1f));
-  p = fma(p, f, all(6.9314718e-1f));
-  p = fma(p, f, all(1.0f));
-  return times_pow2(p, n);
-}
-inline float exp2_one(float x) {
-  float lanes[W];
-  store(lanes, exp2f(all(x)));
-  return lanes[0];
-}
-
-inline void soon(const void* p, int64_t offset) { _mm_prefetch((const char*)((uintptr_t)p + offset), _MM_HINT_T0); }
-
 // ---- two ways to multiply ------------------------------------------------------------------------------------------
-// `Unit` is what one lane of a packed operand holds, DEPTH elements along the summed dimension. Packing asks for the rows
-// that come next, `ahead`, a line at a time: blocks lie anywhere, and the CPU does not prefetch across pages.
+// `Unit` is what one lane of a packed operand holds, DEPTH elements along the summed dimension. Of a tile, `count` keys and
+// values are packed: nothing reads further. Packing asks for the rows that come next, `ahead`, a line at a time: blocks lie anywhere, and the CPU does not prefetch across pages.
 
 struct Floats {
   using Unit = float;
@@ -237,8 +63,8 @@ struct Floats {
   }
   // keys[i] -> out[d][i]
   template <class T>
-  static void pack_keys(Unit* out, const T* const* keys, int64_t head_dim, const T* const* ahead) {
-    for (int64_t g = 0; g < TILE; g += W)
+  static void pack_keys(Unit* out, const T* const* keys, int64_t count, int64_t head_dim, const T* const* ahead) {
+    for (int64_t g = 0; g < count; g += W)
       for (int64_t d = 0; d < head_dim; d += W) {
         F r[W];
         for (int i = 0; i < W; i++) soon(ahead[g + i], d * sizeof(T));
@@ -249,8 +75,9 @@ struct Floats {
   }
   // values[i] -> out[i][d]
   template <class T>
-  static void pack_values(Unit* out, const T* const* values, int64_t head_dim, int64_t padded, const T* const* ahead) {
-    for (int64_t i = 0; i < TILE; i++)
+  static void pack_values(Unit* out, const T* const* values, int64_t count, int64_t head_dim, int64_t padded,
+                          const T* const* ahead) {
+    for (int64_t i = 0; i < count; i++)
       for (int64_t d = 0; d < padded; d += W) {
         soon(ahead[i], d * sizeof(T));
         store(out + i * padded + d, values[i] && d < head_dim ? load_some(values[i] + d, head_dim - d) : all(0.0f));
@@ -278,9 +105,10 @@ struct Pairs {
   static void row(Unit* out, const uint16_t* in, int64_t n) {
     for (int64_t d = 0; d < n; d += 32) _mm512_storeu_si512(out + d / 2, load_words(in + d, n - d));
   }
-  static void pack_keys(Unit* out, const uint16_t* const* keys, int64_t head_dim, const uint16_t* const* ahead) {
+  static void pack_keys(Unit* out, const uint16_t* const* keys, int64_t count, int64_t head_dim,
+                        const uint16_t* const* ahead) {
     int64_t units = (head_dim + 1) / 2;
-    for (int64_t g = 0; g < TILE; g += 16)
+    for (int64_t g = 0; g < count; g += 16)
       for (int64_t d = 0; d < units; d += 16) {
         F r[16];
 #pragma GCC unroll 16
@@ -298,7 +126,7 @@ struct Pairs {
       }
   }
   // values[2 i], values[2 i + 1] -> out[i][d]
-  static void pack_values(Unit* out, const uint16_t* const* values, int64_t head_dim, int64_t padded,
+  static void pack_values(Unit* out, const uint16_t* const* values, int64_t count, int64_t head_dim, int64_t padded,
                           const uint16_t* const* ahead) {
     alignas(64) uint16_t low[32], high[32];
     for (int i = 0; i < 16; i++) {
@@ -306,7 +134,7 @@ struct Pairs {
       high[2 * i] = (uint16_t)(16 + i), high[2 * i + 1] = (uint16_t)(48 + i);
     }
     __m512i pick_low = _mm512_load_si512(low), pick_high = _mm512_load_si512(high), zero = _mm512_setzero_si512();
-    for (int64_t i = 0; i < TILE / 2; i++)
+    for (int64_t i = 0; i < (count + 1) / 2; i++)
       for (int64_t d = 0; d < padded; d += 32) {
         soon(ahead[2 * i], 2 * d);
         soon(ahead[2 * i + 1], 2 * d);
@@ -584,8 +412,9 @@ struct Worker {
         find(w, head, next, begin, end, side ^ 1);
       else
         guess(side ^ 1);
-      Op::pack_keys(keys, key_rows[side], s.head_dim, value_rows[side]);
-      Op::pack_values(values, value_rows[side], s.head_dim, padded, key_rows[side ^ 1]);
+      int64_t count = end - tile < TILE ? end - tile : TILE;
+      Op::pack_keys(keys, key_rows[side], count, s.head_dim, key_rows[side ^ 1]);
+      Op::pack_values(values, value_rows[side], count, s.head_dim, padded, value_rows[side ^ 1]);
       // Queries before the tile, and those whose window begins after it, see none of its keys.
       int64_t row = tile > w.pos ? (tile - w.pos) * group : 0, stop = rows;
       if (s.window && tile + TILE + s.window - 1 - w.pos < w.tokens) stop = (tile + TILE + s.window - 1 - w.pos) * group;
@@ -620,43 +449,34 @@ struct Worker {
   }
 };
 
-// ---- the call ------------------------------------------------------------------------------------------------------
+// ---- as a phase of a team ----------------------------------------------------------------------------------------
 
 template <class T>
-void put(const Step& s, T* kv, const T* k, int64_t k_stride, const T* v, int64_t v_stride, int64_t token) {
-  int64_t plane = s.num_blocks * s.kv_heads * s.block_size * s.head_dim;
+inline T* key_cell(const Step& s, T* kv, int64_t token, int64_t kv_head) {
+  return kv + (s.cells[token] + kv_head * s.block_size) * s.head_dim;
+}
+inline int64_t value_plane(const Step& s) { return s.num_blocks * s.kv_heads * s.block_size * s.head_dim; }
+
+template <class T>
+inline void put(const Step& s, T* kv, const T* k, int64_t k_stride, const T* v, int64_t v_stride, int64_t token) {
   for (int64_t h = 0; h < s.kv_heads; h++) {
-    T* cell = kv + (s.cells[token] + h * s.block_size) * s.head_dim;
+    T* cell = key_cell(s, kv, token, h);
     memcpy(cell, k + token * k_stride + h * s.head_dim, s.head_dim * sizeof(T));
-    memcpy(cell + plane, v + token * v_stride + h * s.head_dim, s.head_dim * sizeof(T));
+    memcpy(cell + value_plane(s), v + token * v_stride + h * s.head_dim, s.head_dim * sizeof(T));
   }
 }
 
+// One thread's share. `counter` and s.counters are 0 at first, and all keys and values of this step are in their cells.
 template <class T, class Op>
-int attend(const Step& s, T* kv, const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* v,
-           int64_t v_stride, T* out) {
-  memset(s.counters, 0, s.num_groups * s.kv_heads * sizeof(int32_t));
-  std::atomic<int64_t> next{0};
-  std::atomic<int> failed{0};
-  // Nobody reads before all is written: keys that one sequence computes may be in another's table.
-  bool few = s.tokens <= 32;
-  for (int64_t t = 0; few && t < s.tokens; t++) put(s, kv, k, k_stride, v, v_stride, t);
-#pragma omp parallel num_threads((int)s.threads) if (s.threads > 1)
-  {
-    if (!few) {
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < s.tokens; t++) put(s, kv, k, k_stride, v, v_stride, t);
-    }
-    Worker<T, Op> worker(s, kv, q, q_stride, out, next);
-    if (worker.prepare()) {
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < s.num_work * s.kv_heads;)
-        worker.run(((const Work*)s.work)[i / s.kv_heads], i % s.kv_heads);
-    } else {
-      failed = 1;
-    }
-  }
-  return failed;
+bool attend(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, Counter& counter) {
+  Worker<T, Op> worker(s, kv, q, q_stride, out, counter.next);
+  if (!worker.prepare()) return false;
+  for (int64_t i; (i = counter.take(1)) < s.num_work * s.kv_heads;)
+    worker.run(((const Work*)s.work)[i / s.kv_heads], i % s.kv_heads);
+  return true;
 }
+
+inline void clear_counters(const Step& s) { memset(s.counters, 0, s.num_groups * s.kv_heads * sizeof(int32_t)); }
 
 #if defined(__AVX512BF16__)
 using Bf16Op = Pairs;
@@ -665,13 +485,3 @@ using Bf16Op = Floats;
 #endif
 
 }  // namespace
-
-// 0, or 1 where there is no memory. Strides count elements between tokens; heads and head_dim lie densely.
-extern "C" int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, const void* k, int64_t k_stride,
-                             const void* v, int64_t v_stride, void* out) {
-  if (s->dtype == 0)
-    return attend<float, Floats>(*s, (float*)kv, (const float*)q, q_stride, (const float*)k, k_stride, (const float*)v,
-                                 v_stride, (float*)out);
-  using B = uint16_t;
-  return attend<B, Bf16Op>(*s, (B*)kv, (const B*)q, q_stride, (const B*)k, k_stride, (const B*)v, v_stride, (B*)out);
-}

@@ -1,0 +1,89 @@
+"""What this machine can do at most, in a process of its own: no server may share its threads.
+
+python -m benchmarks.peers.limits
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_ROUNDS = 30
+_READ_BYTES = 1 << 29
+"""Far more than any cache holds."""
+
+
+def measured() -> dict[str, float]:
+    """Gigabytes read a second, and bf16 GFLOP/s of large products; the best of several rounds each.
+
+    Raises subprocess.CalledProcessError.
+    """
+    command = [sys.executable, "-m", "benchmarks.peers.limits"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def higher(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """The better of two measurements: on a shared machine each is at most what the machine can do."""
+    return {name: max(one[name], other[name]) for name in one}
+
+
+def main() -> None:
+    """Measure here, print JSON."""
+    import torch
+
+    with torch.inference_mode():
+        print(json.dumps({"read_gb_per_s": _read(torch), "bf16_gflop_per_s": _multiply(torch)}))
+
+
+def _read(torch: Any) -> float:
+    """By summing a large array, and by products of one row with packed weights: whichever reads faster."""
+    rate = _READ_BYTES / _best(torch.ones(_READ_BYTES // 4).sum)
+    layers = [
+        _packed(torch, torch.randn(3072, 1024).bfloat16()) for _ in range(_READ_BYTES // (2 * 3072 * 1024))
+    ]
+    x = torch.randn(1, 1024).bfloat16()
+
+    def decode() -> None:
+        for multiply in layers:
+            multiply(x)
+
+    return max(rate, len(layers) * 2 * 3072 * 1024 / _best(decode)) / 1e9
+
+
+def _multiply(torch: Any) -> float:
+    best = 0.0
+    for rows, inner, outer in ((512, 1024, 3072), (2048, 1024, 6144), (2048, 4096, 4096)):
+        multiply = _packed(torch, torch.randn(outer, inner).bfloat16())
+        x = torch.randn(rows, inner).bfloat16()
+        best = max(best, 2.0 * rows * inner * outer / _best(lambda multiply=multiply, x=x: multiply(x)))
+    return best / 1e9
+
+
+def _packed(torch: Any, weight: Any) -> Callable[[Any], Any]:
+    """A product with weights in oneDNN's own order where this build has that."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return lambda x: torch.nn.functional.linear(x, weight)
+
+
+def _best(work: Callable[[], Any]) -> float:
+    """Seconds of the fastest of several rounds."""
+    work()
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+// The library that Python loads: C functions over attention.h, gemm.h and forward.h. All arrays are the caller's.
+
+#include "forward.h"
+
+namespace {
+
+// One product on its own, with its left operand as it comes.
+template <class Op, class T>
+bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<T>& to, int threads) {
+  int64_t steps = w.steps();
+  Scratch memory;
+  if (!memory.reserve(m * steps * sizeof(typename Op::Word) + m * sizeof(float) + 256)) return false;
+  auto* words = memory.take<typename Op::Word>(m * steps);
+  float* scales = memory.take<float>(m);
+  Counter rows, panels;
+  Team team;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    team.join(omp_get_num_threads());
+    for (int64_t i; (i = rows.take(4)) < m;)
+      for (int64_t r = i; r < m && r < i + 4; r++) scales[r] = Op::convert(words + r * steps, a + r * w.columns, w.columns);
+    team.barrier();
+    multiply<Op, T>(w, words, steps, scales, m, to, panels, threads);
+  }
+  free(memory.memory);
+  return true;
+}
+
+template <class T>
+bool multiply_any(const Linear& w, const T* a, int64_t m, T* out, int64_t activation, int threads) {
+  Target<T> to = {out, w.outputs(), nullptr, activation};
+  if (w.kind == FP32) return multiply_alone<FloatProduct, T>(w, a, m, to, threads);
+  if (w.kind == BF16) return multiply_alone<Bf16Product, T>(w, a, m, to, threads);
+  return multiply_alone<Int8Product, T>(w, a, m, to, threads);
+}
+
+// Writes keys and values of a step, then computes its attention. Strides count elements between tokens.
+template <class T, class Op>
+int attend_alone(const Step& s, T* kv, const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* v,
+                 int64_t v_stride, T* out) {
+  clear_counters(s);
+  Counter tokens, work;
+  Team team;
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads((int)s.threads) if (s.threads > 1)
+  {
+    team.join(omp_get_num_threads());
+    for (int64_t i; (i = tokens.take(32)) < s.tokens;)
+      for (int64_t t = i; t < s.tokens && t < i + 32; t++) put(s, kv, k, k_stride, v, v_stride, t);
+    team.barrier();  // keys that one sequence computes may be in another's table
+    if (!attend<T, Op>(s, kv, q, q_stride, out, work)) failed = 1;
+  }
+  return failed;
+}
+
+}  // namespace
+
+// Each returns 0, or 1 where there is no memory.
+extern "C" {
+
+int cohort_nr() { return NR; }
+
+// `dtype` of `in` and rows: 0 float, 1 bf16.
+int cohort_pack(const Linear* w, int64_t dtype, const void* in, int64_t begin, int64_t count, int64_t threads) {
+  if (dtype == 0) return pack(*w, (const float*)in, begin, count, (int)threads);
+  return pack(*w, (const uint16_t*)in, begin, count, (int)threads);
+}
+
+// out [m][outputs] of `dtype`, a [m][columns] likewise.
+int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, void* out, int64_t activation, int64_t threads) {
+  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, (int)threads);
+  return !multiply_any(*w, (const uint16_t*)a, m, (uint16_t*)out, activation, (int)threads);
+}
+
+// q, k, v, out: [T][heads][head_dim], a token's heads in one piece.
+int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
+                  int64_t v_stride, void* out) {
+  if (s->dtype == 0)
+    return attend_alone<float, Floats>(*s, (float*)kv, (const float*)q, q_stride, (const float*)k, k_stride,
+                                       (const float*)v, v_stride, (float*)out);
+  using B = uint16_t;
+  return attend_alone<B, Bf16Op>(*s, (B*)kv, (const B*)q, q_stride, (const B*)k, k_stride, (const B*)v, v_stride, (B*)out);
+}
+
+int cohort_forward(const Model* m, const Call* c) {
+  if (m->dtype == 0)
+    return m->kind == INT8 ? forward<Int8Product, float>(*m, *c) : forward<FloatProduct, float>(*m, *c);
+  return m->kind == INT8 ? forward<Int8Product, uint16_t>(*m, *c) : forward<Bf16Product, uint16_t>(*m, *c);
+}
+}

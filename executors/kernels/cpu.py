@@ -1,0 +1,134 @@
+"""Cohort's own CPU kernels: the compiled library, and weights packed for it.
+
+cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
+gemm.h              linear layers          team.h      threads of one call
+attention.h         paged attention        forward.h   all layers of a step in one call
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from executors.errors import OutOfMemory
+from executors.kernels.compiler import library
+
+SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""By the numbers that the library knows them by."""
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""How weights are held: `Kind` of gemm.h."""
+_DEPTHS = (1, 2, 4)
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
+"""By the names of config.json: `Activation` of gemm.h. Others are not fused."""
+OUT_OF_MEMORY = "no memory for a kernel's scratch space"
+
+I64, POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` of gemm.h."""
+
+    _fields_ = [
+        *((name, I64) for name in ("kind", "form", "rows", "columns")),
+        *((name, POINTER) for name in ("packed", "bias", "scales", "sums")),
+    ]  # fmt: skip
+
+
+class CpuKernels:
+    """The library, for one instruction set. Raises KernelUnavailable."""
+
+    def __init__(self, isa: str | None = None) -> None:
+        """`isa` is one of compiler.ISAS, by default the best that the CPU has."""
+        loaded, self.isa = library(SOURCE, isa)
+        self.panel_rows: int = loaded.cohort_nr()
+        """Weight rows that lie side by side."""
+        self.pack, self.linear, self.attend, self.forward = (
+            loaded.cohort_pack, loaded.cohort_linear, loaded.cohort_attend, loaded.cohort_forward,
+        )  # fmt: skip
+        self.pack.argtypes = [POINTER, I64, POINTER, I64, I64, I64]
+        self.linear.argtypes = [POINTER, I64, POINTER, I64, POINTER, I64, I64]
+        # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
+        self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
+        self.forward.argtypes = [POINTER, POINTER]
+        for call in (self.pack, self.linear, self.attend, self.forward):
+            call.restype = ctypes.c_int
+
+
+@lru_cache(maxsize=8)
+def cpu_kernels(isa: str | None = None) -> CpuKernels:
+    """The library, loaded once. Raises KernelUnavailable; what failed is tried again at the next call."""
+    return CpuKernels(isa)
+
+
+class PackedWeight:
+    """A weight [rows, columns] laid out for the kernels, filled in any number of pieces; then callable.
+
+    `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it gives
+    act(gate(x)) * up(x). `kind` is one of KINDS.
+    """
+
+    def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
+        self._kernels = kernels
+        self.outputs = rows // 2 if gated else rows
+        depth, per_panel = _DEPTHS[KINDS[kind]], kernels.panel_rows // (2 if gated else 1)
+        panels = -(-self.outputs // per_panel)
+        self._memory = huge_pages(panels * -(-columns // depth) * kernels.panel_rows * 4)
+        per_row = panels * kernels.panel_rows if kind == "int8" else 0
+        self._scales, self._sums = np.zeros(per_row, np.float32), np.zeros(per_row, np.int32)
+        self._bias: torch.Tensor | None = None
+        self.struct = LinearStruct(
+            KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None,
+            self._scales.ctypes.data if per_row else None, self._sums.ctypes.data if per_row else None,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.struct)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory it takes."""
+        return self._memory.nbytes + self._scales.nbytes + self._sums.nbytes
+
+    def fill(self, source: torch.Tensor, begin: int) -> None:
+        """Take rows [count, columns] of any float dtype, the first of which is row `begin`."""
+        if source.dtype not in DTYPES:
+            source = source.float()
+        source = source.contiguous()
+        failed = self._kernels.pack(
+            self.address, DTYPES[source.dtype], source.data_ptr(), begin, len(source), torch.get_num_threads()
+        )
+        if failed:
+            raise OutOfMemory(OUT_OF_MEMORY)
+
+    def set_bias(self, bias: torch.Tensor | None) -> None:
+        """[rows], added to the results (before the activation)."""
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.struct.bias = None if self._bias is None else self._bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor, activation: int = 0) -> torch.Tensor:
+        """[m, columns] -> [m, outputs], both of one of DTYPES. Whatever m is, a row's result is the same bit for bit."""
+        x = x.contiguous()
+        out = torch.empty((len(x), self.outputs), dtype=x.dtype)
+        if len(x) and self._kernels.linear(
+            self.address, DTYPES[x.dtype], x.data_ptr(), len(x), out.data_ptr(), activation, torch.get_num_threads()
+        ):  # fmt: skip
+            raise OutOfMemory(OUT_OF_MEMORY)
+        return out
+
+
+def huge_pages(num_bytes: int) -> np.ndarray:
+    """uint8 [num_bytes] of zeros, in large pages where the system has them: reading weights then misses the TLB less, and
+    filling them takes a fraction of the page faults. Raises OutOfMemory."""
+    try:
+        memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfMemory(f"no memory for {num_bytes:,} bytes of weights: {error.strerror}") from None
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without them
+    return np.frombuffer(memory, np.uint8, num_bytes)

@@ -1,0 +1,213 @@
+// The forward of a whole step: all layers of a decoder in one parallel region.
+//
+//   x = embed[token]                                                                       x: fp32, the residual stream
+//   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
+//               norm(x) -> gate and up, activation -> down, added to x
+//   out = norm(x)
+//
+// Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
+// is computed by itself and in one order of sums, so that its result depends neither on other rows nor on threads.
+//
+// RMSNorm: Zhang and Sennrich 2019. Rotary embedding: Su et al. 2021, halves swapped as in Hugging Face's layout.
+#pragma once
+
+#include <omp.h>
+
+#include <new>
+#include <type_traits>
+
+#include "attention.h"
+#include "gemm.h"
+
+namespace {
+
+struct Layer {
+  const Linear *qkv, *o, *gate_up, *down;
+  const float *attn_norm, *mlp_norm;  // [hidden]
+  const float *q_norm, *k_norm;       // [head_dim], or null
+  const void* rotary;                 // [positions][2][rotary_dim] cosines and signed sines, or null
+};
+
+struct Model {
+  int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim, inner, activation, num_layers;
+  const Layer* layers;
+  const float* final_norm;
+  float eps, embed_scale;
+};
+
+// What differs from step to step. Attention's `Step`, keys and values are per layer.
+struct Call {
+  int64_t tokens, threads;
+  const int64_t* token_ids;  // rows of `embed`
+  const int64_t* positions;
+  const Step* const* attention;
+  void* const* kv;
+  const void* embed;  // [vocabulary][hidden]
+  void* out;          // [tokens][hidden]
+};
+
+thread_local Scratch workspace;
+
+// out = x / rms(x) * weight.
+inline void rms_norm(float* out, const float* x, const float* weight, int64_t n, float eps) {
+  F squares = all(0.0f);
+  for (int64_t i = 0; i < n; i += W) {
+    F a = load_some(x + i, n - i);
+    squares = fma(a, a, squares);
+  }
+  F factor = all(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
+  for (int64_t i = 0; i < n; i += W)
+    store_some(out + i, mul(mul(load_some(x + i, n - i), factor), load_some(weight + i, n - i)), n - i);
+}
+
+// x rotated by a row of the table, in place; what lies behind `dim` stays.
+template <class T>
+inline void rotate(float* x, const T* table, int64_t dim) {
+  int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i += W) {
+    int64_t left = half - i;
+    F one = load_some(x + i, left), two = load_some(x + half + i, left);
+    F a = fma(two, load_some(table + dim + i, left), mul(one, load_some(table + i, left)));
+    F b = fma(one, load_some(table + dim + half + i, left), mul(two, load_some(table + half + i, left)));
+    store_some(x + i, a, left);
+    store_some(x + half + i, b, left);
+  }
+}
+
+template <class Op, class T>
+struct Forward {
+  using Word = typename Op::Word;
+  const Model& m;
+  const Call& c;
+  Team team;
+  Counter* counters;
+  float *x, *scales;
+  Word* words;
+  T *qkv, *mixed, *inner;
+  std::atomic<int> failed{0};
+
+  static constexpr int64_t PHASES = 10;
+  // Where the bf16 values are what the product reads, nothing is converted.
+  static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
+
+  Forward(const Model& m, const Call& c) : m(m), c(c) {}
+
+  int64_t q_size() const { return m.heads * m.head_dim; }
+  int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
+
+  bool prepare() {
+    int64_t widest = m.hidden > q_size() ? m.hidden : q_size(), tokens = c.tokens;
+    widest = widest > m.inner ? widest : m.inner;
+    int64_t steps = (widest + Op::DEPTH - 1) / Op::DEPTH, phases = PHASES * m.num_layers + 2;
+    size_t bytes = phases * sizeof(Counter) + tokens * (m.hidden + 1) * 4 + tokens * steps * sizeof(Word) +
+                   tokens * (qkv_size() + q_size() + m.inner) * sizeof(T) + 1024;
+    if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
+    counters = workspace.take<Counter>(phases);
+    for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
+    x = workspace.take<float>(tokens * m.hidden);
+    scales = workspace.take<float>(tokens);
+    words = workspace.take<Word>(tokens * steps);
+    qkv = workspace.take<T>(tokens * qkv_size());
+    mixed = workspace.take<T>(tokens * q_size());
+    inner = workspace.take<T>(tokens * m.inner);
+    return true;
+  }
+
+  // Threads take rows; `row` is called for each.
+  template <class Each>
+  void rows(Counter& counter, Each row) {
+    int64_t some = c.tokens > 64 ? 8 : 1;
+    for (int64_t i; (i = counter.take(some)) < c.tokens;)
+      for (int64_t t = i; t < c.tokens && t < i + some; t++) row(t);
+    team.barrier();
+  }
+
+  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
+    rows(counter, [&](int64_t t) {
+      rms_norm(line, x + t * m.hidden, weight, m.hidden, m.eps);
+      scales[t] = Op::convert(words + t * next.steps(), line, m.hidden);
+    });
+  }
+
+  void product(const Linear& w, const Word* a, Target<T> to, Counter& counter) {
+    multiply<Op, T>(w, a, w.steps(), scales, c.tokens, to, counter, team.size);
+    team.barrier();
+  }
+
+  // x += w values, [tokens][columns of w].
+  void add_product(const Linear& w, const T* values, Counter* counter) {
+    const Word* a = (const Word*)values;
+    if (!AS_IS || w.columns % 2) {
+      rows(counter[0], [&](int64_t t) {
+        scales[t] = Op::convert(words + t * w.steps(), values + t * w.columns, w.columns);
+      });
+      a = words;
+    }
+    product(w, a, {nullptr, m.hidden, x, 0}, counter[1]);
+  }
+
+  // Norm and rotation of a token's query and key heads; keys and values to their cells.
+  void heads(const Layer& layer, const Step& step, T* kv, int64_t t, float* line) {
+    T* token = qkv + t * qkv_size();
+    int64_t size = m.head_dim;
+    const T* table = layer.rotary ? (const T*)layer.rotary + c.positions[t] * 2 * m.rotary_dim : nullptr;
+    for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
+      T *from = token + h * size, *to = h < m.heads ? from : key_cell(step, kv, t, h - m.heads);
+      const float* weight = h < m.heads ? layer.q_norm : layer.k_norm;
+      widen(line, from, size);
+      if (weight) rms_norm(line, line, weight, size, m.eps);
+      if (table) rotate(line, table, m.rotary_dim);
+      for (int64_t d = 0; d < size; d += W) store_some(to + d, load_some(line + d, size - d), size - d);
+    }
+    for (int64_t h = 0; h < m.kv_heads; h++)
+      memcpy(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size * sizeof(T));
+  }
+
+  void layer(int64_t index, Counter* counter, float* line) {
+    const Layer& layer = m.layers[index];
+    const Step& step = *c.attention[index];
+    T* kv = (T*)c.kv[index];
+    norm_rows(counter[0], layer.attn_norm, *layer.qkv, line);
+    product(*layer.qkv, words, {qkv, qkv_size(), nullptr, 0}, counter[1]);
+    if (omp_get_thread_num() == 0) clear_counters(step);
+    rows(counter[2], [&](int64_t t) { heads(layer, step, kv, t, line); });
+    using A = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
+    if (!attend<T, A>(step, kv, qkv, qkv_size(), mixed, counter[3])) failed = 1;
+    team.barrier();
+    add_product(*layer.o, mixed, counter + 4);
+    norm_rows(counter[6], layer.mlp_norm, *layer.gate_up, line);
+    product(*layer.gate_up, words, {inner, m.inner, nullptr, m.activation}, counter[7]);
+    add_product(*layer.down, inner, counter + 8);
+  }
+
+  void run() {
+    team.join(omp_get_num_threads());
+    float* line = (float*)aligned_alloc(64, ((m.hidden > m.head_dim ? m.hidden : m.head_dim) * 4 + 127) / 64 * 64);
+    if (!line) failed = 1;
+    team.barrier();
+    if (failed) return free(line);
+    rows(counters[0], [&](int64_t t) {
+      const T* from = (const T*)c.embed + c.token_ids[t] * m.hidden;
+      for (int64_t i = 0; i < m.hidden; i += W)
+        store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);
+    });
+    for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 2 + i * PHASES, line);
+    rows(counters[1], [&](int64_t t) {
+      rms_norm(line, x + t * m.hidden, m.final_norm, m.hidden, m.eps);
+      T* to = (T*)c.out + t * m.hidden;
+      for (int64_t i = 0; i < m.hidden; i += W) store_some(to + i, load_some(line + i, m.hidden - i), m.hidden - i);
+    });
+    free(line);
+  }
+};
+
+template <class Op, class T>
+int forward(const Model& m, const Call& c) {
+  Forward<Op, T> all_layers(m, c);
+  if (!all_layers.prepare()) return 1;
+#pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
+  all_layers.run();
+  return all_layers.failed;
+}
+
+}  // namespace

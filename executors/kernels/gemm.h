@@ -1,0 +1,423 @@
+// Linear layers: out[m][n] = sum over k of a[m][k] w[n][k], w packed once at load.
+//
+//   packed   [panels][steps][NR] words of 32 bits: NR = 2 W rows of w side by side, DEPTH elements of k in a word
+//            (1 float, 2 bf16 or 4 int8); where w is a gate and an up projection, a panel holds W rows of each
+//   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`
+//
+// A tile of up to MR rows times one panel is summed in registers over all of k, in ascending order, whatever m is: a row's
+// result does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
+// the panel that comes next is asked for while this one is multiplied.
+//
+// int8: w = q * scale of its row, symmetric; a likewise per token, when it is converted ("dynamic"). Products and sums are
+// exact in int32 and the same on every CPU.
+#pragma once
+
+#include "simd.h"
+#include "team.h"
+
+namespace {
+
+constexpr int NR = 2 * W;
+#if defined(__AVX512F__)
+constexpr int MR = 14;  // 14 x 2 sums, 2 columns, 1 row: 31 of 32 registers
+#else
+constexpr int MR = 6;
+#endif
+constexpr int64_t ROWS = 256;  // rows that are multiplied with a panel at a time: they should stay in the cache
+
+enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2 };
+enum Form : int64_t { PLAIN = 0, GATED = 1 };
+
+struct Linear {
+  int64_t kind, form, rows, columns;  // rows: of w, gate and up together
+  uint32_t* packed;
+  const float* bias;  // [rows] or null; gate, then up
+  float* scales;      // int8: [panels * NR], in the order of the panels
+  int32_t* sums;      // int8: 128 times the sum of q, likewise
+
+  int64_t outputs() const { return form == GATED ? rows / 2 : rows; }
+  int64_t per_panel() const { return form == GATED ? W : NR; }
+  int64_t panels() const { return (outputs() + per_panel() - 1) / per_panel(); }
+  int64_t depth() const { return kind == FP32 ? 1 : kind == BF16 ? 2 : 4; }
+  int64_t steps() const { return (columns + depth() - 1) / depth(); }
+  // Where row n of w lies: the panel and the column in it.
+  void place(int64_t n, int64_t* panel, int64_t* column) const {
+    int64_t half = form == GATED && n >= outputs(), at = half ? n - outputs() : n;
+    *panel = at / per_panel(), *column = at % per_panel() + half * W;
+  }
+};
+
+inline float to_float(uint16_t a) {
+  uint32_t bits = (uint32_t)a << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+inline float to_float(float a) { return a; }
+
+// ---- left operands and products ------------------------------------------------------------------------------------
+// `Word`: what one step takes of a row of a. `Sum`: a vector of sums. `finish` turns sums into floats.
+
+#if defined(__AVX512F__)
+using I = __m512i;
+inline I load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline I all_words(uint32_t a) { return _mm512_set1_epi32((int)a); }
+inline F as_float(I a) { return _mm512_castsi512_ps(a); }
+inline I high_half(I a) { return _mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000)); }
+inline I low_half(I a) { return _mm512_slli_epi32(a, 16); }
+inline I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I sub_words(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I madd(I a, I b) { return _mm512_madd_epi16(a, b); }
+inline I odd_bytes(I a) { return _mm512_srai_epi16(a, 8); }
+inline I even_bytes(I a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
+inline F from_words(I a) { return _mm512_cvtepi32_ps(a); }
+inline I zero_words() { return _mm512_setzero_si512(); }
+#else
+using I = __m256i;
+inline I load_words(const uint32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline I all_words(uint32_t a) { return _mm256_set1_epi32((int)a); }
+inline F as_float(I a) { return _mm256_castsi256_ps(a); }
+inline I high_half(I a) { return _mm256_and_si256(a, _mm256_set1_epi32((int)0xffff0000)); }
+inline I low_half(I a) { return _mm256_slli_epi32(a, 16); }
+inline I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
+inline I sub_words(I a, I b) { return _mm256_sub_epi32(a, b); }
+inline I madd(I a, I b) { return _mm256_madd_epi16(a, b); }
+inline I odd_bytes(I a) { return _mm256_srai_epi16(a, 8); }
+inline I even_bytes(I a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
+inline F from_words(I a) { return _mm256_cvtepi32_ps(a); }
+inline I zero_words() { return _mm256_setzero_si256(); }
+#endif
+
+template <class T>
+inline void widen(float* out, const T* in, int64_t n) {
+  for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
+}
+
+struct FloatProduct {
+  using Word = float;
+  using Sum = F;
+  static constexpr int DEPTH = 1;
+  static Sum zero() { return all(0.0f); }
+  static I load_b(const uint32_t* p) { return load_words(p); }
+  static Sum mul_add(const Word* a, I b, Sum sum) { return fma(all(*a), as_float(b), sum); }
+  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
+  template <class T>
+  static float convert(Word* out, const T* in, int64_t n) {
+    widen(out, in, n);
+    return 1.0f;
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Product {
+  using Word = uint32_t;  // two bf16
+  using Sum = F;
+  static constexpr int DEPTH = 2;
+  static Sum zero() { return all(0.0f); }
+  static I load_b(const uint32_t* p) { return load_words(p); }
+  static Sum mul_add(const Word* a, I b, Sum sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)all_words(*a), (__m512bh)b);
+  }
+  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
+  template <class T>
+  static float convert(Word* out, const T* in, int64_t n) {
+    if (n % 2) out[n / 2] = 0;
+    for (int64_t i = 0; i < n; i += W) store_some((uint16_t*)out + i, load_some(in + i, n - i), n - i);
+    return 1.0f;
+  }
+};
+#else
+struct Bf16Product {  // weights are widened here, a when it is converted
+  struct Word {
+    float one, two;
+  };
+  using Sum = F;
+  static constexpr int DEPTH = 2;
+  static Sum zero() { return all(0.0f); }
+  static I load_b(const uint32_t* p) { return load_words(p); }
+  static Sum mul_add(const Word* a, I b, Sum sum) {
+    return fma(all(a->two), as_float(high_half(b)), fma(all(a->one), as_float(low_half(b)), sum));
+  }
+  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
+  template <class T>
+  static float convert(Word* out, const T* in, int64_t n) {
+    if (n % 2) out[n / 2].two = 0.0f;
+    widen((float*)out, in, n);
+    return 1.0f;
+  }
+};
+#endif
+
+template <class T>
+inline float largest(const T* in, int64_t n) {
+  F top = all(0.0f), sign = all(-0.0f);
+  for (int64_t i = 0; i < n; i += W) {
+    F x = load_some(in + i, n - i);
+    top = larger(top, larger(x, sub(sign, x)));
+  }
+  return max_of(top);
+}
+
+inline int32_t nearest_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
+
+// Symmetric int8 of a row: returns the scale. A row that is not finite gets a NaN scale, so that its results are NaN too.
+template <class T, class Put>
+inline float quantize(const T* in, int64_t n, Put put) {
+  float top = 0.0f, check = 0.0f;
+  for (int64_t i = 0; i < n; i++) check += to_float(in[i]) * 0.0f;
+  top = largest(in, n);
+  float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; i++) put(i, nearest_one(to_float(in[i]) * inverse));
+  return check == 0.0f ? top / 127.0f : NAN;
+}
+
+#if defined(__AVX512VNNI__)
+struct Int8Product {
+  using Word = uint32_t;  // four bytes, 128 added: the instruction wants one side unsigned
+  using Sum = I;
+  static constexpr int DEPTH = 4;
+  static Sum zero() { return zero_words(); }
+  static I load_b(const uint32_t* p) { return load_words(p); }
+  static Sum mul_add(const Word* a, I b, Sum sum) { return _mm512_dpbusd_epi32(sum, all_words(*a), b); }
+  static F finish(Sum sum, float scale, const float* scales, const int32_t* sums) {
+    return mul(from_words(sub_words(sum, load_words((const uint32_t*)sums))), mul(all(scale), load(scales)));
+  }
+  template <class T>
+  static float convert(Word* out, const T* in, int64_t n) {
+    float top = largest(in, n), inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    F check = all(0.0f);
+    uint8_t* to = (uint8_t*)out;
+    for (int64_t i = 0; i < n; i += W) {
+      F x = load_some(in + i, n - i);
+      check = fma(x, all(0.0f), check);
+      __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(mul(x, all(inverse))), _mm512_set1_epi32(128)));
+      _mm_mask_storeu_epi8(to + i, first_of(n - i), bytes);
+    }
+    for (int64_t i = n; i % 4; i++) to[i] = 128;
+    return sum_of(check) == 0.0f ? top / 127.0f : NAN;
+  }
+};
+#else
+struct Int8Product {  // the same sums with 16-bit products
+  struct Word {
+    int16_t even[2], odd[2];
+  };
+  using Sum = I;
+  static constexpr int DEPTH = 4;
+  static Sum zero() { return zero_words(); }
+  static I load_b(const uint32_t* p) { return load_words(p); }
+  static Sum mul_add(const Word* a, I b, Sum sum) {
+    uint32_t even, odd;
+    memcpy(&even, a->even, 4);
+    memcpy(&odd, a->odd, 4);
+    return add_words(add_words(sum, madd(all_words(even), even_bytes(b))), madd(all_words(odd), odd_bytes(b)));
+  }
+  static F finish(Sum sum, float scale, const float* scales, const int32_t*) {
+    return mul(from_words(sum), mul(all(scale), load(scales)));
+  }
+  template <class T>
+  static float convert(Word* out, const T* in, int64_t n) {
+    memset(out, 0, (n + 3) / 4 * sizeof *out);
+    return quantize(in, n, [out](int64_t i, int32_t q) {
+      Word& word = out[i / 4];
+      (i % 2 ? word.odd : word.even)[i % 4 / 2] = (int16_t)q;
+    });
+  }
+};
+#endif
+
+// ---- packing -------------------------------------------------------------------------------------------------------
+
+// Rows first..first+W of a panel's half, each [steps] words, to the panel. `words` [W][steps].
+inline void pack_group(uint32_t* panel, int64_t column, const uint32_t* words, int64_t steps) {
+  for (int64_t k = 0; k < steps; k += W) {
+    F r[W];
+    for (int i = 0; i < W; i++) r[i] = load_some((const float*)words + i * steps + k, steps - k);
+    transpose(r);
+    for (int i = 0; i < W && k + i < steps; i++) store((float*)panel + (k + i) * NR + column, r[i]);
+  }
+}
+
+template <class T>
+inline void to_words(const Linear& w, const T* in, uint32_t* out, float* scale, int32_t* sum) {
+  int64_t n = w.columns, steps = w.steps();
+  memset(out + steps - 1, 0, 4);
+  if (w.kind == FP32) {
+    widen((float*)out, in, n);
+  } else if (w.kind == BF16) {
+    for (int64_t i = 0; i < n; i += W) store_some((uint16_t*)out + i, load_some(in + i, n - i), n - i);
+  } else {
+    int8_t* to = (int8_t*)out;
+    int32_t total = 0;
+    *scale = quantize(in, n, [&](int64_t i, int32_t q) { to[i] = (int8_t)q, total += q; });
+    *sum = 128 * total;
+  }
+}
+
+// Rows begin..begin+count of w, `in` [count][columns] of T, to their panels: W at a time where they fill half a panel.
+template <class T>
+int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads) {
+  int64_t steps = w.steps(), groups = (count + 2 * W - 1) / W;
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    uint32_t* words = (uint32_t*)aligned_alloc(64, (W * steps * 4 + 63) / 64 * 64);
+    if (!words) failed = 1;
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t g = 0; g < groups; g++) {
+      // Groups begin at multiples of W, counted from the first row of w (of gate, of up).
+      int64_t half = w.form == GATED ? w.outputs() : w.rows, base = begin / half * half;
+      int64_t lead = (begin - base) % W, from = g * W - lead < 0 ? 0 : g * W - lead, until = (g + 1) * W - lead;
+      if (until > count) until = count;
+      if (from >= until || !words) continue;
+      float scales[W];
+      int32_t sums[W];
+      for (int64_t i = from; i < until; i++)
+        to_words(w, in + i * w.columns, words + (i - from) * steps, scales + (i - from), sums + (i - from));
+      int64_t panel, column;
+      w.place(begin + from, &panel, &column);
+      if (until - from == W && column % W == 0 && (w.form == PLAIN || begin % half + count <= half)) {
+        pack_group(w.packed + panel * steps * NR, column, words, steps);
+      } else {
+        for (int64_t i = from; i < until; i++) {
+          w.place(begin + i, &panel, &column);
+          for (int64_t k = 0; k < steps; k++)
+            w.packed[(panel * steps + k) * NR + column] = words[(i - from) * steps + k];
+        }
+      }
+      for (int64_t i = from; w.kind == INT8 && i < until; i++) {
+        w.place(begin + i, &panel, &column);
+        w.scales[panel * NR + column] = scales[i - from], w.sums[panel * NR + column] = sums[i - from];
+      }
+    }
+    free(words);
+  }
+  return failed;
+}
+
+// ---- multiplying ---------------------------------------------------------------------------------------------------
+
+// buffer[R][NR] = a[R][steps] panel[steps][NR]. `ahead`: lines to ask for meanwhile, `per_block` of them every 16 steps.
+template <class Op, int R>
+void tile(const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_t steps, const float* row_scales,
+          const float* scales, const int32_t* sums, float* buffer, const char* ahead, int64_t per_block) {
+  typename Op::Sum sum[R][2];
+#pragma GCC unroll 14
+  for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Op::zero();
+  for (int64_t block = 0; block < steps; block += 16) {
+    for (int64_t i = 0; i < per_block; i++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+    int64_t end = block + 16 < steps ? block + 16 : steps;
+    for (int64_t k = block; k < end; k++) {
+      I one = Op::load_b(panel + k * NR), two = Op::load_b(panel + k * NR + W);
+#pragma GCC unroll 14
+      for (int r = 0; r < R; r++) {
+        sum[r][0] = Op::mul_add(a + r * lda + k, one, sum[r][0]);
+        sum[r][1] = Op::mul_add(a + r * lda + k, two, sum[r][1]);
+      }
+    }
+  }
+#pragma GCC unroll 14
+  for (int r = 0; r < R; r++) {
+    store(buffer + r * NR, Op::finish(sum[r][0], row_scales[r], scales, sums));
+    store(buffer + r * NR + W, Op::finish(sum[r][1], row_scales[r], scales + W, sums + W));
+  }
+}
+
+template <class Op, int R>
+inline void tile_of(int64_t rows, const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_t steps,
+                    const float* row_scales, const float* scales, const int32_t* sums, float* buffer, const char* ahead,
+                    int64_t per_block) {
+  if constexpr (R > 0) {
+    if (rows == R)
+      tile<Op, R>(a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
+    else
+      tile_of<Op, R - 1>(rows, a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
+  }
+}
+
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
+
+// x * sigmoid(z): z = x is SiLU; 2 sqrt(2/pi) (x + 0.044715 x^3) the tanh form of GELU (Hendrycks and Gimpel 2016).
+inline F activate(F x, int64_t how) {
+  F z = how == SILU ? x : mul(all(1.5957691216f), fma(mul(all(0.044715f), x), mul(x, x), x));
+  F e = exp2f(smaller(all(126.0f), mul(z, all(-LOG2E))));
+  return div(x, add(all(1.0f), e));
+}
+
+// Where results go: one of `values` [m][outputs] of T (rounded), `added` [m][outputs] (added to what is there).
+template <class T>
+struct Target {
+  T* values;
+  int64_t stride;
+  float* added;
+  int64_t activation;
+};
+
+template <class T>
+inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t rows, int64_t panel, const Target<T>& to) {
+  int64_t first = panel * w.per_panel(), left = w.outputs() - first;
+  for (int64_t r = 0; r < rows; r++) {
+    F one = load(buffer + r * NR), two = load(buffer + r * NR + W);
+    if (w.form == GATED) {
+      if (w.bias) {
+        one = add(one, load_some(w.bias + first, left));
+        two = add(two, load_some(w.bias + w.outputs() + first, left));
+      }
+      store_some(to.values + (row + r) * to.stride + first, mul(activate(one, to.activation), two), left);
+      continue;
+    }
+    if (w.bias) {
+      one = add(one, load_some(w.bias + first, left));
+      if (left > W) two = add(two, load_some(w.bias + first + W, left - W));
+    }
+    if (to.added) {
+      float* at = to.added + (row + r) * to.stride + first;
+      store_some(at, add(load_some(at, left), one), left);
+      if (left > W) store_some(at + W, add(load_some(at + W, left - W), two), left - W);
+    } else {
+      T* at = to.values + (row + r) * to.stride + first;
+      store_some(at, one, left);
+      if (left > W) store_some(at + W, two, left - W);
+    }
+  }
+}
+
+// One thread's share of a product of m rows; `a` [m][lda] words, `row_scales` [m]. The counter is 0 at first.
+template <class Op, class T>
+void multiply(const Linear& w, const typename Op::Word* a, int64_t lda, const float* row_scales, int64_t m,
+              const Target<T>& to, Counter& counter, int threads) {
+  int64_t panels = w.panels(), steps = w.steps(), chunks = (m + ROWS - 1) / ROWS;
+  int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
+  int64_t per_chunk = (panels + grab - 1) / grab;
+  alignas(64) float buffer[MR * NR];
+  static const float none[NR] = {};
+  int64_t unit = counter.take(1);
+  while (unit < chunks * per_chunk) {
+    int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
+    int64_t begin = unit / per_chunk * ROWS, count = m - begin < ROWS ? m - begin : ROWS;
+    int64_t first = unit % per_chunk * grab, last = first + grab < panels ? first + grab : panels;
+    int64_t tiles = (count + MR - 1) / MR;
+    for (int64_t p = first; p < last; p++) {
+      const uint32_t* panel = w.packed + p * steps * NR;
+      int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
+      const char* ahead = (const char*)(w.packed + next * steps * NR);
+      int64_t per_block = (NR + tiles - 1) / tiles;  // 16 steps of a panel are NR lines of 64 bytes
+      const float* scales = w.scales ? w.scales + p * NR : none;
+      const int32_t* sums = w.sums ? w.sums + p * NR : (const int32_t*)none;
+      int64_t row = begin;
+      for (int64_t t = 0; t < tiles; t++) {
+        int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
+        // Many rows: the next panel takes a part of the tiles; few: lines are asked for as this panel's are used.
+        int64_t lines = per_block * ((steps + 15) / 16);
+        const char* at = ahead + t * lines * 64;
+        tile_of<Op, MR>(rows, a + row * lda, lda, panel, steps, row_scales + row, scales, sums, buffer, at,
+                        t * per_block < NR ? per_block : 0);
+        deliver(w, buffer, row, rows, p, to);
+        row += rows;
+      }
+    }
+    unit = following;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,147 @@
+"""Packed linears against products in float64, on every instruction set that this machine has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from executors.kernels import CPU_ISAS
+from executors.kernels.compiler import ISAS
+from executors.kernels.cpu import ACTIVATIONS, KINDS, PackedWeight, cpu_kernels
+from tests.executors.kernels.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+
+every_kind = pytest.mark.parametrize("kind", list(KINDS))
+# (rows, columns): whole panels, and every sort of remainder; the last two are wider than what is prefetched at a time.
+SHAPES = [(64, 64), (32, 16), (1, 1), (5, 3), (33, 130), (100, 37), (47, 258), (256, 515)]
+SIZES = [1, 2, 5, 6, 7, 13, 14, 15, 29, 64]
+
+
+def packed(weight: torch.Tensor, kind: str, isa: str, gated: bool = False) -> PackedWeight:
+    linear = PackedWeight(cpu_kernels(isa), *weight.shape, kind, gated)
+    linear.fill(weight, 0)
+    return linear
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def bound(kind: str, dtype: torch.dtype) -> float:
+    """Largest relative RMS error. fp32: sums of some hundred roundings to 2^-24. bf16: weights, x and the result are rounded, to 2^-9 of themselves each
+    at worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a row, about three
+    deviations, so 3/127 / sqrt(12) of a deviation each for x and w, and short rows whose largest is further out."""
+    if kind == "int8":
+        return 0.02
+    return 1e-6 if kind == "float32" and dtype is FP32 else 2**-9 * 2.5
+
+
+@every_isa
+@every_kind
+@both_dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products(isa: str, kind: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight, bias = noise(*shape).to(dtype), noise(shape[0], seed=2)
+    x = noise(max(SIZES), shape[1], seed=1).to(dtype)
+    linear = packed(weight, kind, isa)
+    expected = x.double() @ weight.double().T
+    for rows in SIZES:
+        linear.set_bias(None)
+        got = linear(x[:rows])
+        assert got.dtype is dtype and got.shape == (rows, shape[0])
+        error = (got - expected[:rows]).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert error < bound(kind, dtype), rows
+        linear.set_bias(bias)
+        shifted = linear(x[:rows]).double() - bias.double()
+        assert (shifted - got).abs().max() <= (1e-5 if dtype is FP32 else 2**-7 * (got.abs().max() + 4))
+
+
+@every_isa
+@every_kind
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize("inner", [16, 1, 37, 96])
+def test_gate_and_up(isa: str, kind: str, name: str, inner: int) -> None:
+    weight, x, bias = noise(2 * inner, 50) * 0.2, noise(9, 50, seed=1), noise(2 * inner, seed=2)
+    linear = packed(weight, kind, isa, gated=True)
+    linear.set_bias(bias)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, -1)
+    act = (
+        torch.nn.functional.silu(gate)
+        if name == "silu"
+        else torch.nn.functional.gelu(gate, approximate="tanh")
+    )
+    error = linear(x, ACTIVATIONS[name]) - act * up
+    largest = 1e-5 if kind == "float32" else 0.05 if kind == "bfloat16" else 0.2
+    assert error.abs().max() < largest
+
+
+@every_isa
+@every_kind
+@both_dtypes
+def test_a_row_does_not_depend_on_the_others(isa: str, kind: str, dtype: torch.dtype) -> None:
+    """Bit for bit, beyond the number of rows that are multiplied at a time, on one thread and on two."""
+    linear = packed(noise(70, 90).to(dtype), kind, isa)
+    x = noise(600, 90, seed=1).to(dtype)
+    before = torch.get_num_threads()
+    try:
+        whole = linear(x)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for begin, end in ((0, 1), (3, 5), (10, 24), (7, 107), (255, 258), (599, 600), (0, 600)):
+                assert torch.equal(linear(x[begin:end]), whole[begin:end])
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_isa
+@every_kind
+def test_rows_in_any_pieces(isa: str, kind: str) -> None:
+    weight, x = noise(150, 40), noise(3, 40, seed=1)
+    for gated in (False, True):
+        expected = packed(weight, kind, isa, gated)(x)
+        pieces = PackedWeight(cpu_kernels(isa), *weight.shape, kind, gated)
+        for begin, end in ((90, 150), (0, 1), (1, 33), (33, 70), (70, 90)):
+            pieces.fill(weight[begin:end], begin)
+        assert torch.equal(pieces(x), expected)
+
+
+@every_isa
+@every_kind
+def test_a_row_that_is_not_finite_harms_only_itself(isa: str, kind: str) -> None:
+    linear, x = packed(noise(40, 30), kind, isa), noise(5, 30, seed=1)
+    clean = linear(x)
+    for value in (torch.nan, torch.inf):
+        x[2, 17] = value
+        got = linear(x)
+        assert torch.equal(got[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+        assert not torch.isfinite(got[2]).any()
+
+
+@every_isa
+@every_kind
+def test_zeros_and_no_rows(isa: str, kind: str) -> None:
+    linear = packed(torch.zeros(20, 10), kind, isa)
+    assert torch.equal(linear(noise(3, 10)), torch.zeros(3, 20))
+    assert torch.equal(packed(noise(20, 10), kind, isa)(torch.zeros(3, 10)), torch.zeros(3, 20))
+    assert linear(torch.empty(0, 10)).shape == (0, 20)
+
+
+def test_int8_is_the_same_on_every_instruction_set() -> None:
+    """Its sums are of whole numbers; only the last product with the scales is rounded, in the same way."""
+    weight, x = noise(75, 133), noise(20, 133, seed=1)
+    results = [packed(weight, "int8", isa)(x) for isa in every_isa.args[1]]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@every_isa
+def test_other_dtypes_are_packed_as_float32(isa: str) -> None:
+    weight, x = noise(20, 10), noise(3, 10, seed=1)
+    assert torch.equal(
+        packed(weight.half(), "float32", isa)(x), packed(weight.half().float(), "float32", isa)(x)
+    )
+    assert torch.equal(
+        packed(weight.half(), "bfloat16", isa)(x), packed(weight.half().to(BF16), "bfloat16", isa)(x)
+    )
+
+
+def test_the_names_of_instruction_sets_are_known_without_torch() -> None:
+    assert tuple(isa.name for isa in ISAS) == CPU_ISAS

@@ -76,10 +76,8 @@ class PackedWeight:
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
         self._kernels = kernels
         self.outputs = rows // 2 if gated else rows
-        depth, per_panel = _DEPTHS[KINDS[kind]], kernels.panel_rows // (2 if gated else 1)
-        panels = -(-self.outputs // per_panel)
-        self._memory = huge_pages(panels * -(-columns // depth) * kernels.panel_rows * 4)
-        per_row = panels * kernels.panel_rows if kind == "int8" else 0
+        words, per_row = _packed_sizes(kernels, rows, columns, kind, gated)
+        self._memory = huge_pages(4 * words)
         self._scales, self._sums = np.zeros(per_row, np.float32), np.zeros(per_row, np.int32)
         self._bias: torch.Tensor | None = None
         self.struct = LinearStruct(
@@ -118,6 +116,20 @@ class PackedWeight:
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
         return out
+
+
+def _packed_sizes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool) -> tuple[int, int]:
+    """Words of 32 bits, and entries of scales and of sums."""
+    outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
+    panels = -(-outputs // per_panel)
+    words = panels * -(-columns // _DEPTHS[KINDS[kind]]) * kernels.panel_rows
+    return words, panels * kernels.panel_rows if kind == "int8" else 0
+
+
+def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
+    """Bytes that a `PackedWeight` of these sizes takes."""
+    words, per_row = _packed_sizes(kernels, rows, columns, kind, gated)
+    return 4 * words + 8 * per_row
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:

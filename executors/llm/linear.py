@@ -5,12 +5,23 @@ A linear that will be packed for the kernels never holds its weight in rows: the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""How a weight of a dtype is held where nothing else is asked for: one of `KINDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a linear is laid out for the kernels. `gated`: its rows are a gate and an up projection, computed by `gated`."""
+
+    kind: str
+    gated: bool = False
 
 
 def padded_rows(rows: int) -> int:
@@ -57,16 +68,11 @@ class Linear:
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
 
-    def reserve(self, kernels: CpuKernels, int8: bool = False, gated: bool = False) -> None:
-        """Be packed for `kernels` from the start: give up the weight's memory, which nothing has touched yet.
-
-        `gated`: the rows are a gate and an up projection, to be computed by `gated`.
-        """
+    def reserve(self, kernels: CpuKernels, kind: str, gated: bool) -> None:
+        """Be packed for `kernels` from the start, see `Packing`: give up the weight's memory, which nothing has touched."""
         assert self.weight is not None
         rows, columns = self.weight.shape
-        dtype = self.weight.dtype
-        kind = "int8" if int8 else _NAMES[dtype]
-        self.weight = torch.empty(rows, columns, dtype=dtype, device="meta")
+        self.weight = torch.empty(rows, columns, dtype=self.weight.dtype, device="meta")
         self.packed = PackedWeight(kernels, rows, columns, kind, gated)
 
     def finish(self) -> None:

@@ -58,6 +58,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             fill_dummy(decoder, config.seed, progress)
         else:
             load_weights(decoder, directory, progress)
+        decoder.pack_onednn()
     except (MemoryError, RuntimeError) as error:
         # torch's allocator for CPUs raises a bare RuntimeError.
         if isinstance(error, RuntimeError) and "memory" not in str(error) and "allocate" not in str(error):
@@ -68,7 +69,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         decoder,
         model_info(config, decoder, max_model_len),
         decoder.num_bytes(),
-        activation_bytes(decoder_config, dtype),
+        activation_bytes(decoder, kernels),
         _how_fast(decoder, kernels, missing),
     )
 
@@ -153,15 +154,18 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
         )
 
 
-def activation_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes per token alive at once: the residual, qkv with its rotated copy, and gate, up and their product.
-
-    More than the layers in one call take, which keep the residual in fp32 but write in place.
-    """
+def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
+    """Bytes per token alive at once, an estimate."""
+    config, size = decoder.config, decoder.dtype.itemsize
     # Experts run one after the other: at worst every token is in the same one.
     inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
-    elements = 3 * config.hidden_size + 2 * (config.q_size + 2 * config.kv_size) + 4 * inner
-    return elements * dtype.itemsize
+    qkv = config.q_size + 2 * config.kv_size
+    if kernels is not None and cpu_forward.why_not(decoder) is None:
+        # The residual in fp32, the operand of a product (see `convert` in gemm.h), qkv, attention, inner and the result.
+        widest = max(config.hidden_size, config.q_size, inner)
+        return 4 * config.hidden_size + size * (widest + qkv + config.q_size + inner + config.hidden_size)
+    # The residual, qkv with its rotated copy, and gate, up and their product.
+    return size * (3 * config.hidden_size + 2 * qkv + 4 * inner)
 
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:

@@ -142,7 +142,13 @@ def _of_kernels(torch: dict[str, Any], box: dict[str, Any], system: dict[str, An
         )
     elif box.get("nvidia"):
         found.append("an NVIDIA GPU is here, but torch cannot use it: check the driver with nvidia-smi")
-    if not torch["bf16_kernels"]:
+    if torch["linear"]["bfloat16"].startswith("cohort-cpu"):
+        pass
+    elif system["compiler"] is None and box.get("cpu", {}).get("flags", []) and "avx2" in box["cpu"]["flags"]:
+        found.append(
+            "no C++ compiler is here to build Cohort's kernels, and torch's are slower: install one (g++)"
+        )
+    elif not torch["bf16_kernels"]:
         found.append(
             "bfloat16 models compute slowly on this CPU, which has no instructions for them: --dtype float32 is faster "
             "where memory allows it"

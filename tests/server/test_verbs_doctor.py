@@ -61,10 +61,10 @@ def healthy() -> dict[str, Any]:
         "torch": {
             "torch": "2.13.0", "cuda_build": None, "devices": [], "device": "cpu", "cpu_capability": "AVX512", "mkl": True,
             "onednn": True, "bf16_kernels": True, "fp16_kernels": True, "threads": 4, "attention": "torch",
-            "linear": {"float32": kernels.PLAIN, "bfloat16": kernels.PACKED, "float16": kernels.PLAIN},
+            "linear": {"float32": kernels.PLAIN, "bfloat16": kernels.ONEDNN, "float16": kernels.PLAIN},
         },
         "system": {
-            "kernel": "Linux", "libc": "glibc", "compiler": None, "open_files": {"soft": 65536, "hard": None},
+            "kernel": "Linux", "libc": "glibc", "compiler": "g++ 12", "open_files": {"soft": 65536, "hard": None},
             "isa_limits": {},
         },
     }  # fmt: skip
@@ -117,6 +117,7 @@ def test_nothing_to_advise() -> None:
         ("torch", {"bf16_kernels": False}, "--dtype float32 is faster"),
         ("torch", {"linear": dict.fromkeys(("float32", "bfloat16", "float16"), kernels.PLAIN)}, "does not pack"),
         ("torch", {"mkl": False}, "without MKL"),
+        ("system", {"compiler": None}, "install one (g++)"),
         ("system", {"open_files": {"soft": 1024, "hard": 4096}}, "ulimit -n` (up to 4096)"),
         ("system", {"isa_limits": {"ATEN_CPU_CAPABILITY": "default"}}, "ATEN_CPU_CAPABILITY=default keeps torch"),
     ],
@@ -145,15 +146,17 @@ def test_the_kernels_are_those_of_the_executor() -> None:
     """What the doctor says of packing is what loading a model does."""
     import torch
 
-    from executors.llm.linear import Linear, can_pack
+    from executors.facts import ExecutorConfig
+    from executors.llm.linear import can_pack_onednn
+    from executors.llm.loader import choose_kernels
 
     facts = kernels.run({}, lambda stage: None)
+    cpu = torch.device("cpu")
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        linear = Linear(32, 32, False, dtype, torch.device("cpu"))
-        if can_pack(dtype, torch.device("cpu")):
-            linear.pack()
+        chosen, _ = choose_kernels(ExecutorConfig("llm"), dtype, cpu)
+        without = kernels.ONEDNN if can_pack_onednn(dtype, cpu) else kernels.PLAIN
         if facts["device"] == "cpu":
-            assert (facts["linear"][name] == kernels.PACKED) == (linear.weight is None)
+            assert facts["linear"][name] == (without if chosen is None else f"cohort-cpu {chosen.isa}")
     assert facts["torch"] == torch.__version__
 
 
@@ -168,7 +171,7 @@ def test_it_fits_the_terminal(
     doctor._show({**facts, "advice": doctor.advice(facts)})
     shown = capsys.readouterr().out
     assert all(len(line) <= width for line in shown.splitlines()), shown
-    assert "packed oneDNN weights" in shown and "avx512_bf16" in shown and "! the CPU's frequency" in shown
+    assert "torch, packed for oneDNN" in shown and "avx512_bf16" in shown and "! the CPU's frequency" in shown
 
 
 def test_the_token_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ is not done here: the runner hands in `attend`, which knows where the sequences'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, CpuKernels
-from executors.llm.linear import Linear, can_pack_onednn, padded_rows
+from executors.llm.linear import KIND_NAMES, Linear, Packing, can_pack_onednn, padded_rows
 from executors.llm.models import parameters as naming
 from executors.llm.models.config import DecoderConfig, LayerConfig
 from executors.llm.models.modules import Experts, Mlp, Norm
@@ -175,19 +175,29 @@ class Decoder:
             self._reserve(kernels, int8)
 
     def _reserve(self, kernels: CpuKernels, int8: bool) -> None:
-        fused = self.config.activation in ACTIVATIONS
+        for linear, how in self.packing(int8):
+            linear.reserve(kernels, how.kind, how.gated)
+
+    def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
+        """How each linear is laid out for the kernels."""
+        plain = KIND_NAMES[self.dtype]
+        kind, fused = "int8" if int8 else plain, self.config.activation in ACTIVATIONS
         for layer in self.layers:
-            layer.qkv.reserve(kernels, int8)
-            layer.o.reserve(kernels, int8)
-            layer.mlp.reserve(kernels, int8, fused)
-        self.lm_head.reserve(kernels, int8)
+            yield layer.qkv, Packing(kind)
+            yield layer.o, Packing(kind)
+            yield from layer.mlp.packing(kind, plain, fused)
+        yield self.lm_head, Packing(kind)
 
     def finish(self) -> None:
         """Called once, when all parameters are loaded."""
         if self._kernels is not None:
             for linear in self._linears():
                 linear.finish()
-        elif can_pack_onednn(self.dtype, self.device):
+
+    def pack_onednn(self) -> None:
+        """Where there are no kernels of ours: lay the linears out as oneDNN likes best, if it can. Call after loading; the
+        packed weights are not in `parameters()` any more."""
+        if self._kernels is None and can_pack_onednn(self.dtype, self.device):
             for linear in self._linears():
                 linear.pack_onednn()
             # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.

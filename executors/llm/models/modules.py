@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
-from executors.kernels.cpu import CpuKernels
-from executors.llm.linear import Linear
+from executors.llm.linear import Linear, Packing
 from executors.llm.models.config import DecoderConfig
 from executors.llm.models.families import NormKind
 
@@ -89,10 +88,10 @@ class Mlp:
         """What can be packed."""
         return self.gate_up, self.down
 
-    def reserve(self, kernels: CpuKernels, int8: bool, fused: bool) -> None:
-        """Pack for `kernels`; `fused`: they know the activation."""
-        self.gate_up.reserve(kernels, int8, gated=self.gated and fused)
-        self.down.reserve(kernels, int8)
+    def packing(self, kind: str, plain: str, fused: bool) -> Iterator[tuple[Linear, Packing]]:
+        """How to lay out the linears for the kernels; `fused`: those know the activation."""
+        yield self.gate_up, Packing(kind, gated=self.gated and fused)
+        yield self.down, Packing(kind)
 
 
 class Experts:
@@ -135,8 +134,8 @@ class Experts:
         """What can be packed."""
         return (self.router, *(linear for expert in self.experts for linear in expert.linears))
 
-    def reserve(self, kernels: CpuKernels, int8: bool, fused: bool) -> None:
-        """Pack for `kernels`. The router is small and decides much: it is never int8."""
-        self.router.reserve(kernels)
+    def packing(self, kind: str, plain: str, fused: bool) -> Iterator[tuple[Linear, Packing]]:
+        """See `Mlp`. The router is small and decides much: it is never int8."""
+        yield self.router, Packing(plain)
         for expert in self.experts:
-            expert.reserve(kernels, int8, fused)
+            yield from expert.packing(kind, plain, fused)

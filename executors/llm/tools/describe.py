@@ -19,6 +19,7 @@ import torch
 
 from executors.errors import ConfigError
 from executors.facts import ExecutorConfig
+from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm import loader, sizing
 from executors.llm.factory import LlmFactory
 from executors.llm.kv_cache import CPU_SHARE, KvPlan, plan_kv
@@ -94,27 +95,27 @@ def sketch_model(
     max_len = config.max_model_len or shape.context_length
     # Without rotary tables, which the executor makes once KV is planned.
     decoder = Decoder(shape, dtype, torch.device("meta"))
-    num_bytes = _bytes_when_loaded(config, decoder, device)
+    kernels, _ = loader.choose_kernels(config, dtype, device)
+    num_bytes = _bytes_when_loaded(config, decoder, device, kernels)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))
-    return LoadedModel(model, info, num_bytes, loader.activation_bytes(shape, dtype))
+    return LoadedModel(model, info, num_bytes, loader.activation_bytes(decoder, kernels))
 
 
-def _bytes_when_loaded(config: ExecutorConfig, decoder: Decoder, device: torch.device) -> int:
+def _bytes_when_loaded(
+    config: ExecutorConfig, decoder: Decoder, device: torch.device, kernels: CpuKernels | None
+) -> int:
     """What the weights of an unpacked `decoder` will take on `device`, packed as they would be there."""
     held, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
-    kernels, _ = loader.choose_kernels(config, decoder.dtype, device)
-    tied = decoder.config.tied
+    tied, dummy = decoder.config.tied, config.load_format == "dummy"
     if kernels is None:
         return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
-    if config.load_format != "dummy":
-        held -= 0 if tied else embed  # it stays in the file; a tied one is held once, packed as the head
-    elif tied:
-        held += embed
-    if config.optimization.quantization == "int8":
-        linears = held - (0 if tied or config.load_format != "dummy" else embed)
-        held -= linears * (decoder.dtype.itemsize - 1) // decoder.dtype.itemsize
-    return held
+    for linear, how in decoder.packing(config.optimization.quantization == "int8"):
+        assert linear.weight is not None
+        rows, columns = linear.weight.shape
+        held += packed_bytes(kernels, rows, columns, how.kind, how.gated) - linear.num_bytes
+    # A checkpoint's embedding stays in the file. The head's own, where they are tied, was counted as the head's weight.
+    return held + (embed if tied and dummy else 0) - (0 if tied or dummy else embed)
 
 
 def checkpoint_facts(directory: Path) -> dict[str, Any]:

@@ -27,9 +27,12 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def bound(kind: str, dtype: torch.dtype) -> float:
-    """Largest relative RMS error. fp32: sums of some hundred roundings to 2^-24. bf16: weights, x and the result are rounded, to 2^-9 of themselves each
-    at worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a row, about three
-    deviations, so 3/127 / sqrt(12) of a deviation each for x and w, and short rows whose largest is further out."""
+    """Largest relative RMS error.
+
+    fp32: sums of some hundred roundings to 2^-24. bf16: weights, x and the result are rounded, to 2^-9 of themselves each at
+    worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a row, about three deviations, so
+    3/127 / sqrt(12) of a deviation each for x and w, and more in short rows, whose largest may be further out.
+    """
     if kind == "int8":
         return 0.02
     return 1e-6 if kind == "float32" and dtype is FP32 else 2**-9 * 2.5

@@ -11,6 +11,7 @@ import torch
 from executors.facts import ExecutorAttentionConfig
 from executors.kernels import compiler
 from executors.kernels.compiler import library, usable_isas
+from executors.kernels.cpu import cpu_kernels
 from executors.llm.attention import TorchAttention, choose_attention
 from tests.executors.kernels.steps import Sequences, spec
 from tests.executors.llm.driver import Driver, start
@@ -51,6 +52,7 @@ async def test_without_a_compiler_it_is_torch_and_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     library.cache_clear()
+    cpu_kernels.cache_clear()
     with caplog.at_level(logging.WARNING):
         executor = await start(qwen3)
     note = next(note for note in executor.status().notes if note.startswith("attention: "))
@@ -59,6 +61,7 @@ async def test_without_a_compiler_it_is_torch_and_said(
     assert reason in caplog.text
     if usable_isas():
         assert reason == "no C++ compiler found (install g++)"
+        assert any(note.startswith("linears: torch") and reason in note for note in executor.status().notes)
 
 
 @with_kernel

@@ -308,7 +308,7 @@ def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, wo
 
 async def test_deterministic_is_refused_where_it_cannot_be(qwen3):
     asked = replace(config(qwen3), dtype="float16", optimization=OptimizationConfig(deterministic=True))
-    with pytest.raises(ConfigError, match="deterministic: needs Cohort's own kernels.* none for float16"):
+    with pytest.raises(ConfigError, match="deterministic: needs Cohort's own kernels"):
         await registry.create(asked).warmup()
 
 

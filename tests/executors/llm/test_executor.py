@@ -107,7 +107,7 @@ async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
     await executor.warmup()
     assert executor.kv_layout().num_blocks == 16 * 512 // 4
     # So little that not even one sequence fits: the length is reduced, and status says so.
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: memory.MemoryLimit(1 << 40, 2_200_000))
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: memory.MemoryLimit(1 << 40, 1_600_000))
     executor = LlmExecutor.from_config(plain)
     await executor.warmup()
     reduced = executor.info().max_model_len
@@ -263,7 +263,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
     load_weights(decoder, qwen3, lambda *report: None)
     for rows in (1, 2, 7, 9, 33, 64):
         x = torch.randn(rows, 48).bfloat16()
-        assert torch.allclose(packed(x).float(), decoder.layers[0].mlp(x).float(), rtol=0.02, atol=0.02)
+        assert torch.allclose(packed(x).float(), decoder.layers[0].mlp(x).float(), rtol=0.03, atol=0.03)
 
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):

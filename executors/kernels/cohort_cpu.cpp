@@ -1,6 +1,7 @@
-// The library that Python loads: C functions over attention.h, gemm.h and forward.h. All arrays are the caller's.
+// The library that Python loads: C functions over attention.h, gemm.h, forward.h and sampling.h. All arrays are the caller's.
 
 #include "forward.h"
+#include "sampling.h"
 
 namespace {
 
@@ -27,8 +28,8 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<T>& to,
 }
 
 template <class T>
-bool multiply_any(const Linear& w, const T* a, int64_t m, T* out, int64_t activation, int threads) {
-  Target<T> to = {out, w.outputs(), nullptr, activation};
+bool multiply_any(const Linear& w, const T* a, int64_t m, T* out, int64_t activation, float* maxima, int threads) {
+  Target<T> to = {out, w.outputs(), nullptr, activation, maxima};
   if (w.kind == FP32) return multiply_alone<FloatProduct, T>(w, a, m, to, threads);
   if (w.kind == BF16) return multiply_alone<Bf16Product, T>(w, a, m, to, threads);
   return multiply_alone<Int8Product, T>(w, a, m, to, threads);
@@ -66,10 +67,11 @@ int cohort_pack(const Linear* w, int64_t dtype, const void* in, int64_t begin, i
   return pack(*w, (const uint16_t*)in, begin, count, (int)threads);
 }
 
-// out [m][outputs] of `dtype`, a [m][columns] likewise.
-int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, void* out, int64_t activation, int64_t threads) {
-  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, (int)threads);
-  return !multiply_any(*w, (const uint16_t*)a, m, (uint16_t*)out, activation, (int)threads);
+// out [m][outputs] of `dtype`, a [m][columns] likewise; maxima [m][panels] of a plain product, or null.
+int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, void* out, int64_t activation, float* maxima,
+                  int64_t threads) {
+  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, maxima, (int)threads);
+  return !multiply_any(*w, (const uint16_t*)a, m, (uint16_t*)out, activation, maxima, (int)threads);
 }
 
 // q, k, v, out: [T][heads][head_dim], a token's heads in one piece.
@@ -86,5 +88,18 @@ int cohort_forward(const Model* m, const Call* c) {
   if (m->dtype == 0)
     return m->kind == INT8 ? forward<Int8Product, float>(*m, *c) : forward<FloatProduct, float>(*m, *c);
   return m->kind == INT8 ? forward<Int8Product, uint16_t>(*m, *c) : forward<Bf16Product, uint16_t>(*m, *c);
+}
+
+void cohort_block_maxima(int64_t dtype, const void* logits, int64_t rows, int64_t width, int64_t stride, int64_t size,
+                         float* out, int64_t threads) {
+  if (dtype == 0) return block_maxima((const float*)logits, rows, width, stride, size, out, (int)threads);
+  block_maxima((const uint16_t*)logits, rows, width, stride, size, out, (int)threads);
+}
+
+void cohort_block_weights(int64_t dtype, const void* logits, const int64_t* at, int64_t m, int64_t width, int64_t stride,
+                          int64_t size, const float* best, const float* scale, float* out, int64_t threads) {
+  if (dtype == 0)
+    return block_weights((const float*)logits, at, m, width, stride, size, best, scale, out, (int)threads);
+  block_weights((const uint16_t*)logits, at, m, width, stride, size, best, scale, out, (int)threads);
 }
 }

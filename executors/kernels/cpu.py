@@ -52,10 +52,16 @@ class CpuKernels:
             loaded.cohort_pack, loaded.cohort_linear, loaded.cohort_attend, loaded.cohort_forward,
         )  # fmt: skip
         self.pack.argtypes = [POINTER, I64, POINTER, I64, I64, I64]
-        self.linear.argtypes = [POINTER, I64, POINTER, I64, POINTER, I64, I64]
+        self.linear.argtypes = [POINTER, I64, POINTER, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
         self.forward.argtypes = [POINTER, POINTER]
+        # dtype, logits, rows, width, elements between rows, block size, out, threads.
+        self.block_maxima, self.block_weights = loaded.cohort_block_maxima, loaded.cohort_block_weights
+        self.block_maxima.argtypes = [I64, POINTER, I64, I64, I64, I64, POINTER, I64]
+        # dtype, logits, indices of rows and how many, width, elements between rows, block size, best, scale, out, threads.
+        self.block_weights.argtypes = [I64, POINTER, POINTER, *[I64] * 4, POINTER, POINTER, POINTER, I64]
+        self.block_maxima.restype = self.block_weights.restype = None
         for call in (self.pack, self.linear, self.attend, self.forward):
             call.restype = ctypes.c_int
 
@@ -64,6 +70,20 @@ class CpuKernels:
 def cpu_kernels(isa: str | None = None) -> CpuKernels:
     """The library, loaded once. Raises KernelUnavailable; what failed is tried again at the next call."""
     return CpuKernels(isa)
+
+
+_in_use: CpuKernels | None = None
+
+
+def use_kernels(kernels: CpuKernels | None) -> None:
+    """Make these (or none) the kernels of everything in this process that belongs to no model, such as sampling."""
+    global _in_use
+    _in_use = kernels
+
+
+def kernels_in_use() -> CpuKernels | None:
+    """See `use_kernels`."""
+    return _in_use
 
 
 class PackedWeight:
@@ -80,6 +100,7 @@ class PackedWeight:
         self._memory = huge_pages(4 * words)
         self._scales, self._sums = np.zeros(per_row, np.float32), np.zeros(per_row, np.int32)
         self._bias: torch.Tensor | None = None
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self.struct = LinearStruct(
             KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None,
             self._scales.ctypes.data if per_row else None, self._sums.ctypes.data if per_row else None,
@@ -111,11 +132,27 @@ class PackedWeight:
         """[m, columns] -> [m, outputs], both of one of DTYPES. Whatever m is, a row's result is the same bit for bit."""
         x = x.contiguous()
         out = torch.empty((len(x), self.outputs), dtype=x.dtype)
+        self._multiply(x, out, activation, None)
+        return out
+
+    def with_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[m, outputs], and float32 [m, panels] the largest of each `panel_rows` of them (NaN if one is).
+
+        Both are good until this weight's next call: fresh pages would cost as much as what is written to them.
+        """
+        x, panels = x.contiguous(), -(-self.outputs // self._kernels.panel_rows)
+        if self._kept is None or len(self._kept[0]) < len(x) or self._kept[0].dtype is not x.dtype:
+            self._kept = torch.empty(len(x), self.outputs, dtype=x.dtype), torch.empty(len(x), panels)
+        out, maxima = self._kept[0][: len(x)], self._kept[1][: len(x)]
+        self._multiply(x, out, 0, maxima.data_ptr())
+        return out, maxima
+
+    def _multiply(self, x: torch.Tensor, out: torch.Tensor, activation: int, maxima: int | None) -> None:
         if len(x) and self._kernels.linear(
-            self.address, DTYPES[x.dtype], x.data_ptr(), len(x), out.data_ptr(), activation, torch.get_num_threads()
+            self.address, DTYPES[x.dtype], x.data_ptr(), len(x), out.data_ptr(), activation, maxima,
+            torch.get_num_threads(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
-        return out
 
 
 def _packed_sizes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool) -> tuple[int, int]:

@@ -344,14 +344,35 @@ inline F activate(F x, int64_t how) {
   return div(x, add(all(1.0f), e));
 }
 
-// Where results go: one of `values` [m][outputs] of T (rounded), `added` [m][outputs] (added to what is there).
+// Where results go: one of `values` [m][outputs] of T (rounded), `added` [m][outputs] (added to what is there). With
+// `values` of a plain product, `maxima` [m][panels] may take the largest of each panel, NaN where one of it is.
 template <class T>
 struct Target {
   T* values;
   int64_t stride;
   float* added;
   int64_t activation;
+  float* maxima = nullptr;
 };
+
+inline float rounded(float a, const float*) { return a; }
+inline float rounded(float a, const uint16_t*) {
+  uint32_t bits;
+  memcpy(&bits, &a, 4);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;  // to nearest, ties to even
+  memcpy(&a, &bits, 4);
+  return a;
+}
+
+// The largest of the first `left` of two vectors, as it is when rounded to T: rounding keeps the order.
+template <class T>
+inline float max_of_two(F one, F two, int64_t left) {
+  if (left < 2 * W) {
+    if (left < W) one = keep(one, (1u << left) - 1, all(-INFINITY));
+    two = keep(two, left > W ? (1u << (left - W)) - 1 : 0, all(-INFINITY));
+  }
+  return has_nan(one) || has_nan(two) ? NAN : rounded(max_of(larger(one, two)), (const T*)nullptr);
+}
 
 template <class T>
 inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t rows, int64_t panel, const Target<T>& to) {
@@ -376,6 +397,7 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
       if (left > W) store_some(at + W, add(load_some(at + W, left - W), two), left - W);
     } else {
       T* at = to.values + (row + r) * to.stride + first;
+      if (to.maxima) to.maxima[(row + r) * w.panels() + panel] = max_of_two<T>(one, two, left);
       store_some(at, one, left);
       if (left > W) store_some(at + W, two, left - W);
     }

@@ -179,6 +179,14 @@ inline float exp2_one(float x) {
   return lanes[0];
 }
 
+inline bool has_nan(F a) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0;
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0;
+#endif
+}
+
 inline void soon(const void* p, int64_t offset) { _mm_prefetch((const char*)((uintptr_t)p + offset), _MM_HINT_T0); }
 
 }  // namespace

@@ -12,7 +12,7 @@ from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, ModelInfo
 from executors.kernels import cpu_forward
 from executors.kernels.compiler import KernelUnavailable
-from executors.kernels.cpu import CpuKernels, cpu_kernels
+from executors.kernels.cpu import CpuKernels, cpu_kernels, use_kernels
 from executors.llm.kv_cache import plan_kv
 from executors.llm.linear import kernels_support
 from executors.llm.memory import memory_limit
@@ -45,6 +45,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     device = resolve_device(config.device)
     dtype = weights_dtype(config, decoder_config, directory)
     kernels, missing = choose_kernels(config, dtype, device)
+    use_kernels(kernels)
     int8 = config.optimization.quantization == "int8"
     if kernels is None and (config.optimization.deterministic or int8):
         asked = "quantization int8" if int8 else "deterministic"

@@ -9,7 +9,7 @@ import torch
 
 from executors.llm.attention import AttentionBackend
 from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import DecoderOnlyLLM, ForwardInput, UnifiedModel
+from executors.llm.models.decoder import DecoderOnlyLLM, ForwardInput, SamplingModel, UnifiedModel
 from executors.llm.step import StepArrays
 
 LOGITS_CHUNK = 256
@@ -26,6 +26,7 @@ class ModelRunner:
         self.device = model.kv_spec.device
         # Asked once: a protocol's isinstance looks at every member, each time.
         self._unified = model if isinstance(model, UnifiedModel) else None
+        self._sampling = model if isinstance(model, SamplingModel) else None
         self.forwards = 0
         """Calls of the model since start."""
 
@@ -73,6 +74,16 @@ class ModelRunner:
         if len(rows) < len(hidden):
             hidden = hidden.index_select(0, self.to_device(rows))
         return self.model.logits(hidden)
+
+    def logits_for_sampling(
+        self, hidden: torch.Tensor, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `logits`, good until the next call, and maxima of blocks of each row where the model has them."""
+        if self._sampling is None:
+            return self.logits(hidden, rows), None
+        if len(rows) < len(hidden):
+            hidden = hidden.index_select(0, self.to_device(rows))
+        return self._sampling.logits_for_sampling(hidden)
 
     def logits_in_chunks(self, hidden: torch.Tensor, rows: np.ndarray) -> Iterator[tuple[int, torch.Tensor]]:
         """(first index into `rows`, logits) for a few hundred rows at a time."""

@@ -92,13 +92,22 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: SamplingRows, edits: LogitEdits | None = None) -> Sampled:
-    """A token for each row of raw `logits` [n, V] (any float dtype; after the call they are what they were)."""
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    edits: LogitEdits | None = None,
+    maxima: torch.Tensor | None = None,
+) -> Sampled:
+    """A token for each row of raw `logits` [n, V] (any float dtype; after the call they are what they were).
+
+    `maxima` [n, blocks] of the logits' blocks where they are known, see `Blocks`.
+    """
     if edits is None and not rows.temperature.any():
-        top, best = logits.max(-1)
-        bad, tokens = ~torch.isfinite(top).cpu().numpy(), best.cpu().numpy().copy()
+        blocks = Blocks(logits, maxima=maxima)
+        bad = ~torch.isfinite(blocks.best).cpu().numpy()
+        tokens = greedy(blocks, np.arange(len(logits)))
     else:
-        tokens, bad = _choose_all(logits, rows, edits)
+        tokens, bad = _choose_all(logits, rows, edits, maxima)
     described: dict[int, SampledToken] = {}
     wanting = np.flatnonzero((rows.logprobs >= 0) & ~bad)
     if len(wanting):
@@ -109,12 +118,12 @@ def sample(logits: torch.Tensor, rows: SamplingRows, edits: LogitEdits | None = 
 
 
 def _choose_all(
-    logits: torch.Tensor, rows: SamplingRows, edits: LogitEdits | None
+    logits: torch.Tensor, rows: SamplingRows, edits: LogitEdits | None, maxima: torch.Tensor | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens int64 [n] and which rows are bad, bool [n]."""
     u = noise.uniform(rows.seed, rows.choice, rows.positions.astype(np.uint64))
     # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
-    blocks = Blocks(logits, widen=edits is not None and logits.dtype != torch.float32)
+    blocks = Blocks(logits, edits is not None and logits.dtype != torch.float32, maxima)
     logits = blocks.logits
     bad = ~torch.isfinite(blocks.best).cpu().numpy()
     tokens = np.zeros(len(logits), np.int64)

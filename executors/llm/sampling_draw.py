@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from executors.kernels.cpu import DTYPES, CpuKernels, kernels_in_use
 from executors.llm.scratch import scratch
 
 SUM_BLOCK = 512
@@ -57,33 +58,38 @@ class Draw:
 
 
 class Blocks:
-    """Logits [n, V] with the maxima of each row's blocks of `_BLOCK` tokens: [n, blocks], the last block may be shorter.
+    """Logits [n, V] with the maxima of each row's blocks of `size` tokens: [n, blocks], the last block may be shorter.
 
-    `widen` makes `logits` a float32 copy of what was given, in this thread's scratch memory.
+    `widen` makes `logits` a float32 copy of what was given, in this thread's scratch memory. `maxima` are those of blocks
+    of a power of two, where they are known already.
     """
 
-    def __init__(self, logits: torch.Tensor, widen: bool = False) -> None:
+    def __init__(self, logits: torch.Tensor, widen: bool = False, maxima: torch.Tensor | None = None) -> None:
         self.width = logits.shape[1]
+        self.size = _BLOCK if maxima is None else 1 << (-(-self.width // maxima.shape[1]) - 1).bit_length()
         if widen and not logits.is_cuda:
             self.logits = scratch("wide", len(logits), self.width, logits.device)
-            self.maxima = torch.empty(len(logits), -(-self.width // _BLOCK), device=logits.device)
+            found = torch.empty(len(logits), -(-self.width // self.size), device=logits.device)
             # Row by row, so that the maxima are taken of what is still in the cache.
             for i in range(len(logits)):
-                self.maxima[i] = _block_maxima(self.logits[i : i + 1].copy_(logits[i : i + 1]))[0]
+                wide = self.logits[i : i + 1].copy_(logits[i : i + 1])
+                if maxima is None:
+                    found[i] = _block_maxima(wide, self.size)[0]
+            self.maxima = found if maxima is None else found.copy_(maxima)  # they may change
         else:
             self.logits = (logits.float() if widen else logits).contiguous()
-            self.maxima = _block_maxima(self.logits)
+            self.maxima = _block_maxima(self.logits, self.size) if maxima is None else maxima
         self.best = self.maxima.amax(-1)
 
     def renew(self, rows: np.ndarray) -> None:
         """Take in that logits of these rows were changed."""
         if self.logits.is_cuda:
             at = torch.from_numpy(rows).to(self.logits.device)
-            self.maxima[at] = _block_maxima(self.logits[at])
+            self.maxima[at] = _block_maxima(self.logits[at], self.size)
         else:
             # Reading a row in order is faster than gathering the few hundred blocks that penalties touch.
             for row in rows.tolist():
-                self.maxima[row] = _block_maxima(self.logits[row : row + 1])[0]
+                self.maxima[row] = _block_maxima(self.logits[row : row + 1], self.size)[0]
         self.best = self.maxima.amax(-1)
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
@@ -102,38 +108,51 @@ class Blocks:
         if count >= self.width:
             values, ids = self.rows(row).sort(dim=-1, descending=True, stable=True)
             return values, ids
-        if count * _BLOCK * 2 >= self.width:
+        if count * self.size * 2 >= self.width:
             values = self.rows(row)
             found = values.topk(count, -1, sorted=False).indices.sort(-1).values
             return _sorted(values.gather(1, found), found)
         blocks = _largest(self.maxima[row], count)
-        values = self.block(row, blocks, _BLOCK)
+        values = self.block(row, blocks, self.size)
         place = _largest(values, count)
-        ids = blocks.gather(1, place // _BLOCK) * _BLOCK + place % _BLOCK
+        ids = blocks.gather(1, place // self.size) * self.size + place % self.size
         # Places past the end of the last block hold -inf: the id of one must be one of the row's all the same.
         ids, order = ids.clamp_max_(self.width - 1).sort(-1)
         return _sorted(values.gather(1, place).gather(1, order), ids)
 
 
-def _block_maxima(logits: torch.Tensor) -> torch.Tensor:
-    """[n, blocks]; float32 or the logits' type."""
+def _kernels_for(logits: torch.Tensor) -> CpuKernels | None:
+    """Cohort's own kernels, where they can read these logits."""
+    readable = logits.device.type == "cpu" and logits.dtype in DTYPES and logits.stride(1) == 1
+    return kernels_in_use() if readable else None
+
+
+def _block_maxima(logits: torch.Tensor, size: int) -> torch.Tensor:
+    """[n, blocks] of `size` tokens; float32 or the logits' type."""
     n, width = logits.shape
-    whole = width // _BLOCK * _BLOCK
-    maxima = torch.empty(n, -(-width // _BLOCK), dtype=torch.float32, device=logits.device)
+    whole = width // size * size
+    maxima = torch.empty(n, -(-width // size), dtype=torch.float32, device=logits.device)
+    kernels = _kernels_for(logits)
+    if kernels is not None:
+        kernels.block_maxima(
+            DTYPES[logits.dtype], logits.data_ptr(), n, width, logits.stride(0), size, maxima.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return maxima
     if whole < width:
         maxima[:, -1] = logits[:, whole:].amax(-1)
     if not whole:
         return maxima
-    into = maxima[:, : whole // _BLOCK]
+    into = maxima[:, : whole // size]
     if logits.is_cuda or logits.dtype == torch.float32:
-        torch.amax(logits[:, :whole].unflatten(1, (-1, _BLOCK)).float(), -1, out=into)
+        torch.amax(logits[:, :whole].unflatten(1, (-1, size)).float(), -1, out=into)
         return maxima
     # Processors reduce short runs of 16-bit floats one by one; converted in the cache they are as fast as others.
     buffer = scratch("maxima", min(_DENSE_ROWS, n), whole, logits.device)
     for begin in range(0, n, _DENSE_ROWS):
         part = logits[begin : begin + _DENSE_ROWS, :whole]
         work = buffer[: len(part)].copy_(part)
-        into[begin : begin + len(part)] = work.unflatten(1, (-1, _BLOCK)).amax(-1)
+        into[begin : begin + len(part)] = work.unflatten(1, (-1, size)).amax(-1)
     return maxima
 
 
@@ -180,8 +199,8 @@ def greedy(blocks: Blocks, row: np.ndarray) -> np.ndarray:
     """int64 [m]: the lowest id of the largest logits of each row."""
     at = torch.from_numpy(row).to(blocks.logits.device)
     first = blocks.maxima[at].argmax(-1, keepdim=True)
-    inside = blocks.block(at, first, _BLOCK).argmax(-1, keepdim=True)
-    return (first * _BLOCK + inside)[:, 0].cpu().numpy()
+    inside = blocks.block(at, first, blocks.size).argmax(-1, keepdim=True)
+    return (first * blocks.size + inside)[:, 0].cpu().numpy()
 
 
 def draw(blocks: Blocks, settings: Draw) -> np.ndarray:
@@ -231,6 +250,14 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
     scale, best = _column(_scale(settings), device, torch.float32), blocks.best[row][:, None].float()
     sums = torch.empty(len(settings), padded // SUM_BLOCK, dtype=torch.float32, device=device)
     mean = np.zeros(len(settings))
+    kernels = _kernels_for(blocks.logits)
+    if kernels is not None and not typical.any():
+        best, scale = best.contiguous(), scale.contiguous()
+        kernels.block_weights(
+            DTYPES[blocks.logits.dtype], blocks.logits.data_ptr(), row.data_ptr(), len(row), width,
+            blocks.logits.stride(0), SUM_BLOCK, best.data_ptr(), scale.data_ptr(), sums.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return sums.double(), mean
     buffer = scratch("weights", min(_DENSE_ROWS, len(settings)), padded, device)
     kept = scratch("exponents", len(buffer), padded, device) if typical.any() else buffer
     for begin in range(0, len(settings), _DENSE_ROWS):

@@ -162,11 +162,12 @@ class UnifiedRunner:
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
-        logits = self.runner.logits(hidden, rows)
+        logits, maxima = self.runner.logits_for_sampling(hidden, rows)
         sampled = sample(
             logits,
             self.sampling.rows(slots, positions),
             self._edits(batch, step, shaped, starts) if shaped else None,
+            maxima,
         )
         tokens = sampled.tokens.astype(np.int32)
         self.pool.view(-1).index_copy_(

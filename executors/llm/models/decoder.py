@@ -96,6 +96,14 @@ class FusedForward(Protocol):
 
 
 @runtime_checkable
+class SamplingModel(Protocol):
+    """A model that finds what sampling looks for first while it computes logits."""
+
+    def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [rows, width], good until the next call, and maxima of blocks of each row, float32 [rows, blocks]."""
+
+
+@runtime_checkable
 class UnifiedModel(DecoderOnlyLLM, Protocol):
     """A model that computes any mix of prefill chunks and decode steps in one forward."""
 
@@ -271,6 +279,14 @@ class Decoder:
         logits = self.lm_head(hidden)
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @torch.inference_mode()
+    def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `logits`, good until the next call; and where that comes for free the maxima of blocks of each row, float32
+        [rows, blocks], all but the last of the same size."""
+        if self.lm_head.packed is None or self.config.final_softcap is not None:
+            return self.logits(hidden), None
+        return self.lm_head.packed.with_maxima(hidden)
 
     def _attention(
         self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, attend: Attend

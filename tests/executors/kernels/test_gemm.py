@@ -7,7 +7,7 @@ import torch
 
 from executors.kernels import CPU_ISAS
 from executors.kernels.compiler import ISAS
-from executors.kernels.cpu import ACTIVATIONS, KINDS, PackedWeight, cpu_kernels
+from executors.kernels.cpu import ACTIVATIONS, DTYPES, KINDS, PackedWeight, cpu_kernels
 from tests.executors.kernels.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
@@ -148,3 +148,45 @@ def test_other_dtypes_are_packed_as_float32(isa: str) -> None:
 
 def test_the_names_of_instruction_sets_are_known_without_torch() -> None:
     assert tuple(isa.name for isa in ISAS) == CPU_ISAS
+
+
+@every_isa
+@every_kind
+@both_dtypes
+@pytest.mark.parametrize("outputs", [1, 31, 32, 33, 100, 160])
+def test_maxima(isa: str, kind: str, dtype: torch.dtype, outputs: int) -> None:
+    """Those of the results as they are returned: rounded."""
+    kernels = cpu_kernels(isa)
+    linear, x = packed(noise(outputs, 30), kind, isa), noise(20, 30, seed=1).to(dtype)
+    x[7] = torch.nan
+    out, maxima = linear.with_maxima(x)
+    assert torch.equal(out[:7], linear(x)[:7]) and not torch.isfinite(out[7]).any()
+    padding = -outputs % kernels.panel_rows
+    blocks = torch.nn.functional.pad(out.float(), (0, padding), value=-torch.inf).unflatten(
+        1, (-1, kernels.panel_rows)
+    )
+    assert torch.equal(maxima.nan_to_num(99.0), blocks.amax(-1).nan_to_num(99.0))
+    again, _ = linear.with_maxima(x[:3])
+    assert again.data_ptr() == out.data_ptr() and len(again) == 3
+
+
+@every_isa
+@both_dtypes
+@pytest.mark.parametrize(("width", "size"), [(1, 64), (15, 64), (64, 64), (1000, 64), (1111, 512), (33, 512)])
+def test_reading_rows_of_logits(isa: str, dtype: torch.dtype, width: int, size: int) -> None:
+    kernels = cpu_kernels(isa)
+    logits = (3 * noise(5, width + 7)).to(dtype)[:, :width]
+    blocks = -(-width // size)
+    wide = torch.nn.functional.pad(logits.float(), (0, blocks * size - width), value=-torch.inf)
+    found = torch.empty(5, blocks)
+    shape = width, logits.stride(0), size
+    kernels.block_maxima(DTYPES[dtype], logits.data_ptr(), 5, *shape, found.data_ptr(), 2)
+    assert torch.equal(found, wide.unflatten(1, (-1, size)).amax(-1))
+    rows, best = torch.tensor([4, 0, 2]), wide.amax(-1)[[4, 0, 2]]
+    scale, sums = torch.tensor([1.0, 0.3, 2.5]), torch.empty(3, blocks)
+    kernels.block_weights(
+        DTYPES[dtype], logits.data_ptr(), rows.data_ptr(), 3, *shape, best.data_ptr(), scale.data_ptr(),
+        sums.data_ptr(), 2,
+    )  # fmt: skip
+    weights = ((wide[rows].double() - best[:, None]) / scale[:, None]).exp()
+    assert torch.allclose(sums.double(), weights.unflatten(1, (-1, size)).sum(-1), rtol=1e-6, atol=1e-12)

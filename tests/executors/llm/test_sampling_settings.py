@@ -7,7 +7,7 @@ from scipy import stats
 
 from executors import noise, reference_sampler
 from executors.batch import SamplingParams, SequenceStart
-from executors.llm import sampler, sampling_draw
+from executors.llm import sampler
 from executors.llm.sampler import Sampled, SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, SlotShapers
 from executors.token_history import TokenHistory
@@ -141,15 +141,14 @@ def test_the_distribution_is_the_processed_one(settings):
 
 
 def test_neutral_settings_cost_nothing(monkeypatch):
-    """Greedy rows without edits see one maximum, and rows without edits are not copied."""
+    """Greedy rows without edits see maxima only, and rows without edits are not copied."""
     shapers = SlotShapers()
     shapers.begin(
         SequenceStart(1, 0, np.zeros(1, np.int32), np.zeros(0, np.int32), SamplingParams(0.7, top_k=5))
     )
     assert not shapers, "a slot whose settings change no logits keeps nothing"
-    monkeypatch.setattr(
-        sampling_draw.Blocks, "__init__", lambda *_: pytest.fail("block maxima of a greedy step")
-    )
+    monkeypatch.setattr(sampler, "draw", lambda *_: pytest.fail("a draw in a greedy step"))
+    monkeypatch.setattr(noise, "uniform", lambda *_: pytest.fail("noise in a greedy step"))
     greedy = SamplingTable.of([SamplingParams(0.0)] * 3).rows(np.arange(3), np.arange(3))
     assert sampler.sample(torch.eye(3), greedy).tokens.tolist() == [0, 1, 2]
 

@@ -62,8 +62,10 @@ async def test_tokens_are_those_of_the_reference_sampler(reference, driver):
 async def test_intermediate_chunks_give_none_and_run_no_lm_head(driver, monkeypatch):
     model = driver.executor._loaded.runner.model
     rows = []
-    logits = model.logits
-    monkeypatch.setattr(model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    logits = model.logits_for_sampling
+    monkeypatch.setattr(
+        model, "logits_for_sampling", lambda hidden: rows.append(len(hidden)) or logits(hidden)
+    )
     seq, other = driver.add(prompt_of(20)), driver.add(prompt_of(20, 1))
     output = await driver.step([(seq, seq.tokens[:12], False, 0)])
     assert output[0] is None and rows == []
@@ -275,7 +277,7 @@ async def test_after_a_failed_step_only_a_new_epoch_helps(driver, monkeypatch, r
         raise raised
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._loaded.runner.model, "logits", fail)
+        patch.setattr(executor._loaded.runner.model, "logits_for_sampling", fail)
         with pytest.raises(expected):
             await driver.step([(seq, [1, 2, 3], True, 0)])
     with pytest.raises(Skipped):

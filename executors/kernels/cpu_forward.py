@@ -17,7 +17,7 @@ from executors.kernels.cpu import ACTIVATIONS, DTYPES, I64, OUT_OF_MEMORY, POINT
 from executors.kernels.cpu_attention import CpuAttend
 
 if TYPE_CHECKING:
-    from executors.llm.models.decoder import Attend, Decoder, Layer
+    from executors.llm.models.decoder import Attend, Decoder, ForwardInput, Layer
 
 _FLOAT = ctypes.c_float
 
@@ -47,7 +47,8 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         ("tokens", I64), ("threads", I64),
-        *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out")),
+        *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
+        ("num_wanted", I64),
     ]  # fmt: skip
 
 
@@ -128,8 +129,14 @@ class CpuForward:
         """Whether it can work with this attention: its own."""
         return isinstance(attend, CpuAttend)
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm, of tokens [T] at rotary positions [T] (int64)."""
+    def __call__(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; only the wanted rows mean anything."""
+        token_ids, positions, attend, wanted = (
+            inputs.token_ids,
+            inputs.positions,
+            inputs.attend,
+            inputs.wanted,
+        )
         assert isinstance(attend, CpuAttend)
         tokens = len(token_ids)
         embed = self._embed
@@ -139,6 +146,7 @@ class CpuForward:
         call = _Call(
             tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
+            None if wanted is None else wanted.data_ptr(), 0 if wanted is None else len(wanted),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)

@@ -42,8 +42,10 @@ struct Call {
   const int64_t* positions;
   const Step* const* attention;
   void* const* kv;
-  const void* embed;  // [vocabulary][hidden]
-  void* out;          // [tokens][hidden]
+  const void* embed;      // [vocabulary][hidden]
+  void* out;              // [tokens][hidden]
+  const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
+  int64_t num_wanted;
 };
 
 thread_local Scratch workspace;
@@ -81,7 +83,8 @@ struct Forward {
   const Call& c;
   Team team;
   Counter* counters;
-  float *x, *scales;
+  int64_t count;  // rows of x
+  float *x, *few, *scales;
   Word* words;
   T *qkv, *mixed, *inner;
   std::atomic<int> failed{0};
@@ -98,13 +101,15 @@ struct Forward {
   bool prepare() {
     int64_t widest = m.hidden > q_size() ? m.hidden : q_size(), tokens = c.tokens;
     widest = widest > m.inner ? widest : m.inner;
-    int64_t steps = (widest + Op::DEPTH - 1) / Op::DEPTH, phases = PHASES * m.num_layers + 2;
-    size_t bytes = phases * sizeof(Counter) + tokens * (m.hidden + 1) * 4 + tokens * steps * sizeof(Word) +
-                   tokens * (qkv_size() + q_size() + m.inner) * sizeof(T) + 1024;
+    int64_t steps = (widest + Op::DEPTH - 1) / Op::DEPTH, phases = PHASES * m.num_layers + 3;
+    size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * (m.hidden + 1) * 4 +
+                   tokens * steps * sizeof(Word) + tokens * (qkv_size() + q_size() + m.inner) * sizeof(T) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
+    count = tokens;
     x = workspace.take<float>(tokens * m.hidden);
+    few = workspace.take<float>(c.num_wanted * m.hidden);
     scales = workspace.take<float>(tokens);
     words = workspace.take<Word>(tokens * steps);
     qkv = workspace.take<T>(tokens * qkv_size());
@@ -116,9 +121,9 @@ struct Forward {
   // Threads take rows; `row` is called for each.
   template <class Each>
   void rows(Counter& counter, Each row) {
-    int64_t some = c.tokens > 64 ? 8 : 1;
-    for (int64_t i; (i = counter.take(some)) < c.tokens;)
-      for (int64_t t = i; t < c.tokens && t < i + some; t++) row(t);
+    int64_t some = count > 64 ? 8 : 1;
+    for (int64_t i; (i = counter.take(some)) < count;)
+      for (int64_t t = i; t < count && t < i + some; t++) row(t);
     team.barrier();
   }
 
@@ -130,7 +135,7 @@ struct Forward {
   }
 
   void product(const Linear& w, const Word* a, Target<T> to, Counter& counter) {
-    multiply<Op, T>(w, a, w.steps(), scales, c.tokens, to, counter, team.size);
+    multiply<Op, T>(w, a, w.steps(), scales, count, to, counter, team.size);
     team.barrier();
   }
 
@@ -163,6 +168,19 @@ struct Forward {
       memcpy(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size * sizeof(T));
   }
 
+  // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
+  // few rows are wanted it is a little, and where many are their order allows nothing else.
+  void keep_wanted(Counter& counter) {
+    if (omp_get_thread_num() == 0) count = c.num_wanted;
+    team.barrier();
+    rows(counter, [&](int64_t t) { memcpy(few + t * m.hidden, x + c.wanted[t] * m.hidden, m.hidden * sizeof(float)); });
+    if (omp_get_thread_num() == 0) {
+      x = few;
+      for (int64_t t = 0; t < count; t++) memmove(mixed + t * q_size(), mixed + c.wanted[t] * q_size(), q_size() * sizeof(T));
+    }
+    team.barrier();
+  }
+
   void layer(int64_t index, Counter* counter, float* line) {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
@@ -174,6 +192,7 @@ struct Forward {
     using A = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
     if (!attend<T, A>(step, kv, qkv, qkv_size(), mixed, counter[3])) failed = 1;
     team.barrier();
+    if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
     add_product(*layer.o, mixed, counter + 4);
     norm_rows(counter[6], layer.mlp_norm, *layer.gate_up, line);
     product(*layer.gate_up, words, {inner, m.inner, nullptr, m.activation}, counter[7]);
@@ -191,10 +210,10 @@ struct Forward {
       for (int64_t i = 0; i < m.hidden; i += W)
         store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);
     });
-    for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 2 + i * PHASES, line);
+    for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 3 + i * PHASES, line);
     rows(counters[1], [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, m.final_norm, m.hidden, m.eps);
-      T* to = (T*)c.out + t * m.hidden;
+      T* to = (T*)c.out + (c.wanted ? c.wanted[t] : t) * m.hidden;
       for (int64_t i = 0; i < m.hidden; i += W) store_some(to + i, load_some(line + i, m.hidden - i), m.hidden - i);
     });
     free(line);

@@ -37,7 +37,8 @@ class ModelRunner:
     def forward(
         self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: KvCache | None = None
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step, whose KV is written to `cache` (default: the executor's own).
+        """Hidden states [T, hidden] of a step, whose KV is written to `cache` (default: the executor's own). Rows that are
+        not wanted may hold anything.
 
         `token_ids` int64 [T] on the device replaces the step's own where some are known only there.
         """
@@ -67,7 +68,8 @@ class ModelRunner:
     def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
         self.forwards += 1
         rotary = step.positions if step.rotary_positions is None else step.rotary_positions
-        return call(ForwardInput(ids, self.to_device(rotary), self.attention.begin(step, cache)))
+        wanted = None if step.wanted is None else self.to_device(step.wanted)
+        return call(ForwardInput(ids, self.to_device(rotary), self.attention.begin(step, cache), wanted))
 
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Logits [len(rows), width] of the given rows of a step's hidden states, in the model's dtype."""

@@ -15,7 +15,8 @@ class StepArrays:
     """The packed items of one forward; n items, T tokens.
 
     `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
-    `rotary_positions` int64 [T] where they differ from the places in the cache, else None.
+    `rotary_positions` int64 [T] where they differ from the places in the cache, else None. `wanted` int64: the rows whose
+    hidden states will be looked at, ascending; None for all.
     """
 
     token_ids: np.ndarray
@@ -23,6 +24,7 @@ class StepArrays:
     pos_offsets: np.ndarray
     tables: np.ndarray
     rotary_positions: np.ndarray | None = None
+    wanted: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.q_lens)

@@ -5,6 +5,8 @@ A step reads: check, take in what is new, forward, sample, pack.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -20,6 +22,18 @@ from executors.sampling_params import NOTHING_LEFT
 from executors.slots import SlotTable
 
 NOT_FINITE = "the model's logits are not finite numbers"
+
+
+class _SampledRows(NamedTuple):
+    """Rows of a step that are sampled. Per item int64 [n]: `drafts`, `counts` of rows and the first of them, `starts`; per
+    row int64: its `item`, its `place` among the item's, and its number among the step's `rows`."""
+
+    drafts: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    item: np.ndarray
+    place: np.ndarray
+    rows: np.ndarray
 
 
 class UnifiedRunner:
@@ -83,10 +97,13 @@ class UnifiedRunner:
         for start in batch.starts:
             self._begin(start)
         step = self._step(batch)
+        sampled = self._sampled_rows(batch, step)
+        special = np.flatnonzero(self._special[batch.slots])
+        if not len(special) and len(sampled.rows) < len(step.token_ids):
+            step.wanted = sampled.rows
         self.runner.cache.copy_blocks(batch.block_copies)
         hidden = self.runner.forward(step, self._token_ids(batch, step))
-        output = self._sample(batch, step, hidden)
-        special = np.flatnonzero(self._special[batch.slots])
+        output = self._sample(batch, step, hidden, sampled)
         for i in special.tolist():
             self._add_special(output, batch, step, hidden, i)
         return output
@@ -144,22 +161,29 @@ class UnifiedRunner:
             ids[self.runner.to_device(rows)] = self.pool.view(-1).index_select(0, index).long()
         return ids
 
-    def _sample(self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor) -> UnifiedOutput:
-        """Sample final items, drafts included, and keep of each item what verification leaves.
+    def _sampled_rows(self, batch: UnifiedBatch, step: StepArrays) -> _SampledRows:
+        """Those of final items, drafts included.
 
         inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
         sampled rows             r0  r1  r2      for positions 7, 8, 9
-        d7 is accepted iff r0 = d7, d8 iff r1 = d8 as well; kept are the accepted ones and one more
         """
-        n = len(batch)
         drafts = batch.num_draft_tokens.astype(np.int64)
         counts = np.where(batch.is_final_chunk & self._samples[batch.slots], drafts + 1, 0)
-        if not counts.any():
-            return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
-        item = np.repeat(np.arange(n), counts)
+        item = np.repeat(np.arange(len(batch)), counts)
         starts = np.cumsum(counts) - counts
         place = np.arange(len(item)) - starts[item]
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
+        return _SampledRows(drafts, counts, starts, item, place, rows)
+
+    def _sample(
+        self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: _SampledRows
+    ) -> UnifiedOutput:
+        """Sample, and keep of each item what verification leaves: in the example d7 is accepted iff r0 = d7, d8 iff r1 = d8
+        as well; kept are the accepted ones and one more."""
+        n = len(batch)
+        drafts, counts, starts, item, place, rows = where
+        if not len(item):
+            return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
         logits, maxima = self.runner.logits_for_sampling(hidden, rows)

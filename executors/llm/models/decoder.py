@@ -29,11 +29,15 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """The packed tokens of a step. `token_ids` and `positions` int64 [T] on the model's device."""
+    """The packed tokens of a step. `token_ids` and `positions` int64 [T] on the model's device.
+
+    `wanted` int64, ascending: the rows whose hidden states will be looked at, None for all. A model may leave out others.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attend: Attend
+    wanted: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,8 @@ class FusedForward(Protocol):
     def takes(self, attend: Attend) -> bool:
         """Whether it can work with this attention."""
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm."""
+    def __call__(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; of rows that are not wanted they mean nothing."""
 
 
 @runtime_checkable
@@ -250,7 +254,7 @@ class Decoder:
         """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
         tokens = len(inputs.token_ids)
         if self._fused is not None and self._fused.takes(inputs.attend):
-            return self._fused(inputs.token_ids, inputs.positions, inputs.attend)
+            return self._fused(inputs)
         if self._onednn and (wanted := padded_rows(tokens)) != tokens:
             # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
             inputs = _padded(inputs, wanted)

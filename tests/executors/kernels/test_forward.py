@@ -69,13 +69,16 @@ class Runner:
         self.tables = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(4, 16)
         self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (4, 64))
 
-    def step(self, items: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+    def step(self, items: list[tuple[int, int, int]], wanted: list[int] | None = None) -> list[torch.Tensor]:
         """Hidden states of each item."""
         seqs, begins, counts = np.array(items, np.int64).T
         ids = np.concatenate([self.tokens[i, b : b + n] for i, b, n in items])
         step = StepArrays(ids.astype(np.int64), counts, begins, self.tables[seqs])
         attend = self.attention.begin(step, self.cache)
-        inputs = ForwardInput(torch.from_numpy(step.token_ids), torch.from_numpy(step.positions), attend)
+        rows = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+        inputs = ForwardInput(
+            torch.from_numpy(step.token_ids), torch.from_numpy(step.positions), attend, rows
+        )
         return list(self.decoder.unified_forward(inputs).split(counts.tolist()))
 
 
@@ -127,6 +130,24 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     for i, hidden in enumerate(whole):
         assert torch.equal(torch.cat(parts[i]), hidden)
     assert torch.equal(torch.cat(decoded), whole[2])
+
+
+@every_isa
+@both_dtypes
+@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_only_wanted_rows(
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, int8: bool, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    decoder = load(checkpoints["qwen3"], dtype, isa, int8)
+    whole = torch.cat(Runner(decoder, isa).step(ITEMS))
+    for wanted in ([], [101], [0], [29, 30, 94, 101], list(range(102)), list(range(40, 102))):
+        runner = Runner(decoder, isa)
+        assert torch.equal(torch.cat(runner.step(ITEMS, wanted))[wanted], whole[wanted])
+        # Keys and values of all tokens are there all the same.
+        following = [(2, 50, 1)]
+        assert torch.equal(runner.step(following)[0], whole[[31 + 50]])
 
 
 @every_isa

@@ -62,6 +62,9 @@ class CpuKernels:
         # dtype, logits, indices of rows and how many, width, elements between rows, block size, best, scale, out, threads.
         self.block_weights.argtypes = [I64, POINTER, POINTER, *[I64] * 4, POINTER, POINTER, POINTER, I64]
         self.block_maxima.restype = self.block_weights.restype = None
+        self.touch = loaded.cohort_touch
+        """(address, bytes): makes them real memory, whatever is in them and whoever writes to them."""
+        self.touch.argtypes, self.touch.restype = [POINTER, I64], None
         for call in (self.pack, self.linear, self.attend, self.forward):
             call.restype = ctypes.c_int
 

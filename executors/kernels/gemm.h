@@ -23,7 +23,7 @@ constexpr int MR = 14;  // 14 x 2 sums, 2 columns, 1 row: 31 of 32 registers
 #else
 constexpr int MR = 6;
 #endif
-constexpr int64_t ROWS = 256;  // rows that are multiplied with a panel at a time: they should stay in the cache
+constexpr int64_t ROWS = 112;  // rows that are multiplied with a panel at a time: they should stay in the cache
 
 enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2 };
 enum Form : int64_t { PLAIN = 0, GATED = 1 };

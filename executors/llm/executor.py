@@ -11,6 +11,7 @@ thread of inline mode) has nothing else to do meanwhile.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
+from executors.kernels.cpu import kernels_in_use
 from executors.llm import sizing
 from executors.llm.attention import AttentionBackend, choose_attention
 from executors.llm.direct import DirectRunner
@@ -62,6 +64,9 @@ from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
+
+_TOUCH_MOST = 2 << 30
+"""Bytes of KV made real memory ahead of the first request, and never more than a quarter of it."""
 
 Load = Callable[[ProgressCallback], LoadedModel]
 
@@ -214,6 +219,17 @@ class LlmExecutor(BatchModelExecutor):
             raise
         self._stats = StepStats()
         self._state = ExecutorState.READY
+        self._touch_kv(self._loaded.runner.cache)
+
+    def _touch_kv(self, cache: KvCache) -> None:
+        """Prepare the memory of the first blocks while nobody is waiting for it."""
+        loaded, kernels = self._loaded, kernels_in_use()
+        if kernels is None or cache.spec.device.type != "cpu":
+            return
+        num_bytes, threads = min(_TOUCH_MOST, cache.num_bytes // 4), torch.get_num_threads()
+        for i in range(threads):
+            wanted = kernels, num_bytes, (i, threads), lambda: self._loaded is not loaded
+            threading.Thread(target=cache.touch, args=wanted, name="kv-memory", daemon=True).start()
 
     def _check(self, source: LoadedModel) -> None:
         """Raises ConfigError for a loaded model that this executor is not made for. This one takes any."""

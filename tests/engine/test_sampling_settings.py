@@ -204,12 +204,12 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
     unified = made._loaded.unified  # type: ignore[union-attr]
     sample = unified._sample
 
-    def keep(batch, step, hidden):  # type: ignore[no-untyped-def]
+    def keep(batch, step, hidden, where):  # type: ignore[no-untyped-def]
         for i in np.flatnonzero(batch.is_final_chunk).tolist():
             last = int(step.q_starts[i] + step.q_lens[i]) - 1
             row = unified.runner.logits(hidden, np.array([last]))[0].float().numpy()
             rows[int(batch.seq_ids[i]), int(step.positions[last]) + 1] = row
-        return sample(batch, step, hidden)
+        return sample(batch, step, hidden, where)
 
     monkeypatch.setattr(unified, "_sample", keep)
     rng = random.Random(5)

@@ -16,10 +16,10 @@ def make_inject(monkeypatch):
         unified = executor._loaded.unified
         original = unified._sample
 
-        def sample(batch, step, hidden):
+        def sample(batch, step, hidden, where):
             ids = batch.seq_ids.tolist()
             if seq_id not in ids:
-                return original(batch, step, hidden)
+                return original(batch, step, hidden, where)
             monkeypatch.setattr(unified, "_sample", original)
             if kind == "step_failed":
                 raise RuntimeError("injected")
@@ -27,7 +27,7 @@ def make_inject(monkeypatch):
                 raise MemoryError("injected")
             i = ids.index(seq_id)
             hidden[int(step.q_starts[i]) : int(step.q_starts[i] + step.q_lens[i])] = torch.nan
-            return original(batch, step, hidden)
+            return original(batch, step, hidden, where)
 
         monkeypatch.setattr(unified, "_sample", sample)
 

@@ -32,6 +32,15 @@ COPY engine engine
 COPY executors executors
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
+# --- Cohort's CPU kernels, for three sets of instructions: what runs has no compiler ----------------------------------
+FROM builder AS kernels
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
+COPY executors/__init__.py executors/__init__.py
+COPY executors/kernels executors/kernels
+RUN python3 -m executors.kernels.compiler /prebuilt
+
 # --- the environment: torch first and pinned, then the other dependencies, and the project last, which changes most ---
 FROM builder AS dependencies
 ARG TORCH_VERSION=2.13.0
@@ -46,8 +55,10 @@ RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 
 FROM dependencies AS environment
 COPY --from=wheel /wheels /wheels
+COPY --from=kernels /prebuilt /prebuilt
 RUN /opt/cohort/bin/pip install --no-deps --no-index /wheels/*.whl \
- && /opt/cohort/bin/pip check
+ && /opt/cohort/bin/pip check \
+ && cp -r /prebuilt "$(/opt/cohort/bin/python -c 'import executors.kernels; print(executors.kernels.__path__[0])')"
 
 # --- what runs --------------------------------------------------------------------------------------------------------
 FROM python AS runtime

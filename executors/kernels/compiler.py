@@ -2,6 +2,12 @@
 
     <cache>/cohort_cpu-<isa>-<hash>.so     hash of source and headers, flags and compiler version
 
+Where there is no compiler, in a container say, all variants may have been built beforehand:
+
+    python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of source, headers and flags
+
+A folder `prebuilt` beside the source is looked into first.
+
 <cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so it must be this user's
 alone; where it is not, or cannot be written, a temporary directory of this process takes its place.
 """
@@ -18,13 +24,12 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import torch  # noqa: F401  Its OpenMP runtime must be in the process before a kernel asks for one by the same name.
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ class Isa:
     flags: tuple[str, ...]
 
 
+_X86 = ("x86_64", "AMD64")
 _V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe".split())
 _V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 # Best first. Never -march=native: what is in the cache may be used on another machine that shares the home directory.
@@ -62,7 +68,7 @@ ISAS = (
 
 def usable_isas(cpuinfo: Path = CPUINFO) -> tuple[Isa, ...]:
     """What this CPU can run, best first; empty on other architectures."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in _X86:
         return ()
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -86,6 +92,8 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
     isa = next((isa for isa in isas if isa_name in (None, isa.name)), None)
     if isa is None:
         raise KernelUnavailable(f"this CPU has no {isa_name}")
+    import torch  # noqa: F401  Its OpenMP runtime must be in the process before a kernel asks for one by the same name.
+
     try:
         return ctypes.CDLL(str(compiled(source, isa))), isa.name
     except OSError as error:
@@ -94,25 +102,43 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
 
 def compiled(source: Path, isa: Isa) -> Path:
     """Path of the compiled library. Processes that compile the same at once each do, and the last one's stays."""
+    ready = source.parent / "prebuilt" / _name(source, isa)
+    if ready.exists():
+        return ready
     command = find_compiler()
+    target = cache_folder() / _name(source, isa, _version(command))
+    if not target.exists():
+        began = time.perf_counter()
+        _compile(command, source, isa, target)
+        _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
+    return target
+
+
+def prebuild(source: Path, folder: Path) -> list[Path]:
+    """Compile all variants into `folder`, for machines without a compiler. Raises KernelUnavailable."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = find_compiler()
+    targets = [folder / _name(source, isa) for isa in ISAS]
+    for isa, target in zip(ISAS, targets, strict=True):
+        _compile(command, source, isa, target)
+        target.chmod(0o644)
+    return targets
+
+
+def _name(source: Path, isa: Isa, version: str = "") -> str:
     text = b"\0".join(file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h"))))
-    flags = (*_FLAGS, *isa.flags)
-    key = b"\0".join([text, *(part.encode() for part in flags), _version(command).encode()])
-    name = f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
-    folder = cache_folder()
-    target = folder / name
-    if target.exists():
-        return target
-    began = time.perf_counter()
-    handle, made = tempfile.mkstemp(suffix=".tmp", prefix=name, dir=folder)
+    key = b"\0".join([text, *(part.encode() for part in (*_FLAGS, *isa.flags)), version.encode()])
+    return f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
+
+
+def _compile(command: list[str], source: Path, isa: Isa, target: Path) -> None:
+    handle, made = tempfile.mkstemp(suffix=".tmp", prefix=target.name, dir=target.parent)
     os.close(handle)
     try:
-        _run([*command, *flags, str(source), "-o", made])
+        _run([*command, *_FLAGS, *isa.flags, str(source), "-o", made])
         Path(made).replace(target)
     finally:
         Path(made).unlink(missing_ok=True)
-    _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
-    return target
 
 
 def find_compiler() -> list[str]:
@@ -171,3 +197,16 @@ def _temporary_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="cohort-kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def main(folder: str) -> None:
+    """Compile all variants of the kernels into `folder`; nothing where the CPU is of another kind."""
+    if platform.machine() not in _X86:
+        print(f"no kernels for {platform.machine()}: torch's are used")
+        return
+    for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):
+        print(made)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

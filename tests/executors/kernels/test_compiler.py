@@ -195,3 +195,29 @@ def test_two_processes_at_once_share_torchs_openmp(isa: Isa, cache: Path, source
         count, *paths = out.split()
         assert count == "1" and "torch" in paths[0], out
     assert len(list(cache.glob("*.so"))) == 2 == len(list(cache.iterdir()))
+
+
+@with_compiler
+def test_prebuilt_variants_need_no_compiler(
+    isa: Isa, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = compiler.prebuild(source, source.parent / "prebuilt")
+    assert [path.name.split("-")[1] for path in made] == [each.name for each in ISAS]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in made)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert library(source)[0].answer() == 42
+    assert compiled(source, isa) in made and not cache.exists()
+    source.write_text(SMALL + "// changed\n")  # what was built of another source is not taken
+    library.cache_clear()
+    with pytest.raises(KernelUnavailable, match="no C\\+\\+ compiler"):
+        library(source)
+
+
+@with_compiler
+def test_prebuilding_needs_no_torch(isa: Isa, tmp_path: Path) -> None:
+    """An image builds the kernels in a stage that has Python and a compiler, and nothing else."""
+    code = "import sys; sys.modules['torch'] = None\nfrom executors.kernels import compiler\nprint(compiler.find_compiler())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert "g++" in done.stdout

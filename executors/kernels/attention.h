@@ -18,12 +18,14 @@
 
 #pragma once
 
-#include "simd.h"
+#include <type_traits>
+
+#include "attention_tiles.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t TILE = 64, SPLIT = 512;
+constexpr int64_t SPLIT = 512;
 
 struct Work {
   int64_t row, tokens, pos, item;             // query tokens row..row+tokens, the first at position pos of its sequence
@@ -43,158 +45,6 @@ struct Step {
 };
 
 constexpr int VECTORS = TILE / W;
-
-// ---- two ways to multiply ------------------------------------------------------------------------------------------
-// `Unit` is what one lane of a packed operand holds, DEPTH elements along the summed dimension. Of a tile, `count` keys and
-// values are packed: nothing reads further. Packing asks for the rows that come next, `ahead`, a line at a time: blocks lie anywhere, and the CPU does not prefetch across pages.
-
-struct Floats {
-  using Unit = float;
-  static constexpr int DEPTH = 1;
-  static F mul_add(const Unit* a, F b, F sum) { return fma(all(*a), b, sum); }
-  static F load_b(const Unit* p) { return load(p); }
-  static F weights(Unit* out, int64_t i, F p) {
-    store(out + i, p);
-    return p;
-  }
-  template <class T>
-  static void row(Unit* out, const T* in, int64_t n) {
-    for (int64_t d = 0; d < n; d += W) store(out + d, load_some(in + d, n - d));
-  }
-  // keys[i] -> out[d][i]
-  template <class T>
-  static void pack_keys(Unit* out, const T* const* keys, int64_t count, int64_t head_dim, const T* const* ahead) {
-    for (int64_t g = 0; g < count; g += W)
-      for (int64_t d = 0; d < head_dim; d += W) {
-        F r[W];
-        for (int i = 0; i < W; i++) soon(ahead[g + i], d * sizeof(T));
-        for (int i = 0; i < W; i++) r[i] = keys[g + i] ? load_some(keys[g + i] + d, head_dim - d) : all(0.0f);
-        transpose(r);
-        for (int i = 0; i < W && d + i < head_dim; i++) store(out + (d + i) * TILE + g, r[i]);
-      }
-  }
-  // values[i] -> out[i][d]
-  template <class T>
-  static void pack_values(Unit* out, const T* const* values, int64_t count, int64_t head_dim, int64_t padded,
-                          const T* const* ahead) {
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t d = 0; d < padded; d += W) {
-        soon(ahead[i], d * sizeof(T));
-        store(out + i * padded + d, values[i] && d < head_dim ? load_some(values[i] + d, head_dim - d) : all(0.0f));
-      }
-  }
-};
-
-#if defined(__AVX512BF16__)
-inline __m512i load_words(const uint16_t* p, int64_t n) {
-  return n >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1), p);
-}
-struct Pairs {
-  using Unit = uint32_t;  // two bf16
-  static constexpr int DEPTH = 2;
-  static F mul_add(const Unit* a, F b, F sum) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)_mm512_castps_si512(b));
-  }
-  static F load_b(const Unit* p) { return _mm512_loadu_ps((const float*)p); }
-  // Weights are rounded to bf16; their sum is that of the rounded ones.
-  static F weights(Unit* out, int64_t i, F p) {
-    __m256i half = (__m256i)_mm512_cvtneps_pbh(p);
-    _mm256_storeu_si256((__m256i*)((uint16_t*)out + i), half);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-  }
-  static void row(Unit* out, const uint16_t* in, int64_t n) {
-    for (int64_t d = 0; d < n; d += 32) _mm512_storeu_si512(out + d / 2, load_words(in + d, n - d));
-  }
-  static void pack_keys(Unit* out, const uint16_t* const* keys, int64_t count, int64_t head_dim,
-                        const uint16_t* const* ahead) {
-    int64_t units = (head_dim + 1) / 2;
-    for (int64_t g = 0; g < count; g += 16)
-      for (int64_t d = 0; d < units; d += 16) {
-        F r[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) soon(ahead[g + i], 4 * d);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++)
-          r[i] = keys[g + i] ? _mm512_castsi512_ps(load_words(keys[g + i] + 2 * d, head_dim - 2 * d)) : all(0.0f);
-        transpose(r);
-        if (d + 16 <= units) {
-#pragma GCC unroll 16
-          for (int i = 0; i < 16; i++) _mm512_storeu_ps((float*)(out + (d + i) * TILE + g), r[i]);
-        } else {
-          for (int i = 0; d + i < units; i++) _mm512_storeu_ps((float*)(out + (d + i) * TILE + g), r[i]);
-        }
-      }
-  }
-  // values[2 i], values[2 i + 1] -> out[i][d]
-  static void pack_values(Unit* out, const uint16_t* const* values, int64_t count, int64_t head_dim, int64_t padded,
-                          const uint16_t* const* ahead) {
-    alignas(64) uint16_t low[32], high[32];
-    for (int i = 0; i < 16; i++) {
-      low[2 * i] = (uint16_t)i, low[2 * i + 1] = (uint16_t)(32 + i);
-      high[2 * i] = (uint16_t)(16 + i), high[2 * i + 1] = (uint16_t)(48 + i);
-    }
-    __m512i pick_low = _mm512_load_si512(low), pick_high = _mm512_load_si512(high), zero = _mm512_setzero_si512();
-    for (int64_t i = 0; i < (count + 1) / 2; i++)
-      for (int64_t d = 0; d < padded; d += 32) {
-        soon(ahead[2 * i], 2 * d);
-        soon(ahead[2 * i + 1], 2 * d);
-        const uint16_t *one = values[2 * i], *two = values[2 * i + 1];
-        __m512i a = one ? load_words(one + d, head_dim - d) : zero, b = two ? load_words(two + d, head_dim - d) : zero;
-        _mm512_storeu_si512(out + i * padded + d, _mm512_permutex2var_epi16(a, pick_low, b));
-        if (d + 16 < padded)
-          _mm512_storeu_si512(out + i * padded + d + 16, _mm512_permutex2var_epi16(a, pick_high, b));
-      }
-  }
-};
-#endif
-
-// c[R][N vectors] = factors[r] c + a[R][depth] b[depth][N vectors]; without factors c is not read.
-template <class Op, int R, int N>
-inline void product(const typename Op::Unit* a, int64_t lda, const typename Op::Unit* b, int64_t ldb, float* c,
-                    int64_t ldc, int64_t depth, const float* factors) {
-  F sum[R][N];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) sum[r][n] = factors ? mul(all(factors[r]), load(c + r * ldc + n * W)) : all(0.0f);
-  for (int64_t k = 0; k < depth; k++) {
-    F column[N];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) column[n] = Op::load_b(b + k * ldb + n * W);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int n = 0; n < N; n++) sum[r][n] = Op::mul_add(a + r * lda + k, column[n], sum[r][n]);
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) store(c + r * ldc + n * W, sum[r][n]);
-}
-
-template <class Op, int R>
-inline void product_rows(const typename Op::Unit* a, int64_t lda, const typename Op::Unit* b, int64_t ldb, float* c,
-                         int64_t ldc, int64_t depth, int64_t vectors, const float* factors) {
-  int64_t n = 0;
-  for (; n + MAX_N <= vectors; n += MAX_N)
-    product<Op, R, MAX_N>(a, lda, b + n * W, ldb, c + n * W, ldc, depth, factors);
-  if (MAX_N > 2 && n + 2 <= vectors) {
-    product<Op, R, 2>(a, lda, b + n * W, ldb, c + n * W, ldc, depth, factors);
-    n += 2;
-  }
-  if (n < vectors) product<Op, R, 1>(a, lda, b + n * W, ldb, c + n * W, ldc, depth, factors);
-}
-
-template <class Op>
-inline void multiply(int64_t rows, const typename Op::Unit* a, int64_t lda, const typename Op::Unit* b, int64_t ldb,
-                     float* c, int64_t ldc, int64_t depth, int64_t vectors, const float* factors) {
-  switch (rows) {
-    case 6: return product_rows<Op, 6>(a, lda, b, ldb, c, ldc, depth, vectors, factors);
-    case 4: return product_rows<Op, 4>(a, lda, b, ldb, c, ldc, depth, vectors, factors);
-    case 2: return product_rows<Op, 2>(a, lda, b, ldb, c, ldc, depth, vectors, factors);
-    default: return product_rows<Op, 1>(a, lda, b, ldb, c, ldc, depth, vectors, factors);
-  }
-}
 
 // ---- softmax -------------------------------------------------------------------------------------------------------
 
@@ -413,6 +263,10 @@ struct Worker {
       else
         guess(side ^ 1);
       int64_t count = end - tile < TILE ? end - tile : TILE;
+#if defined(__AVX512BF16__)
+      if constexpr (std::is_same<Op, Pairs>::value)
+        if (few_rows(w, tile, rows, count, side, to, how)) continue;
+#endif
       Op::pack_keys(keys, key_rows[side], count, s.head_dim, key_rows[side ^ 1]);
       Op::pack_values(values, value_rows[side], count, s.head_dim, padded, value_rows[side ^ 1]);
       // Queries before the tile, and those whose window begins after it, see none of its keys.
@@ -430,6 +284,13 @@ struct Worker {
     int64_t seen = w.pos + (row + count - 1) / group - tile + 1;
     if (seen > TILE) seen = TILE;
     multiply<Op>(count, queries + row * lda, lda, keys, TILE, scores, TILE, depth, (seen + W - 1) / W, nullptr);
+    weigh_rows(w, tile, row, count, to, how);
+    multiply<Op>(count, weights, TILE / Op::DEPTH, values, padded, to.sums + row * padded, padded,
+                 (seen + Op::DEPTH - 1) / Op::DEPTH, padded / W, factors);
+  }
+
+  // Scores of some rows become weights; `factors` are what sums so far have to be multiplied with.
+  void weigh_rows(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how) {
     float *maxima = to.maxima + row, *totals = to.totals + row, bases[W];
     for (int64_t r = 0; r < count; r++) {
       int64_t pos = w.pos + (row + r) / group;
@@ -444,9 +305,33 @@ struct Worker {
     store(factors, exp2f(load(factors)));
     for (int64_t r = 0; r < count; r++)
       totals[r] = totals[r] * factors[r] + weigh<Op>(scores + r * TILE, weights + r * (TILE / Op::DEPTH), bases[r]);
-    multiply<Op>(count, weights, TILE / Op::DEPTH, values, padded, to.sums + row * padded, padded,
-                 (seen + Op::DEPTH - 1) / Op::DEPTH, padded / W, factors);
   }
+
+#if defined(__AVX512BF16__)
+  // All rows of this work over one tile that is not packed.
+  template <int R>
+  void few(const Work& w, int64_t tile, int64_t count, int side, Part to, Scores how) {
+    score_few<R>(queries, lda, key_rows[side], count, s.head_dim, scores, key_rows[side ^ 1]);
+    weigh_rows(w, tile, 0, R, to, how);
+    int64_t d = 0;
+    for (; d + 64 <= s.head_dim; d += 64)
+      add_values_few<R, 2>(weights, value_rows[side], count, d, to.sums, padded, factors, value_rows[side ^ 1]);
+    if (d < s.head_dim)
+      add_values_few<R, 1>(weights, value_rows[side], count, d, to.sums, padded, factors, value_rows[side ^ 1]);
+  }
+
+  bool few_rows(const Work& w, int64_t tile, int64_t rows, int64_t count, int side, Part to, Scores how) {
+    // With a single token every row sees the whole tile, as far as it goes.
+    if (w.tokens != 1 || rows > 4 || s.head_dim % 32) return false;
+    switch (rows) {
+      case 1: few<1>(w, tile, count, side, to, how); break;
+      case 2: few<2>(w, tile, count, side, to, how); break;
+      case 3: few<3>(w, tile, count, side, to, how); break;
+      default: few<4>(w, tile, count, side, to, how);
+    }
+    return true;
+  }
+#endif
 };
 
 // ---- as a phase of a team ----------------------------------------------------------------------------------------

@@ -238,3 +238,16 @@ def test_a_drain_ends_in_time(tokenizer_dir: Path, tmp_path: Path, how: str) -> 
         assert '"error"' in rest[-2] or '"error"' in rest[-1]
         assert server.process.wait(10) == 0
         assert time.monotonic() - begun < 8
+
+
+def test_an_idle_server_uses_almost_no_cpu(tmp_path: Path) -> None:
+    """Under 1% of a CPU, both processes together, once the memory of the first blocks is prepared. CPU time does not depend
+    on what else the machine does."""
+    with ServerProcess([], tmp_path) as server:
+        pids = (server.pid, *server.children())
+        time.sleep(2)
+        before = sum(cpu_seconds(pid) for pid in pids)
+        time.sleep(8)
+        used = sum(cpu_seconds(pid) for pid in pids) - before
+    print(f"{used:.2f} s of CPU time in 8 s")
+    assert used < 0.08, used

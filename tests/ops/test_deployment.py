@@ -53,7 +53,7 @@ def test_copied_files_reach_the_builder() -> None:
     texts = [i.text for stage in stages.values() for i in stage.instructions if i.word == "COPY"]
     copied = {name for text in texts if "--from" not in text for name in text.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
-    assert copied == {line[1:] for line in lines if line.startswith("!")}
+    assert {name.split("/")[0] for name in copied} == {line[1:] for line in lines if line.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
 
 

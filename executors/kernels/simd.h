@@ -40,7 +40,11 @@ inline F load_some(const uint16_t* p, int64_t n) {
   __m256i half = _mm256_maskz_loadu_epi16(first_of(n), p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline void store_some(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first_of(n), a); }
+// Whole vectors go without a mask: masked stores are several times dearer on some CPUs.
+inline void store_some(float* p, F a, int64_t n) {
+  if (n >= W) return store(p, a);
+  _mm512_mask_storeu_ps(p, first_of(n), a);
+}
 inline void store_some(uint16_t* p, F a, int64_t n) {
 #if defined(__AVX512BF16__)
   __m256i half = (__m256i)_mm512_cvtneps_pbh(a);
@@ -49,6 +53,7 @@ inline void store_some(uint16_t* p, F a, int64_t n) {
   i = _mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(i, 16));
 #endif
+  if (n >= W) return _mm256_storeu_si256((__m256i*)p, half);
   _mm256_mask_storeu_epi16(p, first_of(n), half);
 }
 inline void transpose(F* f) {

@@ -65,8 +65,8 @@ from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
 
-_TOUCH_MOST = 2 << 30
-"""Bytes of KV made real memory ahead of the first request, and never more than a quarter of it."""
+_TOUCH_MOST, _TOUCH_ASKED_FOR = 2 << 30, 4 << 30
+"""Bytes of KV made real memory ahead of requests: never more than a quarter of it, except where its size was asked for."""
 
 Load = Callable[[ProgressCallback], LoadedModel]
 
@@ -226,7 +226,11 @@ class LlmExecutor(BatchModelExecutor):
         loaded, kernels = self._loaded, kernels_in_use()
         if kernels is None or cache.spec.device.type != "cpu":
             return
-        num_bytes, threads = min(_TOUCH_MOST, cache.num_bytes // 4), torch.get_num_threads()
+        asked_for = self.config.memory.kv_cache_memory_bytes is not None
+        num_bytes = (
+            min(_TOUCH_ASKED_FOR, cache.num_bytes) if asked_for else min(_TOUCH_MOST, cache.num_bytes // 4)
+        )
+        threads = torch.get_num_threads()
         for i in range(threads):
             wanted = kernels, num_bytes, (i, threads), lambda: self._loaded is not loaded
             threading.Thread(target=cache.touch, args=wanted, name="kv-memory", daemon=True).start()

@@ -143,15 +143,15 @@ def serve(
     quantization: Annotated[
         str | None,
         flag(
-            "int8: weights in 8 bits, one scale per row, and activations rounded per token; half the memory and nearly twice "
-            "the speed on a CPU [none].",
+            "int8: weights in 8 bits, one scale per row, and activations rounded per token; half the memory and up to "
+            "twice the speed on a CPU [none].",
             "--quantization",
         ),
     ] = None,
     cpu_isa: Annotated[
         str | None,
         flag(
-            "Instruction set of the CPU kernels: avx512_bf16, avx512 or avx2 [the best that this CPU has].",
+            "Instruction set of the CPU kernels: avx512_bf16, avx512_vnni, avx512 or avx2 [the best that this CPU has].",
             "--cpu-isa",
         ),
     ] = None,

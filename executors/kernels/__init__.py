@@ -1,4 +1,4 @@
 """Kernels of our own: C++ compiled where it runs, loaded through ctypes."""
 
-CPU_ISAS = ("avx512_bf16", "avx512", "avx2")
+CPU_ISAS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2")
 """Instruction sets that the CPU kernels are built for, best first."""

@@ -109,6 +109,9 @@ inline void clear(Part part, int64_t rows, int64_t padded) {
 struct Scratch {
   char *memory = nullptr, *next = nullptr;
   size_t size = 0;
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  ~Scratch() { free(memory); }
   bool reserve(size_t bytes) {
     if (bytes > size) {
       free(memory);

@@ -23,7 +23,6 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<T>& to,
     team.barrier();
     multiply<Op, T>(w, words, steps, scales, m, to, panels, threads);
   }
-  free(memory.memory);
   return true;
 }
 
@@ -105,6 +104,6 @@ void cohort_block_weights(int64_t dtype, const void* logits, const int64_t* at, 
 
 // Makes bytes real memory, whatever others write there meanwhile: adding nothing is a write too.
 void cohort_touch(void* memory, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 4096) __atomic_fetch_or((char*)memory + i, 0, __ATOMIC_RELAXED);
+  for (int64_t i = 0; i < bytes; i += 4096) asm volatile("lock orb $0, %0" : "+m"(((char*)memory)[i]));
 }
 }

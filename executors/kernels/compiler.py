@@ -61,6 +61,7 @@ ISAS = (
         _V4 | {"avx512_bf16", "avx512_vnni"},
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
     ),
+    Isa("avx512_vnni", _V4 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
     Isa("avx512", _V4, ("-march=x86-64-v4",)),
     Isa("avx2", _V3, ("-march=x86-64-v3",)),
 )
@@ -201,6 +202,7 @@ def _temporary_folder() -> Path:
 
 def main(folder: str) -> None:
     """Compile all variants of the kernels into `folder`; nothing where the CPU is of another kind."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86:
         print(f"no kernels for {platform.machine()}: torch's are used")
         return

@@ -14,7 +14,7 @@ import torch
 
 from executors.errors import OutOfMemory
 from executors.kernels.cpu import ACTIVATIONS, DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, PackedWeight
-from executors.kernels.cpu_attention import CpuAttend
+from executors.kernels.cpu_attention import MAX_HEAD_DIM, CpuAttend
 
 if TYPE_CHECKING:
     from executors.llm.models.decoder import Attend, Decoder, ForwardInput, Layer
@@ -75,6 +75,7 @@ def why_not(decoder: Decoder) -> str | None:
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "a norm over all query heads": family.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
+        f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -146,7 +147,8 @@ class CpuForward:
         call = _Call(
             tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
-            None if wanted is None else wanted.data_ptr(), 0 if wanted is None else len(wanted),
+            # An empty tensor has no address, and none means all.
+            None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)

@@ -42,7 +42,7 @@ inline void to_words(const Linear& w, const T* in, uint32_t* out, float* scale, 
   } else {
     int8_t* to = (int8_t*)out;
     int32_t total = 0;
-    *scale = quantize(in, n, [&](int64_t i, int32_t q) { to[i] = (int8_t)q, total += q; });
+    *scale = quantize(in, n, [&](int64_t i, int32_t q) { to[i] = (int8_t)q, total += to[i]; });
     *sum = 128 * total;
   }
 }

@@ -51,7 +51,9 @@ inline void store_some(uint16_t* p, F a, int64_t n) {
 #else
   __m512i i = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
   i = _mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(i, 16));
+  i = _mm512_srli_epi32(i, 16);
+  i = _mm512_mask_mov_epi32(i, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));  // NaN stays NaN
+  __m256i half = _mm512_cvtepi32_epi16(i);
 #endif
   if (n >= W) return _mm256_storeu_si256((__m256i*)p, half);
   _mm256_mask_storeu_epi16(p, first_of(n), half);
@@ -140,6 +142,8 @@ inline void store_some(float* p, F a, int64_t n) {
 inline void store_some(uint16_t* p, F a, int64_t n) {
   __m256i i = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
   i = _mm256_srli_epi32(_mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));  // NaN stays NaN
+  i = _mm256_blendv_epi8(i, _mm256_set1_epi32(0x7fc0), nan);
   __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
   if (n >= W) return _mm_storeu_si128((__m128i*)p, half);
   uint16_t some[W];

@@ -58,15 +58,15 @@ from executors.llm.attention import AttentionBackend, choose_attention
 from executors.llm.direct import DirectRunner
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
-from executors.llm.memory import PressureGauge, cpu_threads
+from executors.llm.memory import PressureGauge, cpu_threads, memory_limit
 from executors.llm.memory_status import memory_status
 from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
 
-_TOUCH_MOST, _TOUCH_ASKED_FOR = 2 << 30, 4 << 30
-"""Bytes of KV made real memory ahead of requests: never more than a quarter of it, except where its size was asked for."""
+_TOUCH_MOST = 4 << 30
+"""Bytes of KV made real memory ahead of requests, and never more than a quarter of what is free."""
 
 Load = Callable[[ProgressCallback], LoadedModel]
 
@@ -226,10 +226,7 @@ class LlmExecutor(BatchModelExecutor):
         loaded, kernels = self._loaded, kernels_in_use()
         if kernels is None or cache.spec.device.type != "cpu":
             return
-        asked_for = self.config.memory.kv_cache_memory_bytes is not None
-        num_bytes = (
-            min(_TOUCH_ASKED_FOR, cache.num_bytes) if asked_for else min(_TOUCH_MOST, cache.num_bytes // 4)
-        )
+        num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
         threads = torch.get_num_threads()
         for i in range(threads):
             wanted = kernels, num_bytes, (i, threads), lambda: self._loaded is not loaded

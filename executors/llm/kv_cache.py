@@ -41,7 +41,9 @@ class KvCache:
         self.block_size = block_size
         shape = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.layers = [lazy_zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)]
+            # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
+            # as reading them.
+            self.layers = [lazy_zeros(shape, spec.dtype, spec.device, True) for _ in range(spec.num_layers)]
         except (MemoryError, RuntimeError) as error:
             raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {str(error).splitlines()[0]}") from None
 
@@ -78,12 +80,15 @@ class KvCache:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, large_pages: bool = False
+) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Pages that become memory when they are written; torch.zeros would write them all at once. Large ones: the keys of a
-    # block and head are one small page, and looking up an address for each took as long as reading them.
-    return torch.from_numpy(huge_pages(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+    # Pages that become memory when they are written; torch.zeros would write them all at once.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = huge_pages(num_bytes) if large_pages else np.zeros(num_bytes, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,13 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     device = resolve_device(config.device)
     dtype = weights_dtype(config, decoder_config, directory)
     kernels, missing = choose_kernels(config, dtype, device)
-    use_kernels(kernels)
+    if kernels is not None:
+        use_kernels(kernels)
     int8 = config.optimization.quantization == "int8"
     if kernels is None and (config.optimization.deterministic or int8):
         asked = "quantization int8" if int8 else "deterministic"
-        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}")
+        cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
+        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
     try:
         decoder = Decoder(decoder_config, dtype, device, kernels, int8)
         if config.memory.kv_cache_memory_bytes is not None:
@@ -82,20 +84,23 @@ def choose_kernels(
 
     Raises ConfigError where an instruction set was asked for that this CPU has not.
     """
-    isa = config.optimization.cpu_isa
+    isa, missing = config.optimization.cpu_isa, ""
     if device.type != "cpu":
-        return None, f"they are for CPUs, this model is on {device}"
-    if config.attention.backend == "torch":
-        return None, "the attention backend torch was asked for"
-    if not kernels_support(dtype):
-        return None, f"there are none for {DTYPE_NAMES[dtype]}"
-    try:
-        return cpu_kernels(isa), ""
-    except KernelUnavailable as error:
-        if isa is not None:
-            raise ConfigError(f"cpu_isa {isa}: {error}") from None
-        _log.warning("linears: torch, which is slower than Cohort's kernels: %s", error)
-        return None, str(error)
+        missing = f"they are for CPUs, this model is on {device}"
+    elif config.attention.backend == "torch":
+        missing = "the attention backend torch was asked for"
+    elif not kernels_support(dtype):
+        missing = f"there are none for {DTYPE_NAMES[dtype]}"
+    else:
+        try:
+            return cpu_kernels(isa), ""
+        except KernelUnavailable as error:
+            missing = str(error)
+            if isa is None:
+                _log.warning("linears: torch, which is slower than Cohort's kernels: %s", missing)
+    if isa is not None:
+        raise ConfigError(f"cpu_isa {isa}: no kernels: {missing}")
+    return None, missing
 
 
 def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str | None:
@@ -149,9 +154,12 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
-    if decoder.num_bytes() > available:
+    needed = decoder.num_bytes()
+    if decoder.maps_embedding and config.load_format != "dummy":
+        needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
+    if needed > available:
         raise ConfigError(
-            f"{config.model}: the weights need {decoder.num_bytes():,} bytes of memory, {available:,} are available"
+            f"{config.model}: the weights need {needed:,} bytes of memory, {available:,} are available"
         )
 
 
@@ -164,7 +172,11 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # The residual in fp32, the operand of a product (see `convert` in gemm.h), qkv, attention, inner and the result.
         widest = max(config.hidden_size, config.q_size, inner)
-        return 4 * config.hidden_size + size * (widest + qkv + config.q_size + inner + config.hidden_size)
+        operand = 1 if decoder.int8 else 4 if kernels.isa != "avx512_bf16" else size
+        stored = qkv + config.q_size + inner + config.hidden_size
+        return (
+            8 * config.hidden_size + operand * widest + size * stored
+        )  # the residual twice: of wanted rows, too
     # The residual, qkv with its rotated copy, and gate, up and their product.
     return size * (3 * config.hidden_size + 2 * qkv + 4 * inner)
 

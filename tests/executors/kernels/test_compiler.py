@@ -145,9 +145,10 @@ def test_instruction_sets_come_from_the_cpus_flags(tmp_path: Path) -> None:
         info.write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(sorted(flags))} extra\n")
         return [isa.name for isa in usable_isas(info)]
 
-    best, middle, least = ISAS
+    best, vnni, middle, least = ISAS
     if HERE:
-        assert found(best.needs) == ["avx512_bf16", "avx512", "avx2"]
+        assert found(best.needs) == ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]
+        assert found(vnni.needs) == ["avx512_vnni", "avx512", "avx2"]
         assert found(middle.needs) == ["avx512", "avx2"]
         assert found(least.needs) == ["avx2"]
     assert found({"sse4_2"}) == [] == found(least.needs - {"fma"})
@@ -221,3 +222,10 @@ def test_prebuilding_needs_no_torch(isa: Isa, tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
     )
     assert "g++" in done.stdout
+
+
+def test_elsewhere_there_is_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image for another architecture copies it all the same."""
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "aarch64")
+    compiler.main(str(tmp_path / "prebuilt"))
+    assert list((tmp_path / "prebuilt").iterdir()) == []

@@ -144,7 +144,14 @@ def test_only_wanted_rows(
     whole = torch.cat(Runner(decoder, isa).step(ITEMS))
     for wanted in ([], [101], [0], [29, 30, 94, 101], list(range(102)), list(range(40, 102))):
         runner = Runner(decoder, isa)
-        assert torch.equal(torch.cat(runner.step(ITEMS, wanted))[wanted], whole[wanted])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                cpu_forward.torch, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype)
+            )
+            rows = torch.cat(runner.step(ITEMS, wanted))
+        assert torch.equal(rows[wanted], whole[wanted])
+        others = sorted(set(range(102)) - set(wanted))
+        assert rows[others].isnan().all(), "rows that nobody wants were computed"
         # Keys and values of all tokens are there all the same.
         following = [(2, 50, 1)]
         assert torch.equal(runner.step(following)[0], whole[[31 + 50]])

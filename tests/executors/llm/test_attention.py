@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,36 @@ def test_both_agree(best: str, dtype: torch.dtype, window: int | None, softcap: 
     theirs = seqs.run(items, TorchAttention(), cache)
     tolerance = 2**-6 if dtype is BF16 else 1e-5
     assert torch.allclose(ours.float(), theirs.float(), atol=tolerance)
+
+
+_TORCH_ONLY = """
+import asyncio, sys
+from executors.contract import DecodeInput, PrefillInput, SamplingParams, Tensor
+from executors.facts import ExecutorAttentionConfig, ExecutorConfig
+from executors.llm.executor import LlmExecutor
+
+async def main():
+    config = ExecutorConfig("llm", model=sys.argv[1], dtype="bfloat16", max_num_seqs=4,
+                            attention=ExecutorAttentionConfig(backend="torch"))
+    executor = LlmExecutor.from_config(config)
+    await executor.warmup()
+    output = await executor.prefill(PrefillInput(Tensor.of([[3, 1, 4, 1, 5]], "int32"), sampling=SamplingParams(0.0)))
+    print(output.sampled.token_id, *executor.status().notes, sep="|")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("limit", ["AVX2", "ALL"])
+def test_torch_alone_with_less_of_onednn(limit: str, qwen3: Path) -> None:
+    """A oneDNN that may not use AVX512 has no bf16 products: they are not packed for it, and the notes tell."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TORCH_ONLY, str(qwen3)], capture_output=True, text=True, timeout=55, check=False,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    token, *notes = done.stdout.strip().split("|")
+    linears = next(note for note in notes if note.startswith("linears: torch"))
+    assert int(token) >= 0 and "slower than Cohort's kernels" in linears
+    if limit == "AVX2":
+        assert "packed for oneDNN" not in linears

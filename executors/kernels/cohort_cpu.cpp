@@ -6,8 +6,8 @@
 namespace {
 
 // One product on its own, with its left operand as it comes.
-template <class Op, class T>
-bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<T>& to, int threads) {
+template <class Op, class T, class U>
+bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to, int threads) {
   int64_t steps = w.steps();
   Scratch memory;
   if (!memory.reserve(m * steps * sizeof(typename Op::Word) + m * sizeof(float) + 256)) return false;
@@ -21,17 +21,17 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<T>& to,
     for (int64_t i; (i = rows.take(4)) < m;)
       for (int64_t r = i; r < m && r < i + 4; r++) scales[r] = Op::convert(words + r * steps, a + r * w.columns, w.columns);
     team.barrier();
-    multiply<Op, T>(w, words, steps, scales, m, to, panels, threads);
+    multiply<Op, U>(w, words, steps, scales, m, to, panels, threads);
   }
   return true;
 }
 
-template <class T>
-bool multiply_any(const Linear& w, const T* a, int64_t m, T* out, int64_t activation, float* maxima, int threads) {
-  Target<T> to = {out, w.outputs(), nullptr, activation, maxima};
-  if (w.kind == FP32) return multiply_alone<FloatProduct, T>(w, a, m, to, threads);
-  if (w.kind == BF16) return multiply_alone<Bf16Product, T>(w, a, m, to, threads);
-  return multiply_alone<Int8Product, T>(w, a, m, to, threads);
+template <class T, class U>
+bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activation, float* maxima, int threads) {
+  Target<U> to = {out, w.outputs(), nullptr, activation, maxima};
+  if (w.kind == FP32) return multiply_alone<FloatProduct>(w, a, m, to, threads);
+  if (w.kind == BF16) return multiply_alone<Bf16Product>(w, a, m, to, threads);
+  return multiply_alone<Int8Product>(w, a, m, to, threads);
 }
 
 // Writes keys and values of a step, then computes its attention. Strides count elements between tokens.
@@ -66,11 +66,13 @@ int cohort_pack(const Linear* w, int64_t dtype, const void* in, int64_t begin, i
   return pack(*w, (const uint16_t*)in, begin, count, (int)threads);
 }
 
-// out [m][outputs] of `dtype`, a [m][columns] likewise; maxima [m][panels] of a plain product, or null.
-int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, void* out, int64_t activation, float* maxima,
-                  int64_t threads) {
+// out [m][outputs] of `out_dtype`: a's, or float; a [m][columns] of `dtype`; maxima [m][panels] of a plain product, or null.
+int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int64_t out_dtype, void* out, int64_t activation,
+                  float* maxima, int64_t threads) {
   if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, maxima, (int)threads);
-  return !multiply_any(*w, (const uint16_t*)a, m, (uint16_t*)out, activation, maxima, (int)threads);
+  const uint16_t* in = (const uint16_t*)a;
+  if (out_dtype == 0) return !multiply_any(*w, in, m, (float*)out, activation, maxima, (int)threads);
+  return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, (int)threads);
 }
 
 // q, k, v, out: [T][heads][head_dim], a token's heads in one piece.

@@ -52,7 +52,7 @@ class CpuKernels:
             loaded.cohort_pack, loaded.cohort_linear, loaded.cohort_attend, loaded.cohort_forward,
         )  # fmt: skip
         self.pack.argtypes = [POINTER, I64, POINTER, I64, I64, I64]
-        self.linear.argtypes = [POINTER, I64, POINTER, I64, POINTER, I64, POINTER, I64]
+        self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
         self.forward.argtypes = [POINTER, POINTER]
@@ -131,28 +131,29 @@ class PackedWeight:
         self._bias = None if bias is None else bias.float().contiguous()
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
 
-    def __call__(self, x: torch.Tensor, activation: int = 0) -> torch.Tensor:
-        """[m, columns] -> [m, outputs], both of one of DTYPES. Whatever m is, a row's result is the same bit for bit."""
+    def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
+        """[m, columns] -> [m, outputs], both of one of DTYPES; `wide`: float32, not rounded to the dtype of x. Whatever m
+        is, a row's result is the same bit for bit."""
         x = x.contiguous()
-        out = torch.empty((len(x), self.outputs), dtype=x.dtype)
+        out = torch.empty((len(x), self.outputs), dtype=torch.float32 if wide else x.dtype)
         self._multiply(x, out, activation, None)
         return out
 
     def with_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[m, outputs], and float32 [m, panels] the largest of each `panel_rows` of them (NaN if one is).
+        """float32 [m, outputs], and [m, panels] the largest of each `panel_rows` of them (NaN if one is).
 
         Both are good until this weight's next call: fresh pages would cost as much as what is written to them.
         """
         x, panels = x.contiguous(), -(-self.outputs // self._kernels.panel_rows)
-        if self._kept is None or len(self._kept[0]) < len(x) or self._kept[0].dtype is not x.dtype:
-            self._kept = torch.empty(len(x), self.outputs, dtype=x.dtype), torch.empty(len(x), panels)
+        if self._kept is None or len(self._kept[0]) < len(x):
+            self._kept = torch.empty(len(x), self.outputs), torch.empty(len(x), panels)
         out, maxima = self._kept[0][: len(x)], self._kept[1][: len(x)]
         self._multiply(x, out, 0, maxima.data_ptr())
         return out, maxima
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor, activation: int, maxima: int | None) -> None:
         if len(x) and self._kernels.linear(
-            self.address, DTYPES[x.dtype], x.data_ptr(), len(x), out.data_ptr(), activation, maxima,
+            self.address, DTYPES[x.dtype], x.data_ptr(), len(x), DTYPES[out.dtype], out.data_ptr(), activation, maxima,
             torch.get_num_threads(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)

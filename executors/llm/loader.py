@@ -61,7 +61,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             fill_dummy(decoder, config.seed, progress)
         else:
             load_weights(decoder, directory, progress)
-        decoder.pack_onednn()
+        info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
+        num_bytes += decoder.pack_onednn()
     except (MemoryError, RuntimeError) as error:
         # torch's allocator for CPUs raises a bare RuntimeError.
         if isinstance(error, RuntimeError) and "memory" not in str(error) and "allocate" not in str(error):
@@ -70,8 +71,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         raise OutOfMemory(f"{directory}: no memory for the weights: {first}") from None
     return LoadedModel(
         decoder,
-        model_info(config, decoder, max_model_len),
-        decoder.num_bytes(),
+        info,
+        num_bytes,
         activation_bytes(decoder, kernels),
         _how_fast(decoder, kernels, missing),
     )

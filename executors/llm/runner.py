@@ -72,7 +72,7 @@ class ModelRunner:
         return call(ForwardInput(ids, self.to_device(rotary), self.attention.begin(step, cache), wanted))
 
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Logits [len(rows), width] of the given rows of a step's hidden states, in the model's dtype."""
+        """Logits [len(rows), width] of the given rows of a step's hidden states, in the model's dtype or float32."""
         if len(rows) < len(hidden):
             hidden = hidden.index_select(0, self.to_device(rows))
         return self.model.logits(hidden)

@@ -78,7 +78,7 @@ class DecoderOnlyLLM(Protocol):
         """Hidden states [T, hidden] of one token each of T sequences."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, width] of hidden states [rows, hidden], in the model's dtype."""
+        """Logits [rows, width] of hidden states [rows, hidden], in the model's dtype or float32."""
 
 
 @runtime_checkable
@@ -206,14 +206,16 @@ class Decoder:
             for linear in self._linears():
                 linear.finish()
 
-    def pack_onednn(self) -> None:
-        """Where there are no kernels of ours: lay the linears out as oneDNN likes best, if it can. Call after loading; the
-        packed weights are not in `parameters()` any more."""
-        if self._kernels is None and can_pack_onednn(self.dtype, self.device):
-            for linear in self._linears():
-                linear.pack_onednn()
-            # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
-            self._onednn = True
+    def pack_onednn(self) -> int:
+        """Where there are no kernels of ours: lay the linears out as oneDNN likes best, if it can. Call after loading: there
+        are no `parameters()` any more. Returns the bytes of memory that this took."""
+        if self._kernels is not None or not can_pack_onednn(self.dtype, self.device):
+            return 0
+        for linear in self._linears():
+            linear.pack_onednn()
+        self._onednn = True
+        # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
+        return self.embed.numel() * self.embed.element_size() if self.config.tied else 0
 
     @property
     def packed(self) -> bool:
@@ -279,8 +281,10 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary] of hidden states [rows, hidden]."""
-        logits = self.lm_head(hidden)
+        """Logits [rows, vocabulary] of hidden states [rows, hidden]: float32 where the head is packed for our kernels, for
+        a best token must not be lost to rounding; else of the model's dtype."""
+        packed = self.lm_head.packed
+        logits = self.lm_head(hidden) if packed is None else packed(hidden, wide=True)
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -336,7 +340,8 @@ class Decoder:
     def num_bytes(self) -> int:
         """Bytes of memory that the parameters and the rotary tables take. A mapped embedding takes none of its own."""
         alone = [place.tensor for place in self.places().values() if place.linear is None]
-        embedded = self.config.tied and self.packed and not self.embed_mapped  # beside the head that it is
+        # A tied embedding that is in memory, beside the packed head that it is.
+        embedded = self.config.tied and self._kernels is not None and not self.embed_mapped
         tensors = [*alone, *self.rotary, *([self.embed] if embedded else [])]
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]

@@ -155,12 +155,13 @@ def test_the_names_of_instruction_sets_are_known_without_torch() -> None:
 @both_dtypes
 @pytest.mark.parametrize("outputs", [1, 31, 32, 33, 100, 160])
 def test_maxima(isa: str, kind: str, dtype: torch.dtype, outputs: int) -> None:
-    """Those of the results as they are returned: rounded."""
+    """Those of the results as they are returned: not rounded to x's dtype."""
     kernels = cpu_kernels(isa)
     linear, x = packed(noise(outputs, 30), kind, isa), noise(20, 30, seed=1).to(dtype)
     x[7] = torch.nan
     out, maxima = linear.with_maxima(x)
-    assert torch.equal(out[:7], linear(x)[:7]) and not torch.isfinite(out[7]).any()
+    assert torch.equal(out[:7], linear(x, wide=True)[:7]) and not torch.isfinite(out[7]).any()
+    assert out.dtype is FP32 and torch.equal(out[:7].to(dtype), linear(x)[:7])
     padding = -outputs % kernels.panel_rows
     blocks = torch.nn.functional.pad(out.float(), (0, padding), value=-torch.inf).unflatten(
         1, (-1, kernels.panel_rows)

@@ -13,13 +13,12 @@ import ssl
 import time
 from collections.abc import Callable
 from typing import Any, cast
-from urllib.parse import quote, urlsplit
 
 import httptools
 import msgspec
 
 from server import __version__
-from server.verbs.chat_client import CONTROL
+from server.verbs.address import CONTROL, BadAddress, parse_address
 
 PATIENCE = 600.0
 """Seconds without a byte. A long prompt on a busy server takes its time."""
@@ -69,7 +68,10 @@ class Client:
 
     def __init__(self, url: str, key: str | None) -> None:
         """Raises BenchFault for an address that is none, and for a key that no header can carry."""
-        self.secure, self.host, port, self._base = _address(url)
+        try:
+            self.secure, self.host, port, self._base = parse_address(url)
+        except BadAddress as error:
+            raise BenchFault(str(error)) from None
         self.port = port or (443 if self.secure else 80)
         if key and not _KEY.fullmatch(key):
             raise BenchFault("the key (--api-key or its variable): it should be one line of ASCII characters")
@@ -224,21 +226,3 @@ def reason(error: Exception) -> str:
     """Why something failed, as one clean line."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return CONTROL.sub("", " ".join(str(text).split()))[:300]
-
-
-def _address(url: str) -> tuple[bool, str, int | None, str]:
-    """Whether it is https, host, port and the path before /v1. Raises BenchFault for an address that is none."""
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname or "", parts.port
-        host.encode("idna")  # as it is looked up
-    except ValueError:  # of which UnicodeError is one
-        host = ""
-    if not host or parts.scheme not in ("http", "https") or CONTROL.search(host) or re.search(r"\s", host):
-        raise BenchFault(f"{url}: it should be an address such as http://127.0.0.1:8000")
-    if parts.username is not None or parts.password is not None:
-        # Not shown again: it has a password in it.
-        raise BenchFault("a name and password in the address are not sent; give a key with --api-key")
-    path = quote(parts.path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
-    # People give the base of the API as well as the server's address.
-    return parts.scheme == "https", host, port, path.rstrip("/").removesuffix("/v1")

@@ -8,13 +8,12 @@ import re
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+
+from server.verbs.address import CONTROL, BadAddress, parse_address
 
 _PATIENCE = 600.0
 """Seconds without a byte. A long prompt on a busy server takes its time."""
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could move the cursor or change the terminal; models and servers may be made to say anything."""
 _KEY = re.compile(r"[\x20-\x7e]+")
 _STRANGE = "the server sent an event that no OpenAI-compatible API has"
 
@@ -30,7 +29,10 @@ class ChatClient:
 
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
         """Raises ServerFault for an address that is none, and for a key that no header can carry."""
-        self._secure, self._host, self._port, self._base = _address(url)
+        try:
+            self._secure, self._host, self._port, self._base = parse_address(url)
+        except BadAddress as error:
+            raise ServerFault(f"--url {error}") from None
         if key and not _KEY.fullmatch(key):
             raise ServerFault(
                 "the key (--api-key or COHORT_API_KEY): it should be one line of ASCII characters"
@@ -124,24 +126,6 @@ class ChatClient:
                 yield line
         except (OSError, http.client.HTTPException) as error:
             raise ServerFault(f"the connection to the server broke off: {_reason(error)}") from None
-
-
-def _address(url: str) -> tuple[bool, str, int | None, str]:
-    """Whether it is https, host, port and the path before /v1. Raises ServerFault for an address that is none."""
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname or "", parts.port
-        host.encode("idna")  # as it is looked up
-    except ValueError:  # of which UnicodeError is one
-        host = ""
-    if not host or parts.scheme not in ("http", "https") or CONTROL.search(host) or re.search(r"\s", host):
-        raise ServerFault(f"--url {url}: it should be an address such as http://127.0.0.1:8000")
-    if parts.username is not None or parts.password is not None:
-        # Not shown again: it has a password in it.
-        raise ServerFault("--url: a name and password in the address are not sent; give a key with --api-key")
-    path = quote(parts.path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
-    # People give the base of the API as well as the server's address.
-    return parts.scheme == "https", host, port, path.rstrip("/").removesuffix("/v1")
 
 
 def _pieces(data: bytes) -> Iterator[tuple[str, str]]:

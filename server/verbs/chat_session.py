@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.verbs.chat_client import CONTROL, ChatClient, ServerFault
+from server.verbs.address import CONTROL
+from server.verbs.chat_client import ChatClient, ServerFault
 
 HELP = """\
 /help           this text

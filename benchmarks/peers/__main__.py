@@ -53,7 +53,7 @@ def main() -> None:
         for side in sides:
             reports += _round(side, asked, number, values)
         report["limits"] = limits.higher(report["limits"], limits.measured())
-        found = compare.results(values, [ours.name, theirs.name], asked.shape, report["limits"])
+        found = compare.results(values, [ours.name, theirs.name], asked.shape, SMALL, report["limits"])
         report |= {"rounds_done": number + 1, "results": found, "runs": reports}
         asked.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
         print(

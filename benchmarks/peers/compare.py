@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers import roofline
 from benchmarks.peers.models import weight_bytes
-from benchmarks.shapes import matrix_flops
 from server.verbs.bench_workloads import WORKLOADS
 
 START = "start"
@@ -53,10 +53,11 @@ def take_start(values: Values, side: str, seconds: float) -> None:
 
 
 def results(
-    values: Values, sides: Sequence[str], shape: str, limits: dict[str, float]
+    values: Values, sides: Sequence[str], shape: str, small: str, limits: dict[str, float]
 ) -> dict[str, dict[str, Any]]:
-    """For each workload: both sides' median, least and greatest over all rounds, and the first side's advantage over the
-    second, of the medians and of each round. Above 1 the first side is better, whatever the figure."""
+    """For each workload: both sides' median, least and greatest over all rounds, the first side's advantage over the second,
+    of the medians and of each round, and what share of the machine's limit each side reaches. Above 1 the first side is
+    better, whatever the figure. `small` is the shape of the workloads that have a small model."""
     found = {}
     for name, by_side in values.items():
         compared = COMPARED[name]
@@ -70,8 +71,10 @@ def results(
             entry["ratio_of_each_round"] = [
                 _advantage(compared, a, b) for a, b in zip(ours, theirs, strict=False)
             ]
-        if (limit := _limit(name, shape, limits)) is not None:
-            entry["limit"] = limit
+        entry["limit"] = _limit(name, shape, small, limits)
+        entry["share_of_limit"] = {
+            side: _share(compared, of["median"], entry["limit"]) for side, of in entry["sides"].items()
+        }
         found[name] = entry
     return found
 
@@ -85,10 +88,14 @@ def table(found: dict[str, dict[str, Any]], sides: Sequence[str]) -> str:
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
         each = ", ".join(f"{one:.2f}" for one in entry.get("ratio_of_each_round", ()))
         line = f"{name:<10} {entry['unit']:<19} {cells[0]:>24} {cells[1]:>24} {ratio:>7}   {each}"
-        if "limit" in entry:
-            line += f"   (limit {_number(entry['limit'])})"
-        lines.append(line)
-    lines.append("Median (least to greatest) over all rounds. Ratio: above 1, the first is better.")
+        reached = ", ".join(f"{100 * share:.0f}%" for share in entry["share_of_limit"].values())
+        lines.append(f"{line}   (limit {_number(entry['limit'])}: {reached})")
+    lines.append(
+        "Median (least to greatest) over all rounds. Ratio: above 1, the first is better. Limit: what reading weights"
+    )
+    lines.append(
+        "and KV or multiplying takes at least, at this machine's measured rates, and the share each side reaches."
+    )
     return "\n".join(lines)
 
 
@@ -97,16 +104,25 @@ def _advantage(compared: Compared, ours: Sequence[float], theirs: Sequence[float
     return b / a if compared.lower_is_better else a / b
 
 
-def _limit(name: str, shape: str, limits: dict[str, float]) -> float | None:
-    """What the machine allows where one resource decides: reading the weights for a single stream, products for prompts."""
-    if name == "single":
-        return weight_bytes(shape) / (limits["read_gb_per_s"] * 1e9) * 1e3
-    if name == "burst":
-        workload = WORKLOADS[name]
-        tokens = workload.prompt_tokens + workload.output_tokens
-        seconds = matrix_flops(shape, workload.prompt_tokens) / (limits["bf16_gflop_per_s"] * 1e9)
-        return tokens / seconds
-    return None
+def _limit(name: str, shape: str, small: str, limits: dict[str, float]) -> float:
+    """The best figure that the machine allows (`roofline`); for a start, that every weight is read and written once."""
+    compared = COMPARED[name]
+    model = small if compared.small_model else shape
+    if name == START:
+        return 2 * weight_bytes(model) / (limits["read_gb_per_s"] * 1e9)
+    workload = WORKLOADS[name]
+    seconds = roofline.least_seconds(workload, model, limits)
+    if compared.metric == "itl_p50_ms":
+        return seconds / roofline.steps(workload) * 1e3
+    each = workload.output_tokens
+    if compared.metric == "total_tokens_per_s":
+        each += workload.shared_tokens + workload.prompt_tokens
+    return workload.requests * each / seconds
+
+
+def _share(compared: Compared, figure: float, limit: float) -> float:
+    """How much of what the machine allows is reached: 1 at the limit, less before it."""
+    return limit / figure if compared.lower_is_better else figure / limit
 
 
 def _spread(rounds: list[list[float]]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_ratios_are_above_one_where_the_first_is_better() -> None:
         "steady": {"a": [[300.0], [100.0]], "b": [[100.0], [200.0]]},
         "wide": {"a": [[1.0]]},
     }
-    found = compare.results(values, ["a", "b"], BIG, LIMITS)
+    found = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS)
     assert found["single"]["ratio"] == pytest.approx(20 / 11)
     assert found["single"]["ratio_of_each_round"] == pytest.approx([21 / 11, 1.0])
     assert found["single"]["sides"]["a"] == {
@@ -53,12 +53,31 @@ def test_ratios_are_above_one_where_the_first_is_better() -> None:
 
 
 def test_limits_are_of_the_machine_and_the_shape() -> None:
-    values: compare.Values = {"single": {"a": [[30.0]]}, "burst": {"a": [[900.0]]}, "prefix": {"a": [[9.0]]}}
-    found = compare.results(values, ["a", "b"], BIG, LIMITS)
-    # 596 million parameters of two bytes.
-    assert found["single"]["limit"] == pytest.approx(2 * 596e6 / 50e9 * 1e3, rel=0.01)
-    assert found["burst"]["limit"] == pytest.approx(129 / (matrix_flops(BIG, 128) / 1e12))
-    assert "limit" not in found["prefix"]
+    values: compare.Values = {name: {"a": [[30.0]]} for name in compare.COMPARED}
+    found = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS)
+    limit = {name: entry["limit"] for name, entry in found.items()}
+    # 596 million parameters of two bytes, and 127 to 191 positions of 112 KiB.
+    assert limit["single"] == pytest.approx((2 * 596e6 + 160 * 112 * 1024) / 50e9 * 1e3, rel=0.01)
+    # Prompts of 128 tokens, one row of each through lm_head.
+    head = 2 * 1024 * 151936
+    assert limit["burst"] == pytest.approx(129 / ((matrix_flops(BIG, 128) + head) / 1e12))
+    # 32 x (128 + 63) rows through the layers and 32 x 64 through lm_head: more than what 128 steps read.
+    assert limit["steady"] == pytest.approx(2048e12 / (matrix_flops(BIG, 32 * 191) + 2048 * head))
+    assert limit["prefix"] == pytest.approx(512e12 / (matrix_flops(BIG, 512 + 32 * 47) + 512 * head))
+    assert limit["start"] == pytest.approx(4 * 596e6 / 50e9, rel=0.01)
+    assert 10_000 < limit["tiny"] < 40_000
+
+
+def test_the_share_of_the_limit_is_one_at_the_limit() -> None:
+    at_limit = compare.results(
+        {"single": {"a": [[1.0]]}, "burst": {"a": [[1.0]]}}, ["a", "b"], BIG, BIG, LIMITS
+    )
+    values: compare.Values = {name: {"a": [[entry["limit"] * 2]]} for name, entry in at_limit.items()}
+    found = compare.results(values, ["a", "b"], BIG, BIG, LIMITS)
+    # Twice the milliseconds, twice the tokens a second.
+    assert found["single"]["share_of_limit"] == {"a": pytest.approx(0.5)}
+    assert found["burst"]["share_of_limit"] == {"a": pytest.approx(2.0)}
+    assert "50%" in compare.table(found, ["a", "b"])
 
 
 def test_the_better_measurement_of_the_machine_counts() -> None:

@@ -6,6 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError
+import numpy as np
+from numpy.typing import NDArray
+
 from executors.contract import Int32Array, SampledToken, SamplingParams
 
 
@@ -41,6 +44,17 @@ class Request:
     """Lower comes first, under the priority policy; equal ones in order of arrival."""
     cache_salt: str | None = None
     """Prefixes are shared only between requests with the same salt."""
+    grammar: str | None = None
+    """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
+    prompt_logprobs: int | None = None
+    """So many alternatives for each prompt token but the first; None: nothing is told of the prompt."""
+    pooling: str | None = None
+    """"last" or "mean": an embedding of the prompt, and no output; `max_tokens` is 1 and means nothing."""
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True if something is made of every position of the prompt: none of it may be taken from the prefix cache."""
+        return self.prompt_logprobs is not None or self.pooling == "mean"
 
 
 @dataclass(slots=True)
@@ -58,6 +72,10 @@ class TokenDelta:
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     error: EngineError | None = None
+    prompt_logprobs: tuple[SampledToken, ...] | None = None
+    """Where asked for, with the first token: one entry for each prompt token after the first."""
+    pooled: NDArray[np.float32] | None = None
+    """float32 [hidden], of an embedding request: its only delta."""
 
     def merge(self, later: TokenDelta) -> None:
         """Append a later delta of the same sequence."""
@@ -66,6 +84,10 @@ class TokenDelta:
         self.stop_token_id = later.stop_token_id
         self.num_cached_tokens = later.num_cached_tokens
         self.error = later.error
+        # Only the first delta has these, so a later one never overwrites them.
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        if later.pooled is not None:
+            self.pooled = later.pooled
 
 
 class Stage(enum.StrEnum):

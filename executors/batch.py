@@ -35,7 +35,9 @@ Int32Array = NDArray[np.int32]
 class SequenceStart:
     """Everything an executor must know of a sequence it meets for the first time (or again after a restart).
 
-    `sampling` None means: return no sampled tokens. `grammar` is a compiled-grammar source, None for free text.
+    `sampling` None means: return no sampled tokens. `grammar` is what the output must follow, in llguidance's form (a
+    Lark grammar, or JSON with a list of "grammars"), None for free text: every sampled token keeps it, and the sequence can
+    end where it allows.
     `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing). `pooling` is "last" or "mean"
     for embedding requests, else None.
     """

@@ -349,6 +349,15 @@ class ModelExecutor(ABC):
 
     # -- other ---------------------------------------------------------------------------------------------------------
 
+    async def prepare_grammar(self, grammar: str) -> None:
+        """Compile a grammar (the form of `SequenceStart.grammar`) that sequences are about to begin with.
+
+        The exception from the rules above: any task may call it at any time, several at once, and steps go on meanwhile.
+        It is a favour, not a duty: a sequence whose grammar nobody prepared, or that begins again after a restart, compiles
+        it in its first step. Raises InvalidInput for what is no grammar. Default: Unsupported, as `capabilities()` says.
+        """
+        raise Unsupported(f"{type(self).__name__} has no grammars")
+
     async def forward(self, tensor: Tensor) -> Tensor:
         """Full forward for non-autoregressive use (encoders). Default: Unsupported."""
         raise Unsupported(f"{type(self).__name__} has no plain forward: it is an autoregressive executor")

@@ -111,6 +111,8 @@ class ExecutorCapabilities:
     pipeline_parallel: bool = False
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
+    grammars: bool = False
+    """Sequences may have a grammar: see `SequenceStart.grammar`."""
 
     @property
     def paged(self) -> bool:
@@ -228,6 +230,8 @@ class ExecutorConfig:
 
     executor: str
     model: str = ""
+    tokenizer: str = ""
+    """Directory of the tokenizer.json that grammars are written in; empty: the model's own."""
     executor_type: ExecutorType = ExecutorType.CONTINUOUS_BATCH
     load_format: str = "auto"
     dtype: str = "auto"

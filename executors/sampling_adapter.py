@@ -69,7 +69,8 @@ class SamplingAdapter(BatchModelExecutor):
         return self.inner.info()
 
     def capabilities(self) -> ExecutorCapabilities:
-        return self.inner.capabilities()
+        # Rows are sampled here, where there are no grammars.
+        return replace(self.inner.capabilities(), grammars=False)
 
     def status(self) -> ExecutorStatus:
         return self.inner.status()

@@ -234,6 +234,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
     return ExecutorConfig(
         executor=settings.executor,
         model=str(model_dir),
+        tokenizer=settings.tokenizer or "",
         load_format=settings.load_format,
         dtype=settings.dtype,
         device=settings.device,

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.errors import ModelNotFound, Unavailable
 from engine.request import EngineStats, Stage
-from engine.text.generation import Generation, TextRequest
+from engine.text.embedding import EmbeddingRequest
+from engine.text.generation import Generation, TextRequest, Usage
 from executors.contract import ModelExecutor, ModelInfo
 from server.chat.fence import FencedThreads
 from server.chat.template import ChatTemplate
@@ -22,6 +26,12 @@ class TextEngineLike(Protocol):
 
     def start(self, request: TextRequest) -> Generation:
         """Begin a call; refuses at once by raising EngineError."""
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
+        """A vector for each prompt. Raises EngineError."""
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """Have the executor compile it. Raises InvalidRequest."""
 
 
 class TokenizerLike(Protocol):

@@ -42,14 +42,22 @@ class Admission:
                 f"token id {bad} is outside the model's vocabulary (0..{self.info.logits_width - 1})",
                 "prompt",
             )
+        if request.pooling is None:
+            self._check_output(request)
+        elif len(ids) > self.max_model_len:
+            said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
+            raise ContextLengthExceeded(said, "input")
+        if queued >= self.max_queued_seqs:
+            raise Overloaded(f"{queued} requests are waiting already")
+
+    def _check_output(self, request: Request) -> None:
+        """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
-        self.check_length(len(ids), request.max_tokens)
+        self.check_length(len(request.prompt_token_ids), request.max_tokens)
         check_min_tokens(request.sampling.min_tokens, request.max_tokens)
         self._check_ids(request.sampling)
         self._check_anything_left(request.sampling)
-        if queued >= self.max_queued_seqs:
-            raise Overloaded(f"{queued} requests are waiting already")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest naming the setting that holds an id the model does not have."""

@@ -37,6 +37,11 @@ class Journal:
         seq.output_token_ids.extend([token.token_id for token in tokens])
         seq.num_known_tokens += len(tokens)
 
+    def commit_prompt(self, seq: Sequence, position: int, found: SequenceOf[SampledToken]) -> None:
+        """Take in logprobs of prompt tokens `position` + 1 and after. What is known already stays as it was told: a prompt
+        that is computed again is not described again."""
+        seq.prompt_logprobs.extend(found[len(seq.prompt_logprobs) - position :])
+
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> None:
         """Tokens that existed before this engine met the sequence (resume after a crash elsewhere)."""
         self.commit(seq, committed)

@@ -26,19 +26,21 @@ from engine.core.policies import Policies
 from engine.core.recovery import restart
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
-from engine.errors import EngineError, ExecutorFailed, Unavailable
+from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Unavailable
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
 from executors.contract import (
     ConfigError,
     ExecutorDied,
     ExecutorError,
+    InvalidInput,
     KvCacheHandle,
     ModelExecutor,
     ModelInfo,
     SampledToken,
     UnifiedBatch,
     UnifiedOutput,
+    Unsupported,
 )
 
 logger = logging.getLogger("cohort.engine")
@@ -188,6 +190,18 @@ class EngineCore:
             self._live[seq.seq_id] = seq
         self._command(lambda: self._add(seqs))
         return [seq.seq_id for seq in seqs]
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """See `TextEngine.prepare_grammar`."""
+        try:
+            if not self.executor.capabilities().grammars:
+                message = "this server's executor cannot hold its output to a grammar"
+                raise InvalidRequest(message, code="unsupported_parameter")
+            await self.executor.prepare_grammar(grammar)
+        except (InvalidInput, Unsupported) as error:
+            raise InvalidRequest(f"the grammar was refused: {error}", code="invalid_value") from None
+        except ExecutorError as error:
+            logger.warning("a grammar was not prepared: %s", error)
 
     def abort(self, seq_id: int) -> None:
         """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""

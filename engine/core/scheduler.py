@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.drafter import Drafter
@@ -258,7 +259,7 @@ class Scheduler:
             if end > known:
                 tokens += plan.drafts.get(seq) or [PENDING]
             final.append(end >= known + seq.num_pending_tokens)
-            if final[-1] and not seq.drafting:
+            if final[-1] and not seq.drafting and seq.samples:
                 seq.num_pending_tokens += 1
             seq.in_flight += 1
             if seq.started_epoch != self.journal.epoch:
@@ -315,15 +316,19 @@ class Scheduler:
                 continue
             if drafts[i]:
                 self._settle(seq, int(batch.pos_offsets[i]) + counts[i])
-            elif final[i]:
+            elif final[i] and seq.samples:
                 seq.num_pending_tokens -= 1
             detail = details.get(i)
+            if detail is not None and detail.prompt_logprobs:
+                self.journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
             if detail is not None and detail.error is not None:
                 if (failed := self._fail(seq, detail.error)) is not None:
                     deltas.append((seq, failed))
             elif at > begin:
                 tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
                 deltas.append((seq, self._append(seq, tokens)))
+            elif detail is not None and detail.pooled is not None:
+                deltas.append((seq, self._pooled(seq, detail.pooled)))
         return deltas
 
     def _settle(self, seq: Sequence, num_computed: int) -> None:
@@ -344,13 +349,29 @@ class Scheduler:
             if reason is not None:
                 tokens = tokens[:n]
                 break
+        first = not seq.output_token_ids
         self.journal.commit(seq, tokens)
+        self._clear(seq)
+        if reason is not None:
+            self.finish(seq, reason)
+        delta = TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens)
+        if first and request.prompt_logprobs is not None:
+            delta.prompt_logprobs = tuple(seq.prompt_logprobs)
+        return delta
+
+    def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
+        """An embedding request ends with its prompt."""
+        self._clear(seq)
+        self.finish(seq, FinishReason.STOP)
+        return TokenDelta(
+            finish_reason=FinishReason.STOP, num_cached_tokens=seq.num_cached_tokens, pooled=pooled
+        )
+
+    def _clear(self, seq: Sequence) -> None:
+        """A step with this sequence in it went well: no failure is its fault."""
         if seq.num_failed_steps:
             seq.num_failed_steps = 0
             self._suspects.pop(seq, None)
-        if reason is not None:
-            self.finish(seq, reason)
-        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens)
 
     def _fail(self, seq: Sequence, message: str) -> TokenDelta | None:
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""

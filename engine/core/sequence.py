@@ -44,6 +44,8 @@ class Sequence:
     output: list[SampledToken] = field(default_factory=list)
     """Committed tokens: the journal's record, appended by `Journal.commit` alone."""
     output_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)
+    """Of prompt tokens 1, 2, ... as far as they are committed; appended by `Journal.commit_prompt` alone."""
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     started_epoch: int | None = None
@@ -97,6 +99,17 @@ class Sequence:
         return self.prompt_len + self.request.max_tokens - self.num_tokens
 
     @property
+    def samples(self) -> bool:
+        """False for an embedding request: nothing comes after its prompt."""
+        return self.request.pooling is None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True if every position of the prompt must be computed, in this sequence's own name."""
+        wanted = self.request.needs_whole_prompt
+        return wanted and not (self.output_token_ids or len(self.prompt_logprobs) == self.prompt_len - 1 > 0)
+
+    @property
     def finished(self) -> bool:
         """No more tokens will come."""
         return self.status is SequenceStatus.FINISHED
@@ -117,8 +130,11 @@ class Sequence:
             slot=self.slot,
             prompt_token_ids=self.request.prompt_token_ids,
             output_token_ids=np.array(self.output_token_ids, np.int32),
-            sampling=self.request.sampling,
+            sampling=self.request.sampling if self.samples else None,
             adapter=self.request.adapter,
+            grammar=self.request.grammar,
+            prompt_logprobs=self.request.prompt_logprobs if self.needs_whole_prompt else None,
+            pooling=self.request.pooling,
         )
 
     def __repr__(self) -> str:

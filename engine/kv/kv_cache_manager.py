@@ -96,7 +96,7 @@ class KvCacheManager:
 
         At least one token is always left to compute, for it gives the logits.
         """
-        if not self.layout.num_blocks or seq.alone:
+        if not self.layout.num_blocks or seq.alone or seq.needs_whole_prompt:
             return MISS
         forked = self._find_sibling(seq)
         if forked is not None:

@@ -40,6 +40,9 @@ class TextDelta:
     logprobs: tuple[TokenText, ...] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenText, ...] | None = None
+    """Where asked for, with the first delta of each prompt's first choice: one entry per prompt token, the first of which
+    has no logprob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class ChoiceOptions:
     logprobs: bool = False
     own_end_tokens: frozenset[int] = frozenset()
     """End tokens of the model: stopping at one has no `stop_reason`."""
+    shown_special: frozenset[int] = frozenset()
+    """Special tokens that are text all the same, whatever `skip_special_tokens` says."""
     min_tokens: int = 0
     """A stop string counts only where a token after the first so many completes it; it may begin in their text."""
 
@@ -71,7 +76,9 @@ class Choice:
         self.finished = False
         self._tokenizer = tokenizer
         self._options = options
-        self._detokenizer = detokenizer(tokenizer, options.skip_special_tokens, context)
+        self._detokenizer = detokenizer(
+            tokenizer, options.skip_special_tokens, context, options.shown_special
+        )
         self._stops = StopStrings(options.stop, options.include_stop_str_in_output)
         self._offset = 0
 

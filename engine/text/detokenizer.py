@@ -21,15 +21,18 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()
+    tokenizer: Tokenizer,
+    skip_special_tokens: bool = True,
+    context: Sequence[int] = (),
+    shown_special: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """The fastest exact detokenizer for this tokenizer.
+    """The fastest exact detokenizer for this tokenizer. `shown_special`: tokens that are not skipped although special.
 
     Without `context` the texts are those of a text that begins here: a decoder that strips the first space does so. With
     `context`, the ids that stand before, they are what the text of everything has after the text of `context`.
     """
     made: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
-        tokenizer, skip_special_tokens
+        tokenizer, skip_special_tokens, shown_special
     )
     shown = [i for i in context[-4 * _CONTEXT :] if not (skip_special_tokens and tokenizer.is_special(i))]
     for token_id in shown[-_CONTEXT:]:
@@ -41,14 +44,17 @@ class ByteDetokenizer:
     """For byte-level vocabularies: each token stands for fixed bytes, so text is the incremental UTF-8 decoding of their
     concatenation."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, shown_special: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
-        if self._skip and self._tokenizer.is_special(token_id):
+        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._shown:
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
@@ -60,14 +66,17 @@ class ByteDetokenizer:
 class StreamDetokenizer:
     """For any other tokenizer: the steps of its decoder as a stream (`engine/text/decoding.py`)."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, shown_special: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown_special
         self._stream = tokenizer.decoder.stream()
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token; an id without a token is nothing."""
-        if self._skip and self._tokenizer.is_special(token_id):
+        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._shown:
             return ""
         token = self._tokenizer.raw.id_to_token(token_id)
         return "" if token is None else self._stream.push(token)

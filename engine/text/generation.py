@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.errors import EngineError, InvalidRequest, SequenceFailed
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
+from engine.text.embedding import Embedder, EmbeddingRequest
+from engine.text.prompt_logprobs import prompt_texts
 from engine.text.tokenizer import Tokenizer
 from executors.contract import SamplingParams
 
@@ -70,6 +73,12 @@ class TextRequest:
     """As in `engine.request.Request`, and refused where the engine's policy would pay no heed to it."""
     cache_salt: str | None = None
     """As in `engine.request.Request`."""
+    grammar: str | None = None
+    """As in `engine.request.Request`; best made known by `TextEngine.prepare_grammar` before."""
+    prompt_logprobs: int | None = None
+    """As in `engine.request.Request`; told once for each prompt."""
+    shown_special: frozenset[int] = frozenset()
+    """Special tokens that are shown although `skip_special_tokens`: notation that a parser of the text needs."""
 
 
 @dataclass(slots=True)
@@ -105,6 +114,7 @@ class Generation:
             request.skip_special_tokens,
             request.logprobs is not None,
             end_tokens,
+            request.shown_special,
             request.min_tokens,
         )
         self._stop_token_ids = frozenset(request.stop_token_ids)
@@ -158,7 +168,8 @@ class Generation:
             bad_words=asked.bad_words,
             allowed_token_ids=asked.allowed_token_ids,
             min_tokens=asked.min_tokens,
-            stop_token_ids=tuple(sorted(self._stop_token_ids)) if asked.min_tokens else (),
+            # A grammar says where these may come, `min_tokens` from when on.
+            stop_token_ids=tuple(sorted(self._stop_token_ids)) if asked.min_tokens or asked.grammar else (),
         )
         return Request(
             asked.request_id,
@@ -169,6 +180,8 @@ class Generation:
             self._core.clock(),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            grammar=asked.grammar,
+            prompt_logprobs=None if choice else asked.prompt_logprobs,
         )
 
     async def __aenter__(self) -> Self:
@@ -188,7 +201,7 @@ class Generation:
                 if index not in self._seq_ids:
                     continue  # tokens past a stop string: neither shown nor counted
                 text = self._advance(index, delta)
-                if text.text or text.token_ids or text.finish_reason:
+                if text.text or text.token_ids or text.finish_reason or text.prompt_logprobs:
                     yield text
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
@@ -208,6 +221,9 @@ class Generation:
             seq_id = self._seq_ids.pop(index)
             if choice.stopped_by_string:
                 self._core.finish(seq_id, choice.num_tokens)
+        if delta.prompt_logprobs is not None:
+            told = prompt_texts(self._tokenizer, self.request.prompts[prompt], delta.prompt_logprobs)
+            return replace(text, prompt_logprobs=told)
         return text
 
 
@@ -221,10 +237,28 @@ class TextEngine:
     def start(self, request: TextRequest) -> Generation:
         """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once, and then nothing
         of it is queued."""
-        policy = self.core.config.scheduling_policy
-        if request.priority and policy != "priority":
-            message = f"'priority' has no effect with --scheduling-policy {policy}: this server does not serve by priority."
-            raise InvalidRequest(message, "priority", "unsupported_value")
+        self._check_priority(request.priority)
         generation = Generation(self.core, self.tokenizer, request)
         generation._submit()
         return generation
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
+        """The vector of each prompt, float32 [hidden] of any length, and what was counted. Raises EngineError."""
+        self._check_priority(request.priority)
+        embedder = Embedder(self.core, request)
+        vectors = await embedder.run()
+        return vectors, Usage(sum(map(len, request.prompts)), 0, embedder.cached_tokens)
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """Have the executor compile a grammar before a request with it is queued, while others go on.
+
+        Raises InvalidRequest where the executor has no grammars, or finds this one at fault. An executor that is away for a
+        moment is no error: it will compile the grammar when the request comes.
+        """
+        await self.core.prepare_grammar(grammar)
+
+    def _check_priority(self, priority: int) -> None:
+        policy = self.core.config.scheduling_policy
+        if priority and policy != "priority":
+            message = f"'priority' has no effect with --scheduling-policy {policy}: this server does not serve by priority."
+            raise InvalidRequest(message, "priority", "unsupported_value")

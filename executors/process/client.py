@@ -260,6 +260,10 @@ class RemoteExecutor(BatchModelExecutor):
         """As load_adapter."""
         await self._ask(m.Done, lambda call: m.UnloadAdapter(call, name))
 
+    async def prepare_grammar(self, grammar: str) -> None:
+        """As the contract's; its answer waits for no step."""
+        await self._ready_life().prepare(grammar)
+
     async def _ask(self, kind: type[A], make: Callable[[int], m.Call], tokens: int | None = None) -> A:
         life = self._ready_life()
         answer = await life.call(make(life.next_call()), tokens)

@@ -309,6 +309,10 @@ class InlineExecutor(BatchModelExecutor):
         """As load_adapter."""
         await self._run(lambda guard: _adapters(guard).unload_adapter(name))
 
+    async def prepare_grammar(self, grammar: str) -> None:
+        """As the contract's: beside the thread's work, not behind it."""
+        await self._warm().prepare_grammar(grammar)
+
     async def _run(self, call: Callable[[StepGuard], Coroutine[Any, Any, T]], *, revive: bool = False) -> T:
         if self._closed:
             raise NotReady("the executor was shut down")

@@ -33,6 +33,8 @@ from executors.process.messages import (
     Heartbeat,
     Load,
     LoadFailed,
+    Prepare,
+    Prepared,
     Progress,
     Ready,
     Release,
@@ -97,6 +99,9 @@ class Life:
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock())
         self._waiting: deque[_Waiting] = deque()
+        self._preparing: dict[int, asyncio.Future[None]] = {}
+        """Grammars that the child is asked to compile, by number."""
+        self._last_prepare = 0
         self._last_call = 0
         self._load_error: ExecutorError | None = None
         self._stopping = False
@@ -168,6 +173,18 @@ class Life:
         self._stream.send(frame)
         return future
 
+    async def prepare(self, grammar: str) -> None:
+        """Have a grammar compiled beside the calls. Raises InvalidInput, Unsupported or ExecutorDied."""
+        if self.death is not None:
+            raise self._fresh(self.death)
+        self._last_prepare = number = self._last_prepare + 1
+        self._stream.send(_frame(Prepare(number, grammar)))
+        self._preparing[number] = future = self._loop.create_future()
+        try:
+            await future
+        finally:
+            self._preparing.pop(number, None)
+
     def tell(self, message: Release | Truncate) -> None:
         """Send what has no answer."""
         if self.death is None:
@@ -209,8 +226,19 @@ class Life:
                 error = from_kind(message.kind, message.message)
                 self._load_error = None if isinstance(error, ExecutorDied) else error
                 self._die(ExecutorDied(message.message, "load"))
+            case Prepared():
+                self._prepared(message)
             case _:
                 self._answered(message, now)
+
+    def _prepared(self, message: Prepared) -> None:
+        future = self._preparing.pop(message.number, None)
+        if future is None or future.done():  # its caller was cancelled
+            return
+        if message.kind is None:
+            future.set_result(None)
+        else:
+            future.set_exception(from_kind(message.kind, message.message))
 
     def _answered(self, answer: Answer, now: float) -> None:
         if not self._waiting or self._waiting[0].call != answer.call:
@@ -295,6 +323,10 @@ class Life:
             if not waiting.future.done():
                 waiting.future.set_exception(self._fresh(death))
         self._waiting.clear()
+        for preparing in self._preparing.values():
+            if not preparing.done():
+                preparing.set_exception(self._fresh(death))
+        self._preparing.clear()
         self._dead.set_result(None)
         if not self._stopping:
             self._listener.died(death)

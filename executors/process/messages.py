@@ -139,6 +139,13 @@ class Shutdown(msgspec.Struct, tag=12, array_like=True):
     """Free everything and exit; the end of the process is the answer."""
 
 
+class Prepare(msgspec.Struct, tag=13, array_like=True):
+    """`prepare_grammar`; answered by Prepared, in no order with the calls."""
+
+    number: int
+    grammar: str
+
+
 class Unreadable(msgspec.Struct):
     """Never sent: what the child takes a frame for whose fields do not fit its tag. `call` None where no answer is due."""
 
@@ -147,7 +154,7 @@ class Unreadable(msgspec.Struct):
 
 
 Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch
-ToExecutor = Load | Call | Release | Truncate | Shutdown
+ToExecutor = Load | Call | Release | Truncate | Prepare | Shutdown
 
 # -- executor -> server --------------------------------------------------------------------------------------------------
 
@@ -264,8 +271,16 @@ class Failed(msgspec.Struct, tag=11, array_like=True):
     message: str
 
 
+class Prepared(msgspec.Struct, tag=12, array_like=True):
+    """The answer to the Prepare of that number; `kind` None if all went well, else as of Failed."""
+
+    number: int
+    kind: str | None
+    message: str
+
+
 Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | Done | Failed
-ToServer = Heartbeat | Progress | Ready | LoadFailed | Answer
+ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | Answer
 
 # -- frames that fit no message ------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Worker:
         self._snapshot: m.Snapshot | None = None
         self._snapshot_at = 0.0
         self._reported_at = 0.0
+        self._preparing: set[asyncio.Task[None]] = set()
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -90,6 +91,10 @@ class Worker:
                 self._guard.release_cache(message.cache_id)
             case m.Truncate():
                 self._guard.truncate_kv(message.handle, message.new_len)
+            case m.Prepare():
+                task = asyncio.create_task(self._prepare(message))
+                self._preparing.add(task)
+                task.add_done_callback(self._preparing.discard)
             case m.Unreadable(call=int(call)):
                 # Nothing of it was carried out: as any other refusal, it stops no later step.
                 self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
@@ -120,6 +125,17 @@ class Worker:
             self._stage = ""
             if time.monotonic() - self._snapshot_at >= _SNAPSHOT_EVERY_S:
                 self.beat()
+
+    async def _prepare(self, asked: m.Prepare) -> None:
+        """Beside the calls: the executor compiles on a thread of its own."""
+        assert self._guard is not None
+        try:
+            await self._guard.executor.prepare_grammar(asked.grammar)
+        except Exception as error:
+            failure = typed(error)
+            self._send(m.Prepared(asked.number, failure.kind, _text(str(failure))))
+        else:
+            self._send(m.Prepared(asked.number, None, ""))
 
     async def shutdown(self) -> None:
         """Free what the executor holds."""

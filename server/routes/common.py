@@ -93,6 +93,9 @@ def text_request(
     max_tokens: int | None,
     *,
     continues_prompt: bool,
+    grammar: str | None = None,
+    prompt_logprobs: int | None = None,
+    shown_special: frozenset[int] = frozenset(),
 ) -> TextRequest:
     """The engine's form of a call. What the client left out comes from the model's defaults.
 
@@ -135,4 +138,7 @@ def text_request(
         skip_special_tokens=fields.skip_special_tokens is not False,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
+        grammar=grammar,
+        prompt_logprobs=prompt_logprobs,
+        shown_special=shown_special,
     )

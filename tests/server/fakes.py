@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 from fastapi import FastAPI
+from numpy.typing import NDArray
 
 from engine.request import EngineStats, Stage
+from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import TextDelta, TextRequest, Usage
 from executors.contract import ExecutorState, ExecutorStatus, MemoryStatus, ModelInfo
 from server.app import create_app
@@ -99,6 +102,8 @@ class FakeTextEngine:
     requests: list[TextRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
+    embedded: list[EmbeddingRequest] = field(default_factory=list)
+    grammars: list[str] = field(default_factory=list)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self, request: TextRequest) -> Any:
@@ -109,6 +114,22 @@ class FakeTextEngine:
         self.requests.append(request)
         self.open.append(request.request_id)
         return FakeGeneration(self, request)
+
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
+        """float32 [4] made of the prompt: its length, first and last id, and 1 for "mean"."""
+        assert all(request.prompts), "an empty prompt reached the engine"
+        if self.refusal is not None:
+            raise self.refusal
+        self.embedded.append(request)
+        mean = float(request.pooling == "mean")
+        vectors = [np.array([len(p), p[0], p[-1], mean], np.float32) for p in request.prompts]
+        return vectors, Usage(sum(map(len, request.prompts)))
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.grammars.append(grammar)
 
 
 class ByteTokenizer:

@@ -1,0 +1,85 @@
+"""Prompts in token ids to vectors: sequences with no output, queued and budgeted like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.errors import EngineError, SequenceFailed
+from engine.request import FinishReason, Request, TokenDelta
+from executors.contract import SamplingParams
+
+_MOST_AT_ONCE = 64
+"""Prompts of one call in the engine at a time: the others wait here, where they keep nobody out of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """One API call. `pooling`: "last" takes the last token's hidden state, "mean" the mean over all of the prompt's.
+    `priority` and `cache_salt` as in `engine.request.Request`."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    pooling: str = "last"
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Embedder:
+    """One call in progress; whatever ends `run` early takes back what still runs."""
+
+    def __init__(self, core: EngineCore, request: EmbeddingRequest) -> None:
+        self._core = core
+        self._request = request
+        self._mailbox = Mailbox()
+        self._seq_ids: dict[int, int] = {}
+        """Sequences that still run, by the number of their prompt."""
+        self.cached_tokens = 0
+        """Of all prompts, found in the prefix cache."""
+
+    async def run(self) -> list[NDArray[np.float32]]:
+        """float32 [hidden] for each prompt, as the model gives it: of no particular length.
+
+        Raises EngineError: the first prompt that fails ends the call.
+        """
+        found: dict[int, NDArray[np.float32]] = {}
+        waiting = list(enumerate(self._request.prompts))[::-1]
+        try:
+            while waiting or self._seq_ids:
+                while waiting and len(self._seq_ids) < _MOST_AT_ONCE:
+                    self._submit(*waiting.pop())
+                for number, delta in (await self._mailbox.take()).items():
+                    found[number] = self._take(number, delta)
+        finally:
+            for seq_id in self._seq_ids.values():
+                self._core.abort(seq_id)
+        return [found[number] for number in range(len(self._request.prompts))]
+
+    def _submit(self, number: int, ids: SequenceOf[int]) -> None:
+        asked = self._request
+        one = Request(
+            asked.request_id,
+            np.array(ids, np.int32),
+            SamplingParams(),
+            max_tokens=1,
+            arrival_time=self._core.clock(),
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+            pooling=asked.pooling,
+        )
+        self._seq_ids[number] = self._core.submit(one, self._mailbox, number)
+
+    def _take(self, number: int, delta: TokenDelta) -> NDArray[np.float32]:
+        del self._seq_ids[number]  # an embedding request has one delta
+        if delta.finish_reason is FinishReason.ERROR:
+            error: EngineError = delta.error or SequenceFailed("the sequence failed")
+            raise error
+        if delta.pooled is None:
+            raise SequenceFailed("the executor gave no embedding")
+        self.cached_tokens += delta.num_cached_tokens
+        return delta.pooled

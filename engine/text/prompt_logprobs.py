@@ -1,0 +1,27 @@
+"""What is told of a prompt's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.text.choice import TokenText
+from engine.text.detokenizer import detokenizer
+from engine.text.tokenizer import Tokenizer
+from executors.contract import SampledToken
+
+
+def prompt_texts(
+    tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[SampledToken]
+) -> tuple[TokenText, ...]:
+    """One entry for each of the prompt's `ids`; `found` describes all but the first, which nothing comes before.
+
+    Offsets count the characters of the prompt's text with its special tokens.
+    """
+    stream = detokenizer(tokenizer, skip_special_tokens=False)
+    entries: list[TokenText] = []
+    offset = 0
+    for id_, token in zip(ids, (SampledToken(ids[0]), *found), strict=True):
+        top = tuple((tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs)
+        entries.append(TokenText(token, tokenizer.token_text(id_), tokenizer.token_bytes(id_), offset, top))
+        offset += len(stream.push(id_))
+    return tuple(entries)

@@ -85,7 +85,8 @@ class TokenDelta:
         self.num_cached_tokens = later.num_cached_tokens
         self.error = later.error
         # Only the first delta has these, so a later one never overwrites them.
-        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
         if later.pooled is not None:
             self.pooled = later.pooled
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import EngineError
 from executors.contract import Int32Array, SampledToken, SamplingParams
 
 

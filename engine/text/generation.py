@@ -106,6 +106,7 @@ class Generation:
         self.seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
         self._core = core
+        self._tokenizer = tokenizer
         self._mailbox = Mailbox()
         end_tokens = tokenizer.eos_token_ids - frozenset(request.stop_token_ids)
         options = ChoiceOptions(

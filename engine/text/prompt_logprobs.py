@@ -21,7 +21,9 @@ def prompt_texts(
     entries: list[TokenText] = []
     offset = 0
     for id_, token in zip(ids, (SampledToken(ids[0]), *found), strict=True):
-        top = tuple((tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs)
+        top = tuple(
+            (tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs
+        )
         entries.append(TokenText(token, tokenizer.token_text(id_), tokenizer.token_bytes(id_), offset, top))
         offset += len(stream.push(id_))
     return tuple(entries)

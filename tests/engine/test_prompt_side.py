@@ -174,7 +174,9 @@ async def test_many_inputs_wait_outside_the_queue() -> None:
 async def test_a_cancelled_call_leaves_nothing() -> None:
     made = fake(step_delay_ms=10)
     async with engine(made) as core:
-        call = asyncio.create_task(Embedder(core, EmbeddingRequest("test", (tuple(LONG),) * 20, "mean")).run())
+        call = asyncio.create_task(
+            Embedder(core, EmbeddingRequest("test", (tuple(LONG),) * 20, "mean")).run()
+        )
         await asyncio.sleep(0.05)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

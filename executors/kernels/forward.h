@@ -25,7 +25,7 @@ struct Layer {
   const Linear *qkv, *o, *gate_up, *down;
   const float *attn_norm, *mlp_norm;  // [hidden]
   const float *q_norm, *k_norm;       // [head_dim], or null
-  const void* rotary;                 // [positions][2][rotary_dim] cosines and signed sines, or null
+  const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
 };
 
 struct Model {
@@ -63,14 +63,13 @@ inline void rms_norm(float* out, const float* x, const float* weight, int64_t n,
 }
 
 // x rotated by a row of the table, in place; what lies behind `dim` stays.
-template <class T>
-inline void rotate(float* x, const T* table, int64_t dim) {
+inline void rotate(float* x, const float* table, int64_t dim) {
   int64_t half = dim / 2;
   for (int64_t i = 0; i < half; i += W) {
     int64_t left = half - i;
     F one = load_some(x + i, left), two = load_some(x + half + i, left);
-    F a = fma(two, load_some(table + dim + i, left), mul(one, load_some(table + i, left)));
-    F b = fma(one, load_some(table + dim + half + i, left), mul(two, load_some(table + half + i, left)));
+    F cosine = load_some(table + i, left), sine = load_some(table + half + i, left);
+    F a = sub(mul(one, cosine), mul(two, sine)), b = fma(one, sine, mul(two, cosine));
     store_some(x + i, a, left);
     store_some(x + half + i, b, left);
   }
@@ -84,9 +83,10 @@ struct Forward {
   Team team;
   Counter* counters;
   int64_t count;  // rows of x
-  float *x, *few, *scales;
+  // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
+  float *x, *few, *scales, *qkv;
   Word* words;
-  T *qkv, *mixed, *inner;
+  T *queries, *mixed, *inner;
   std::atomic<int> failed{0};
 
   static constexpr int64_t PHASES = 10;
@@ -103,7 +103,8 @@ struct Forward {
     widest = widest > m.inner ? widest : m.inner;
     int64_t steps = (widest + Op::DEPTH - 1) / Op::DEPTH, phases = PHASES * m.num_layers + 3;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * (m.hidden + 1) * 4 +
-                   tokens * steps * sizeof(Word) + tokens * (qkv_size() + q_size() + m.inner) * sizeof(T) + 1024;
+                   tokens * steps * sizeof(Word) + tokens * qkv_size() * 4 +
+                   tokens * (2 * q_size() + m.inner) * sizeof(T) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
@@ -111,8 +112,9 @@ struct Forward {
     x = workspace.take<float>(tokens * m.hidden);
     few = workspace.take<float>(c.num_wanted * m.hidden);
     scales = workspace.take<float>(tokens);
+    qkv = workspace.take<float>(tokens * qkv_size());
     words = workspace.take<Word>(tokens * steps);
-    qkv = workspace.take<T>(tokens * qkv_size());
+    queries = workspace.take<T>(tokens * q_size());
     mixed = workspace.take<T>(tokens * q_size());
     inner = workspace.take<T>(tokens * m.inner);
     return true;
@@ -134,8 +136,9 @@ struct Forward {
     });
   }
 
-  void product(const Linear& w, const Word* a, Target<T> to, Counter& counter) {
-    multiply<Op, T>(w, a, w.steps(), scales, count, to, counter, team.size);
+  template <class Out>
+  void product(const Linear& w, const Word* a, Target<Out> to, Counter& counter) {
+    multiply<Op, Out>(w, a, w.steps(), scales, count, to, counter, team.size);
     team.barrier();
   }
 
@@ -148,24 +151,27 @@ struct Forward {
       });
       a = words;
     }
-    product(w, a, {nullptr, m.hidden, x, 0}, counter[1]);
+    product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter[1]);
+  }
+
+  static void narrow(T* out, const float* in, int64_t n) {
+    for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
   }
 
   // Norm and rotation of a token's query and key heads; keys and values to their cells.
-  void heads(const Layer& layer, const Step& step, T* kv, int64_t t, float* line) {
-    T* token = qkv + t * qkv_size();
+  void heads(const Layer& layer, const Step& step, T* kv, int64_t t) {
+    float* token = qkv + t * qkv_size();
     int64_t size = m.head_dim;
-    const T* table = layer.rotary ? (const T*)layer.rotary + c.positions[t] * 2 * m.rotary_dim : nullptr;
+    const float* table = layer.rotary ? layer.rotary + c.positions[t] * m.rotary_dim : nullptr;
     for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
-      T *from = token + h * size, *to = h < m.heads ? from : key_cell(step, kv, t, h - m.heads);
+      float* head = token + h * size;
       const float* weight = h < m.heads ? layer.q_norm : layer.k_norm;
-      widen(line, from, size);
-      if (weight) rms_norm(line, line, weight, size, m.eps);
-      if (table) rotate(line, table, m.rotary_dim);
-      for (int64_t d = 0; d < size; d += W) store_some(to + d, load_some(line + d, size - d), size - d);
+      if (weight) rms_norm(head, head, weight, size, m.eps);
+      if (table) rotate(head, table, m.rotary_dim);
+      narrow(h < m.heads ? queries + t * q_size() + h * size : key_cell(step, kv, t, h - m.heads), head, size);
     }
     for (int64_t h = 0; h < m.kv_heads; h++)
-      memcpy(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size * sizeof(T));
+      narrow(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size);
   }
 
   // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
@@ -186,16 +192,16 @@ struct Forward {
     const Step& step = *c.attention[index];
     T* kv = (T*)c.kv[index];
     norm_rows(counter[0], layer.attn_norm, *layer.qkv, line);
-    product(*layer.qkv, words, {qkv, qkv_size(), nullptr, 0}, counter[1]);
+    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter[1]);
     if (omp_get_thread_num() == 0) clear_counters(step);
-    rows(counter[2], [&](int64_t t) { heads(layer, step, kv, t, line); });
+    rows(counter[2], [&](int64_t t) { heads(layer, step, kv, t); });
     using A = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
-    if (!attend<T, A>(step, kv, qkv, qkv_size(), mixed, counter[3])) failed = 1;
+    if (!attend<T, A>(step, kv, queries, q_size(), mixed, counter[3])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
     add_product(*layer.o, mixed, counter + 4);
     norm_rows(counter[6], layer.mlp_norm, *layer.gate_up, line);
-    product(*layer.gate_up, words, {inner, m.inner, nullptr, m.activation}, counter[7]);
+    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter[7]);
     add_product(*layer.down, inner, counter + 8);
   }
 
@@ -213,8 +219,7 @@ struct Forward {
     for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 3 + i * PHASES, line);
     rows(counters[1], [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, m.final_norm, m.hidden, m.eps);
-      T* to = (T*)c.out + (c.wanted ? c.wanted[t] : t) * m.hidden;
-      for (int64_t i = 0; i < m.hidden; i += W) store_some(to + i, load_some(line + i, m.hidden - i), m.hidden - i);
+      narrow((T*)c.out + (c.wanted ? c.wanted[t] : t) * m.hidden, line, m.hidden);
     });
     free(line);
   }

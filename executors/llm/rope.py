@@ -18,33 +18,33 @@ _CHUNK = 4096
 """Positions computed at a time: in float64 a table of a million would take gigabytes."""
 
 
-def rotary_table(rope: RopeConfig, length: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """`dtype` [length, 2, rope.dim]: row p holds cos and *signed* sin for position p.
+def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor:
+    """float32 [length, 2, rope.dim / 2]: row p holds cos and sin of position p's angles.
 
-    The sines of the first half are negated, so that rotation is `x * cos + swap_halves(x) * sin`.
+    Never of the model's dtype: rounded to bf16 a table turns every query and key a little wrong, and is no smaller once
+    the two halves, which have the same angles, are stored once.
     """
     frequencies, scale = _inverse_frequencies(rope, rope.dim, length)
-    table = torch.empty(length, 2, rope.dim, dtype=dtype, device=device)
+    table = torch.empty(length, 2, rope.dim // 2, dtype=torch.float32, device=device)
     for begin in range(0, length, _CHUNK):
         # float64 until the end: at position 100,000 a float32 product is off by 0.01 radians.
         positions = torch.arange(begin, min(begin + _CHUNK, length), dtype=torch.float64)
         angles = positions[:, None] * frequencies
-        cos, sin = angles.cos() * scale, angles.sin() * scale
-        rows = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
+        rows = torch.stack((angles.cos(), angles.sin()), 1) * scale
         table[begin : begin + len(rows)] = rows.float()
     return table
 
 
 def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
-    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim] (of x's dtype) of the table.
+    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim / 2] of the table, in float32; the result
+    has x's dtype.
 
     Where dim is less than head_dim, the elements behind it stay as they are.
     """
+    half = table_rows.shape[-1]
     cos, sin = table_rows[:, 0:1], table_rows[:, 1:2]
-    dim = table_rows.shape[-1]
-    if dim < x.shape[-1]:
-        return torch.cat((rotate(x[..., :dim], table_rows), x[..., dim:]), -1)
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    one, two, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), -1).to(x.dtype)
 
 
 def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[torch.Tensor, float]:

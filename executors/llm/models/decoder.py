@@ -233,9 +233,7 @@ class Decoder:
 
     def prepare(self, max_model_len: int) -> None:
         """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""
-        self.rotary = [
-            rotary_table(rope, max_model_len, self.device, self.dtype) for rope in self.config.ropes
-        ]
+        self.rotary = [rotary_table(rope, max_model_len, self.device) for rope in self.config.ropes]
         if self._kernels is not None:
             from executors.kernels import cpu_forward  # which knows decoders
 

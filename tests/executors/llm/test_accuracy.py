@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.quality_measures import RATIO, Comparison, Pair, bf16_pairs, bf16_spacing, compare, summary
 from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, prompts, random_checkpoint
+from executors.kernels.cpu import kernels_in_use
 from executors.tiny import weights_dir
 
 SMALL = RANDOM_SHAPES["mini"] | {
@@ -49,6 +50,9 @@ async def test_bf16_errs_no_more_than_transformers(checkpoints, record_property,
         record_property("accuracy", f"{name} {way} {result['ratio']:.3f}")
         ours = result["ours"]
         assert result["ratio"] <= RATIO, (way, result)
+        if name == "cohort-tiny" and kernels_in_use() is not None:
+            # One rounding more than there must be shows: keys rounded before their norm made it 0.58, now it is 0.50.
+            assert result["ratio"] <= 0.55, (way, result)
         # Random weights know no best token: of 2,560 rows with many near ties one was lost, with our bf16 and none with
         # theirs. Such an accident may happen to any kernel; a fault shows in more rows, and in cohort-tiny's.
         accidents = 1 if name == "random weights" else 0

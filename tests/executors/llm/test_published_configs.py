@@ -78,9 +78,8 @@ def test_huge_numbers_are_refused_by_name(fields: dict[str, Any], words: list[st
 
 def test_a_long_table_is_the_same_in_pieces() -> None:
     rope = RopeConfig("default", 10000.0, 20000, 8)
-    table = rotary_table(rope, 9000, torch.device("cpu"), torch.float32)
+    table = rotary_table(rope, 9000, torch.device("cpu"))
     positions = torch.arange(9000, dtype=torch.float64)[:, None]
     angles = positions * 10000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    assert torch.equal(table[:, 0, :4], angles.cos().float())
-    assert torch.equal(table[:, 1, 4:], angles.sin().float())
-    assert torch.equal(table[:, 1, :4], -angles.sin().float())
+    assert torch.equal(table[:, 0], angles.cos().float())
+    assert torch.equal(table[:, 1], angles.sin().float())

@@ -49,7 +49,7 @@ class Request:
     prompt_logprobs: int | None = None
     """So many alternatives for each prompt token but the first; None: nothing is told of the prompt."""
     pooling: str | None = None
-    """"last" or "mean": an embedding of the prompt, and no output; `max_tokens` is 1 and means nothing."""
+    """"last" or "mean": an embedding of the prompt, and no output. `max_tokens` is 1 then: one token that is never asked for."""
 
     @property
     def needs_whole_prompt(self) -> bool:

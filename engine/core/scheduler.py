@@ -259,7 +259,7 @@ class Scheduler:
             if end > known:
                 tokens += plan.drafts.get(seq) or [PENDING]
             final.append(end >= known + seq.num_pending_tokens)
-            if final[-1] and not seq.drafting and seq.samples:
+            if final[-1] and not seq.drafting:
                 seq.num_pending_tokens += 1
             seq.in_flight += 1
             if seq.started_epoch != self.journal.epoch:
@@ -316,7 +316,7 @@ class Scheduler:
                 continue
             if drafts[i]:
                 self._settle(seq, int(batch.pos_offsets[i]) + counts[i])
-            elif final[i] and seq.samples:
+            elif final[i]:
                 seq.num_pending_tokens -= 1
             detail = details.get(i)
             if detail is not None and detail.prompt_logprobs:

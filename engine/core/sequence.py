@@ -99,11 +99,6 @@ class Sequence:
         return self.prompt_len + self.request.max_tokens - self.num_tokens
 
     @property
-    def samples(self) -> bool:
-        """False for an embedding request: nothing comes after its prompt."""
-        return self.request.pooling is None
-
-    @property
     def needs_whole_prompt(self) -> bool:
         """True if every position of the prompt must be computed, in this sequence's own name."""
         wanted = self.request.needs_whole_prompt
@@ -130,7 +125,7 @@ class Sequence:
             slot=self.slot,
             prompt_token_ids=self.request.prompt_token_ids,
             output_token_ids=np.array(self.output_token_ids, np.int32),
-            sampling=self.request.sampling if self.samples else None,
+            sampling=self.request.sampling if self.request.pooling is None else None,
             adapter=self.request.adapter,
             grammar=self.request.grammar,
             prompt_logprobs=self.request.prompt_logprobs if self.needs_whole_prompt else None,

@@ -206,6 +206,35 @@ def _skipped_forever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvCacheManager, "begin_step", lambda self: None)
 
 
+def _prompt_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    """Who wants something of every position of the prompt takes a part of it from the prefix cache."""
+    patch.setattr(
+        Sequence,
+        "needs_whole_prompt",
+        property(lambda self: self.request.prompt_logprobs is not None and self.num_tokens < 9),
+    )
+
+
+def _prompt_told_twice(patch: pytest.MonkeyPatch) -> None:
+    """A prompt that is computed again is described again."""
+
+    def commit(self: Journal, seq: Sequence, position: int, found: Any) -> None:
+        seq.prompt_logprobs.extend(found)
+
+    patch.setattr(Journal, "commit_prompt", commit)
+
+
+def _embedding_leaves_late(patch: pytest.MonkeyPatch) -> None:
+    """An embedding request stays after its vector has come."""
+    finish = Scheduler.finish
+
+    def stay(self: Scheduler, seq: Sequence, reason: FinishReason) -> None:
+        if seq.request.pooling is None or reason is not FinishReason.STOP:
+            finish(self, seq, reason)
+
+    patch.setattr(Scheduler, "finish", stay)
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -226,5 +255,8 @@ MUTANTS: dict[str, Mutate] = {
         _stop_found_late,
         _budget_ignored,
         _skipped_forever,
+        _prompt_from_the_cache,
+        _prompt_told_twice,
+        _embedding_leaves_late,
     )
 }

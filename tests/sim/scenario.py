@@ -21,6 +21,7 @@ from executors.fakes.base import FakeExecutor
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.sim.executor import Broken, Faults, SimExecutor
+from tests.sim.prompts import judge_prompt
 from tests.sim.reuse import watch_reuse
 from tests.sim.virtual_loop import run
 
@@ -46,6 +47,10 @@ class Stream:
     abort_after: float | None
     finish_after: int | None
     """Tokens after which the text side ends the first choice."""
+    prompt_logprobs: int | None = None
+    """Asked for with the first choice."""
+    pooling: str | None = None
+    """An embedding: one choice, no tokens."""
 
 
 @dataclass(slots=True)
@@ -96,7 +101,20 @@ def draw(seed: int) -> Scenario:
     family = [tuple(rng.randrange(8) for _ in range(longest)) for _ in range(2)]
     for _ in range(rng.randrange(2, 12)):
         scenario.streams.append(_stream(rng, scenario, family, longest, most_output))
+    # Of its own numbers: what a seed was before embeddings came, it still is.
+    about_prompts = random.Random(f"prompts {seed}")
+    scenario.streams = [_about_prompt(about_prompts, stream) for stream in scenario.streams]
     return scenario
+
+
+def _about_prompt(rng: random.Random, stream: Stream) -> Stream:
+    kind = rng.random()
+    if kind < 0.15:
+        return replace(stream, prompt_logprobs=rng.choice((0, 1, 3)))
+    if kind < 0.3:
+        pooling = rng.choice(("last", "mean"))
+        return replace(stream, pooling=pooling, n=1, max_tokens=1, finish_after=None)
+    return stream
 
 
 def _faults(rng: random.Random) -> Faults:
@@ -221,7 +239,8 @@ class Run:
         requests = [
             Request(
                 "sim", asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
-                core.clock(), priority=stream.priority, cache_salt=stream.salt,
+                core.clock(), priority=stream.priority, cache_salt=stream.salt, pooling=stream.pooling,
+                prompt_logprobs=None if choice else stream.prompt_logprobs,
             )
             for choice in range(stream.n)
         ]  # fmt: skip
@@ -256,6 +275,9 @@ class Run:
     def _judge(self, stream: Stream, key: int, got: TokenDelta, cut: int | None) -> None:
         if got.error is not None:
             self._judge_error(stream, got.error)
+            return
+        judge_prompt(stream, key, got, VOCAB)
+        if stream.pooling is not None:
             return
         want = _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, key))
         tokens = [token.token_id for token in got.tokens]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +17,14 @@ from numpy.typing import NDArray
 from engine.core.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
+from engine.core.plan import StepPlan, pack
 from engine.core.policies import Policies
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
 from engine.policies.budget import MIN_CHUNK
 from engine.request import FinishReason, TokenDelta
-from executors.contract import NOTHING_LEFT, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
-
-PENDING = -1
-"""In place of an input token that a step in flight is still sampling."""
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one step grants; filled by `schedule`, then packed into a UnifiedBatch."""
-
-    budget: int
-    grants: dict[Sequence, int] = field(default_factory=dict)
-    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
-    preempted: bool = False
+from executors.contract import NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
 
 
 class Scheduler:
@@ -245,47 +232,10 @@ class Scheduler:
         self.running[seq] = None
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
-        """Arrays for the executor; the grants count as computed from here on."""
-        seqs, n = list(plan.grants), len(plan.grants)
-        computed = np.fromiter([seq.num_computed_tokens for seq in seqs], np.int32, n)
-        tokens: list[int] = []
-        final: list[bool] = []
-        starts: list[SequenceStart] = []
-        for seq, count in plan.grants.items():
-            begin, known = seq.num_computed_tokens, seq.num_known_tokens
-            seq.num_computed_tokens = end = begin + count
-            if begin < known:
-                tokens += seq.token_ids(begin, min(end, known))
-            if end > known:
-                tokens += plan.drafts.get(seq) or [PENDING]
-            final.append(end >= known + seq.num_pending_tokens)
-            if final[-1] and not seq.drafting:
-                seq.num_pending_tokens += 1
-            seq.in_flight += 1
-            if seq.started_epoch != self.journal.epoch:
-                starts.append(seq.start())
-                seq.started_epoch = self.journal.epoch
+        """The step for the executor; the grants count as computed from here on."""
         self.num_steps += 1
-        self._in_flight[self.num_steps] = seqs
-        token_ids = np.array(tokens, np.int32)
-        pending = token_ids == PENDING
-        return UnifiedBatch(
-            epoch=self.journal.epoch,
-            step_id=self.num_steps,
-            seq_ids=np.fromiter([seq.seq_id for seq in seqs], np.int64, n),
-            slots=np.fromiter([seq.slot for seq in seqs], np.int32, n),
-            num_q_tokens=np.fromiter(plan.grants.values(), np.int32, n),
-            pos_offsets=computed,
-            is_final_chunk=np.array(final, np.bool_),
-            num_draft_tokens=np.fromiter([len(plan.drafts.get(seq, ())) for seq in seqs], np.int32, n)
-            if plan.drafts
-            else np.zeros(n, np.int32),
-            token_ids=token_ids,
-            pending=pending if pending.any() else None,
-            starts=tuple(starts),
-            tables=self.kv.take_updates(),
-            block_copies=self.kv.take_copies(),
-        )
+        self._in_flight[self.num_steps] = list(plan.grants)
+        return pack(plan, self.num_steps, self.journal.epoch, self.kv)
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from engine.core.admission import Admission
 from engine.core.config import MAX_FAILED_STEPS, EngineConfig
+from engine.core.delivery import Delivery
 from engine.core.journal import Journal
 from engine.core.mailbox import Mailbox
 from engine.core.policies import Policies
@@ -28,7 +29,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Unavailable
 from engine.kv.kv_cache_manager import KvCacheManager
-from engine.request import EngineStats, FinishReason, Observer, Request, Stage, TokenDelta
+from engine.request import EngineStats, FinishReason, Observer, Request, Stage
 from executors.contract import (
     ConfigError,
     ExecutorDied,
@@ -78,10 +79,9 @@ class EngineCore:
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
-        self._live: dict[int, Sequence] = {}
+        self._delivery = Delivery(self.observer, clock)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
         self._seq_ids = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
         self._flights: deque[_Flight] = deque()
@@ -128,9 +128,7 @@ class EngineCore:
             self.stage = Stage.DRAINING
         try:
             async with asyncio.timeout(timeout):
-                while self._live:
-                    self._idle.clear()
-                    await self._idle.wait()
+                await self._delivery.nobody_waits()
         except TimeoutError:
             return False
         return True
@@ -187,7 +185,7 @@ class EngineCore:
         for seq in seqs:
             seq.siblings = seqs if len(seqs) > 1 else []
             self.journal.restore(seq, committed)
-            self._live[seq.seq_id] = seq
+            self._delivery.expect(seq)
         self._command(lambda: self._add(seqs))
         return [seq.seq_id for seq in seqs]
 
@@ -215,7 +213,7 @@ class EngineCore:
     def num_waiting(self) -> int:
         """Sequences not running, those not yet applied included."""
         running = len(self._scheduler.running) if self._scheduler else 0
-        return len(self._live) - running
+        return len(self._delivery.live) - running
 
     @property
     def max_model_len(self) -> int:
@@ -318,7 +316,7 @@ class EngineCore:
         scheduler.observe(flight.batch, now - flight.began)
         if self._flights:
             self._flights[0].began = now
-        self._publish(scheduler.commit(flight.batch, output))
+        self._delivery.publish(scheduler.commit(flight.batch, output))
 
     async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
         """Wait for a step's end or a command, whichever comes first."""
@@ -349,24 +347,6 @@ class EngineCore:
             logger.critical("KV accounting is broken: %s", error)
             self.detail = f"KV accounting is broken: {error}"
 
-    def _publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        now = self.clock()
-        for seq, delta in deltas:
-            if delta.tokens:
-                self._observe_tokens(seq, len(delta.tokens), now)
-            if delta.finish_reason is not None:
-                self._gone(seq, now)
-            seq.mailbox.put(seq.mailbox_key, delta)
-
-    def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
-        if seq.last_token_time is None:
-            self.observer.first_token(now - seq.request.arrival_time)
-            if count > 1:
-                self.observer.tokens(count - 1, 0.0)
-        else:
-            self.observer.tokens(count, now - seq.last_token_time)
-        seq.last_token_time = now
-
     # -- commands, applied by the loop task ------------------------------------------------------------------------------
 
     def _command(self, command: Callable[[], None]) -> None:
@@ -376,27 +356,17 @@ class EngineCore:
     def _add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
             # Failed or aborted before the loop came round to it.
-            if self._scheduler is not None and seq.seq_id in self._live:
+            if self._scheduler is not None and seq.seq_id in self._delivery.live:
                 self._scheduler.add(seq)
 
     def _end(self, seq_id: int, reason: FinishReason, num_tokens: int | None = None) -> None:
-        seq = self._live.get(seq_id)
+        seq = self._delivery.live.get(seq_id)
         if seq is None or self._scheduler is None:
             return
         if num_tokens is not None:
             self.journal.cut(seq, num_tokens)
         self._scheduler.finish(seq, reason)
-        self._gone(seq, self.clock())
-
-    def _gone(self, seq: Sequence, now: float) -> None:
-        """Forget a finished sequence, once."""
-        if self._live.pop(seq.seq_id, None) is None:
-            return
-        e2e = now - seq.request.arrival_time
-        outcome = str(seq.finish_reason or FinishReason.ERROR)
-        self.observer.finished(outcome, seq.prompt_len, len(seq.output_token_ids), e2e)
-        if not self._live:
-            self._idle.set()
+        self._delivery.gone(seq)
 
     # -- failure ---------------------------------------------------------------------------------------------------------
 
@@ -439,14 +409,11 @@ class EngineCore:
         self.failed.set()
 
     def _fail(self, seqs: Iterable[Sequence], error: EngineError) -> None:
-        now = self.clock()
         for seq in seqs:
             if self._scheduler is not None and seq.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(seq, FinishReason.ERROR)
-            self._gone(seq, now)
-            logger.warning("request %s failed: %s", seq.request.request_id, error.message)
-            seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
+            self._delivery.fail(seq, error)
 
     def _fail_all(self, error: EngineError) -> None:
         self._apply_commands()
-        self._fail(list(self._live.values()), error)
+        self._fail(list(self._delivery.live.values()), error)

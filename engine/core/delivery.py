@@ -1,0 +1,68 @@
+"""`Delivery`: who is still owed an answer, and what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from engine.core.sequence import Sequence
+from engine.errors import EngineError
+from engine.request import FinishReason, Observer, TokenDelta
+
+logger = logging.getLogger("cohort.engine")
+
+
+class Delivery:
+    """Deltas go to mailboxes, and what became of a sequence to the observer. `live`: sequences without an end, by id."""
+
+    def __init__(self, observer: Observer, clock: Callable[[], float]) -> None:
+        self.live: dict[int, Sequence] = {}
+        self._observer = observer
+        self._clock = clock
+        self._idle = asyncio.Event()
+
+    def expect(self, seq: Sequence) -> None:
+        """It is owed an answer from now on."""
+        self.live[seq.seq_id] = seq
+
+    async def nobody_waits(self) -> None:
+        """Wait until everyone has their answer."""
+        while self.live:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+        """What a step gave."""
+        now = self._clock()
+        for seq, delta in deltas:
+            if delta.tokens:
+                self._observe_tokens(seq, len(delta.tokens), now)
+            if delta.finish_reason is not None:
+                self.gone(seq)
+            seq.mailbox.put(seq.mailbox_key, delta)
+
+    def fail(self, seq: Sequence, error: EngineError) -> None:
+        """A typed error is the answer."""
+        self.gone(seq)
+        logger.warning("request %s failed: %s", seq.request.request_id, error.message)
+        seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
+
+    def gone(self, seq: Sequence) -> None:
+        """Forget a finished sequence, once."""
+        if self.live.pop(seq.seq_id, None) is None:
+            return
+        e2e = self._clock() - seq.request.arrival_time
+        outcome = str(seq.finish_reason or FinishReason.ERROR)
+        self._observer.finished(outcome, seq.prompt_len, len(seq.output_token_ids), e2e)
+        if not self.live:
+            self._idle.set()
+
+    def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
+        if seq.last_token_time is None:
+            self._observer.first_token(now - seq.request.arrival_time)
+            if count > 1:
+                self._observer.tokens(count - 1, 0.0)
+        else:
+            self._observer.tokens(count, now - seq.last_token_time)
+        seq.last_token_time = now

@@ -65,6 +65,12 @@ class Overloaded(EngineError):
         self.retry_after = retry_after
 
 
+class DeadlinePassed(Overloaded):
+    """The request would not be, or was not, begun before its own deadline."""
+
+    code = "deadline_exceeded"
+
+
 class ExecutorFailed(EngineError):
     """The executor died or a step failed while this request was in flight."""
 

@@ -44,6 +44,10 @@ class Request:
     """Lower comes first, under the priority policy; equal ones in order of arrival."""
     cache_salt: str | None = None
     """Prefixes are shared only between requests with the same salt."""
+    tenant: str = ""
+    """Whose request it is, under the fair policy."""
+    deadline: float | None = None
+    """Time of the engine's clock by which it must have begun to be computed, or it is dropped."""
     grammar: str | None = None
     """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
     prompt_logprobs: int | None = None

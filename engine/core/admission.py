@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from engine.core.backlog import Backlog
+from engine.core.config import EngineConfig
+from engine.errors import ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
 from executors.contract import ModelInfo, SamplingParams
@@ -19,10 +21,11 @@ class Admission:
     """Checks a request before it is queued, so that everything queued can run to its end, if need be all alone."""
 
     def __init__(
-        self, info: ModelInfo, kv: KvCacheManager, kv_capacity: int | None, max_queued_seqs: int
+        self, info: ModelInfo, kv: KvCacheManager, kv_capacity: int | None, config: EngineConfig
     ) -> None:
         self.info = info
-        self.max_queued_seqs = max_queued_seqs
+        self.max_queued_seqs = config.max_queued_seqs
+        self.max_queued_tokens = config.max_queued_tokens
         capacities = [info.max_model_len]
         if kv.layout.num_blocks:
             capacities.append(kv.layout.capacity_tokens)
@@ -31,8 +34,9 @@ class Admission:
         self.max_model_len = min(capacities)
         """Most tokens one sequence may have, prompt and output."""
 
-    def check(self, request: Request, queued: int) -> None:
-        """Raises InvalidRequest, ContextLengthExceeded (naming the field) or Overloaded."""
+    def check(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:
+        """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
+        wait already; `now` in seconds of the engine's clock."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -47,8 +51,19 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
+        if request.deadline is not None:
+            wait = backlog.wait(len(ids))
+            if now + wait >= request.deadline:
+                message = (
+                    f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
+                )
+                raise DeadlinePassed(message, backlog.retry_after())
         if queued >= self.max_queued_seqs:
-            raise Overloaded(f"{queued} requests are waiting already")
+            raise Overloaded(f"{queued} requests are waiting already", backlog.retry_after())
+        if backlog.count and backlog.tokens + len(ids) > self.max_queued_tokens:
+            raise Overloaded(
+                f"requests of {backlog.tokens} tokens are waiting already", backlog.retry_after()
+            )
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""

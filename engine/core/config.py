@@ -22,14 +22,16 @@ class EngineConfig:
     """Query tokens a step."""
     max_queued_seqs: int = 4096
     """Waiting sequences beyond which a request is refused as overloaded."""
+    max_queued_tokens: int = 1 << 22
+    """Tokens of waiting prompts beyond which a request is refused as overloaded, unless nothing waits."""
     recovery_timeout: float = 120.0
     """Seconds for which a failing restart is tried again before the engine gives up for good."""
     restart_pause: float = 0.5
     """Seconds before the second try, doubling with each further one up to `MAX_RESTART_PAUSE`."""
     integrity_check_after: float = 1.0
     """Seconds of idleness after which the KV accounting is checked."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Who is admitted first, and whose KV is given up last."""
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """Who is admitted first, and whose KV is given up last. "fair": whose tenant has been served least."""
     target_itl: float | None = None
     """Seconds a step may take while streams run; None: 1.75 times what their decodes alone take; 0: prompts are
     computed as fast as possible, whatever the streams bear."""

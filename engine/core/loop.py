@@ -19,6 +19,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engine.core.admission import Admission
+from engine.core.backlog import Backlog
 from engine.core.config import MAX_FAILED_STEPS, EngineConfig
 from engine.core.delivery import Delivery
 from engine.core.journal import Journal
@@ -27,7 +28,7 @@ from engine.core.policies import Policies
 from engine.core.recovery import restart
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
-from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Unavailable
+from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Unavailable
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage
 from executors.contract import (
@@ -45,6 +46,9 @@ from executors.contract import (
 )
 
 logger = logging.getLogger("cohort.engine")
+
+_DEADLINE_TICK = 0.25
+"""Seconds between looks at deadlines while the executor is away."""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
         self._delivery = Delivery(self.observer, clock)
+        self._backlog = Backlog()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
         self._seq_ids = itertools.count(1)
@@ -110,6 +115,7 @@ class EngineCore:
             max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
             max_num_batched_tokens=min(self.config.max_num_batched_tokens, most_tokens),
             policies=Policies.of(self.config),
+            backlog=self._backlog,
         )
         # On a CPU the host's work takes the cores that compute the step: overlap then makes streams less even.
         apart = limits.devices != ("cpu",)
@@ -117,7 +123,7 @@ class EngineCore:
         self._max_in_flight = min(wanted, limits.max_in_flight)
         if wanted > limits.max_in_flight:
             logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)
-        self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config.max_queued_seqs)
+        self._admission = Admission(self._info, kv, self.executor.kv_capacity(), self.config)
         await self.executor.begin_epoch(self.journal.open_epoch())
         self.stage = Stage.READY
         self._task = asyncio.create_task(self._run(), name="engine loop")
@@ -178,14 +184,15 @@ class EngineCore:
     ) -> list[int]:
         if self.stage not in (Stage.READY, Stage.RECOVERING) or self._admission is None:
             raise Unavailable(f"the engine is {self.stage}")
-        waiting = self.num_waiting
+        waiting, now = self.num_waiting, self.clock()
         for number, request in enumerate(requests):
-            self._admission.check(request, queued=waiting + number)
+            self._admission.check(request, waiting + number, self._backlog, now)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
         for seq in seqs:
             seq.siblings = seqs if len(seqs) > 1 else []
             self.journal.restore(seq, committed)
             self._delivery.expect(seq)
+            self._backlog.enter(seq)
         self._command(lambda: self._add(seqs))
         return [seq.seq_id for seq in seqs]
 
@@ -258,6 +265,7 @@ class EngineCore:
         try:
             while True:
                 self._apply_commands()
+                self._drop_late()
                 if self._death is not None:
                     await self._recover(scheduler, None, self._death)
                     continue
@@ -281,6 +289,14 @@ class EngineCore:
     def _apply_commands(self) -> None:
         while self._commands:
             self._commands.popleft()()
+
+    def _drop_late(self) -> None:
+        """Who was not begun by their deadline need not be."""
+        for seq in self._backlog.expired(self.clock()):
+            late = DeadlinePassed(
+                "the deadline passed before this request was begun", self._backlog.retry_after()
+            )
+            self._fail([seq], late)
 
     def _tell_executor(self, scheduler: Scheduler) -> None:
         """Pass on what is ordered before the next step: sequences rolled back and sequences gone."""
@@ -313,10 +329,14 @@ class EngineCore:
             return
         self._flights.popleft()
         now = self.clock()
-        scheduler.observe(flight.batch, now - flight.began)
+        seconds = now - flight.began
+        scheduler.observe(flight.batch, seconds)
         if self._flights:
             self._flights[0].began = now
-        self._delivery.publish(scheduler.commit(flight.batch, output))
+        deltas = scheduler.commit(flight.batch, output)
+        ended = sum(delta.finish_reason is not None for _, delta in deltas)
+        self._backlog.observe(seconds, flight.batch.total_q_tokens(), ended)
+        self._delivery.publish(deltas)
 
     async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
         """Wait for a step's end or a command, whichever comes first."""
@@ -389,7 +409,7 @@ class EngineCore:
         culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
         scheduler.num_resumed -= len(culprits)
         self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
-        if not await restart(self.executor, epoch, self.config, self.clock, self._note):
+        if not await self._restart(epoch):
             self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
             await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
         self._death = None
@@ -398,6 +418,17 @@ class EngineCore:
         self.detail = ""
         if self.stage is Stage.RECOVERING:
             self.stage = Stage.READY
+
+    async def _restart(self, epoch: int) -> bool:
+        """See `restart`; deadlines of who waits pass meanwhile."""
+        coming = asyncio.create_task(restart(self.executor, epoch, self.config, self.clock, self._note))
+        try:
+            while not (await asyncio.wait((coming,), timeout=_DEADLINE_TICK))[0]:
+                self._apply_commands()
+                self._drop_late()
+            return coming.result()
+        finally:
+            coming.cancel()
 
     def _note(self, detail: str) -> None:
         self.detail = detail

@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.backlog import Backlog
 from engine.core.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
@@ -41,11 +42,14 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policies: Policies | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
+        """A sequence in `backlog` leaves it when it is admitted, or ends before."""
         self.kv = kv
         self.journal = journal
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policies = policies or Policies()
+        self._backlog = backlog
         self.waiting = self.policies.queue
         self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
@@ -75,8 +79,11 @@ class Scheduler:
             del self.running[seq]
         else:
             self.waiting.remove(seq)
+        if seq.status is SequenceStatus.WAITING and self._backlog is not None:
+            self._backlog.leave(seq)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
         self._suspects.pop(seq, None)
+        self.policies.queue.gone(seq)
         if not seq.in_flight:
             self._let_go(seq)
 
@@ -177,6 +184,7 @@ class Scheduler:
             if victim is seq:
                 return False
         self.kv.register(seq, end)
+        self.policies.queue.charge(seq, count)
         plan.grants[seq] = count
         plan.budget -= count
         return True
@@ -204,6 +212,8 @@ class Scheduler:
                 break
             if seq.in_flight or (seq.slot is None and not self._free_slots):
                 continue  # preempted with a step out, whose result comes first; or those with slots must go before it
+            if seq.slot is None and not self.waiting.may_take_slot(seq, self._num_slots):
+                continue
             hit = self.kv.find(seq)
             if hit.pending:
                 continue
@@ -222,8 +232,11 @@ class Scheduler:
     def _admit(self, seq: Sequence, hit: Hit) -> None:
         if seq.slot is None:
             seq.slot = self._free_slots.popleft()
+            self.policies.queue.took_slot(seq)
         self.kv.begin(seq, hit)
         if seq.status is SequenceStatus.WAITING:
+            if self._backlog is not None:
+                self._backlog.leave(seq)
             seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len

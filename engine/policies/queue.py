@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from engine.core.sequence import Sequence
+from engine.policies.fair import Fair
 
 
 class QueuePolicy(Protocol):
@@ -25,6 +26,35 @@ class QueuePolicy(Protocol):
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """Running sequences, given in order of admission, the most important first."""
+
+    def may_take_slot(self, seq: Sequence, num_slots: int) -> bool:
+        """Whether a waiting sequence may have one of the free slots, of so many in all."""
+
+    def took_slot(self, seq: Sequence) -> None:
+        """It has one, until it is gone."""
+
+    def charge(self, seq: Sequence, num_tokens: int) -> None:
+        """So many tokens of it are computed now."""
+
+    def gone(self, seq: Sequence) -> None:
+        """It is finished, and neither waits nor runs any more."""
+
+
+class _Indifferent:
+    """A policy to which it is all one who has been served how much."""
+
+    def may_take_slot(self, seq: Sequence, num_slots: int) -> bool:
+        """Always."""
+        return True
+
+    def took_slot(self, seq: Sequence) -> None:
+        """Nothing."""
+
+    def charge(self, seq: Sequence, num_tokens: int) -> None:
+        """Nothing."""
+
+    def gone(self, seq: Sequence) -> None:
+        """Nothing."""
 
 
 class _Sorted(ABC):
@@ -59,7 +89,7 @@ def _first(entry: tuple[Any, Sequence]) -> Any:
     return entry[0]
 
 
-class Fcfs(_Sorted):
+class Fcfs(_Indifferent, _Sorted):
     """First come, first served."""
 
     def key(self, seq: Sequence) -> int:
@@ -70,7 +100,7 @@ class Fcfs(_Sorted):
         return running
 
 
-class Priority(_Sorted):
+class Priority(_Indifferent, _Sorted):
     """By `Request.priority`, lower values first; first come, first served among equal ones."""
 
     def key(self, seq: Sequence) -> tuple[int, int]:
@@ -81,4 +111,8 @@ class Priority(_Sorted):
         return sorted(running, key=self.key)
 
 
-QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority]] = {"fcfs": Fcfs, "priority": Priority}
+QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority] | type[Fair]] = {
+    "fcfs": Fcfs,
+    "priority": Priority,
+    "fair": Fair,
+}

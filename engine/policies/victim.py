@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from engine.core.sequence import Sequence
+from engine.policies.fair import most_present
 
 VictimPolicy = Callable[[Iterable[Sequence]], Sequence]
 """Chooses one of the running sequences that have no grant in this step yet, given in order of admission; there is at least
@@ -22,5 +23,9 @@ def least_important(candidates: Iterable[Sequence]) -> Sequence:
     return max(candidates, key=lambda seq: (seq.request.priority, seq.seq_id))
 
 
-VICTIM_POLICIES: dict[str, VictimPolicy] = {"fcfs": youngest, "priority": least_important}
+VICTIM_POLICIES: dict[str, VictimPolicy] = {
+    "fcfs": youngest,
+    "priority": least_important,
+    "fair": most_present,
+}
 """The victim policy that goes with a queue policy."""

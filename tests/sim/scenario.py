@@ -13,7 +13,7 @@ import numpy as np
 from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
-from engine.errors import EngineError, ExecutorFailed, SequenceFailed
+from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
 from engine.request import FinishReason, Request, Stage, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
@@ -51,6 +51,9 @@ class Stream:
     """Asked for with the first choice."""
     pooling: str | None = None
     """An embedding: one choice, no tokens."""
+    tenant: str = ""
+    patience: float | None = None
+    """Seconds after its arrival that it may wait to be begun."""
 
 
 @dataclass(slots=True)
@@ -104,7 +107,16 @@ def draw(seed: int) -> Scenario:
     # Of its own numbers: what a seed was before embeddings came, it still is.
     about_prompts = random.Random(f"prompts {seed}")
     scenario.streams = [_about_prompt(about_prompts, stream) for stream in scenario.streams]
+    about_queue = random.Random(f"queue {seed}")
+    if about_queue.random() < 0.3:
+        scenario.policy = "fair"
+    scenario.streams = [_about_queue(about_queue, stream) for stream in scenario.streams]
     return scenario
+
+
+def _about_queue(rng: random.Random, stream: Stream) -> Stream:
+    patience = rng.choice((0.0, 0.001, 0.01, 0.1)) if rng.random() < 0.1 else None
+    return replace(stream, tenant=rng.choice("aaaab"), patience=patience)
 
 
 def _about_prompt(rng: random.Random, stream: Stream) -> Stream:
@@ -240,11 +252,17 @@ class Run:
             Request(
                 "sim", asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
                 core.clock(), priority=stream.priority, cache_salt=stream.salt, pooling=stream.pooling,
-                prompt_logprobs=None if choice else stream.prompt_logprobs,
+                prompt_logprobs=None if choice else stream.prompt_logprobs, tenant=stream.tenant,
+                deadline=None if stream.patience is None else core.clock() + stream.patience,
             )
             for choice in range(stream.n)
         ]  # fmt: skip
-        ids = core.submit_choices(requests, mailbox)
+        try:
+            ids = core.submit_choices(requests, mailbox)
+        except DeadlinePassed:
+            if stream.patience is None:
+                raise Broken("a deadline that nobody set") from None
+            return
         reader = asyncio.create_task(self._read(core, stream, mailbox, ids))
         if stream.abort_after is None:
             await reader
@@ -294,6 +312,8 @@ class Run:
             )
 
     def _judge_error(self, stream: Stream, error: EngineError) -> None:
+        if isinstance(error, DeadlinePassed) and stream.patience is not None:
+            return
         poisoned = POISON in stream.prompt or POISON in _oracle(
             stream.prompt, stream.max_tokens, stream.sampling
         )

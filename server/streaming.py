@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +28,11 @@ _PAUSE_INTERVAL = 0.005
 """Seconds after which a stream that never had to wait lets others run."""
 _CHECK_INTERVAL = 5.0
 """Seconds between looks at whether a send is stuck."""
+KEEP_ALIVE = 10.0
+"""Seconds without a chunk after which a client is told that its stream is alive: proxies end what is silent, and a request
+may wait in the queue, or for the executor to come back."""
+_COMMENT = b": keep-alive\n\n"
+"""A line that event streams are to ignore."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -35,34 +40,49 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
     The request's body must have been read. Raises ClientDisconnected, and whatever `work` raises.
     """
-    return await _race(receive, work, _Sending(timeout=None))
+    return await _race(receive, work, _Sending(timeout=None), None)
 
 
 class EventStream(Response):
     """Streams the bytes an async generator yields.
 
     Headers go out with the first chunk, so an error before it is a plain HTTP error with its own status, which SDKs know
-    how to retry. An error later is an SSE event, since the status is spent.
+    how to retry. An error later is an SSE event, since the status is spent; so it is for who has waited `keep_alive` seconds
+    for the first chunk.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], write_timeout: float) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        write_timeout: float,
+        keep_alive: float = KEEP_ALIVE,
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # nginx would hold chunks back
         del self.headers["content-length"]
         self._chunks = chunks
         self._write_timeout = write_timeout
+        self._keep_alive = keep_alive
+        self._started = False
+        """Status and headers are sent, or on their way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
         sending = _Sending(self._write_timeout)
+        alive = _Alive(self._keep_alive, lambda: self._send(send, _COMMENT))
         try:
-            await _race(receive, self._stream(send, sending), sending)
+            await _race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # there is nobody to answer; the access log hears of it
             scope["cohort.disconnected"] = True
 
+    async def _send(self, send: Send, body: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
     async def _stream(self, send: Send, sending: _Sending) -> None:
-        started = False
         paused = time.monotonic()
         try:
             async for chunk in self._chunks:
@@ -74,13 +94,11 @@ class EventStream(Response):
                     paused = time.monotonic()
                 if sending.gone:
                     raise ClientDisconnected
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    started = True
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self._send(send, chunk)
                 sending.since = None
+                sending.count += 1
         except Exception as error:
-            if not started or isinstance(error, ClientDisconnected):
+            if not self._started or isinstance(error, ClientDisconnected):
                 raise
             sending.since = time.monotonic()
             event = error_event(error)
@@ -98,6 +116,8 @@ class _Sending:
 
     def __init__(self, timeout: float | None) -> None:
         self.since: float | None = None
+        self.count = 0
+        """Chunks sent."""
         self.timeout = timeout
         self.gone = False
         """The client has closed its connection. One writer: the watcher."""
@@ -112,15 +132,45 @@ class _Sending:
         )
 
 
-async def _race(receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending) -> Result:
+class _Alive:
+    """Tells a silent stream's client that it is alive."""
+
+    def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.interval = interval
+        self._tell = tell
+        self._count = 0
+        self._since = time.monotonic()
+
+    async def look(self, sending: _Sending) -> None:
+        """Called every so often; nothing is sent beside a send that waits for its reader. Raises ClientDisconnected if this one
+        waits too long."""
+        now = time.monotonic()
+        if sending.count != self._count or sending.since is not None:
+            self._count, self._since = sending.count, now
+        elif now - self._since >= self.interval:
+            self._since = now
+            try:
+                async with asyncio.timeout(sending.timeout):
+                    await self._tell()
+            except TimeoutError:
+                raise ClientDisconnected from None
+
+
+async def _race(
+    receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending, alive: _Alive | None
+) -> Result:
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive, sending))
     interval = None if sending.timeout is None else min(_CHECK_INTERVAL, sending.timeout)
+    if alive is not None and interval is not None:
+        interval = min(interval, alive.interval / 2)
     try:
         while not task.done():
             await asyncio.wait((task, watcher), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and (watcher.done() or sending.stuck):
                 raise ClientDisconnected
+            if not task.done() and alive is not None:
+                await alive.look(sending)
         return task.result()
     finally:
         watcher.cancel()

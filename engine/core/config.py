@@ -12,6 +12,11 @@ FAILED_STEPS_BEFORE_ALONE = 2
 """After so many of them it is computed in steps of its own, so that the last one tells who it is."""
 
 
+MAX_FRUITLESS_RESTARTS = 16
+"""The executor died so many times in a row without a token in between: no request of these can be to blame for all of it,
+and another restart helps nobody. Whoever started the server learns of it by its exit."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of a step and of the queue, and how the engine bears failures."""

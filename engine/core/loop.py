@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from engine.core.admission import Admission
 from engine.core.backlog import Backlog
-from engine.core.config import MAX_FAILED_STEPS, EngineConfig
+from engine.core.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, EngineConfig
 from engine.core.delivery import Delivery
 from engine.core.journal import Journal
 from engine.core.mailbox import Mailbox
@@ -92,6 +92,8 @@ class EngineCore:
         self._flights: deque[_Flight] = deque()
         self._max_in_flight = 1
         self._death: ExecutorDied | None = None
+        self._fruitless = 0
+        """Deaths since the last step that gave anything."""
         executor.set_death_listener(self._heard_death)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -334,6 +336,8 @@ class EngineCore:
         if self._flights:
             self._flights[0].began = now
         deltas = scheduler.commit(flight.batch, output)
+        if any(delta.error is None for _, delta in deltas):
+            self._fruitless = 0
         ended = sum(delta.finish_reason is not None for _, delta in deltas)
         self._backlog.observe(seconds, flight.batch.total_q_tokens(), ended)
         self._delivery.publish(deltas)
@@ -405,10 +409,15 @@ class EngineCore:
         self.stage, self.detail = (Stage.DRAINING if draining else Stage.RECOVERING), str(error)
         epoch = self.journal.open_epoch()
         suspects = scheduler.rewind(batch)
+        self._fruitless += isinstance(error, ExecutorDied)
         code = "executor_died" if isinstance(error, ExecutorDied) else error.kind
         culprits = [seq for seq in suspects if seq.num_failed_steps >= MAX_FAILED_STEPS]
         scheduler.num_resumed -= len(culprits)
         self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
+        if self._fruitless > MAX_FRUITLESS_RESTARTS:
+            self.detail = f"the executor died {self._fruitless} times without a token in between: {error}"
+            self._give_up(ExecutorFailed(self.detail))
+            await asyncio.Event().wait()
         if not await self._restart(epoch):
             self._give_up(ExecutorFailed(f"the executor cannot be restarted: {self.detail}"))
             await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop

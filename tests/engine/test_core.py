@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from engine.core.config import MAX_FRUITLESS_RESTARTS
 from engine.core.mailbox import Mailbox
 from engine.errors import (
     ContextLengthExceeded,
@@ -311,3 +312,27 @@ async def test_nobody_overtakes_a_long_prompt_that_does_not_fit_yet() -> None:
         tasks += [asyncio.create_task(one(f"short {i}", [60 + i], 1)) for i in range(4)]
         await asyncio.gather(*tasks)
     assert order.index("long") < order.index("short 0")
+
+
+async def test_an_executor_that_only_dies_is_given_up() -> None:
+    """Each request fails after three deaths; when nothing at all comes any more, restarting has no end of its own."""
+    made = fake()
+    made.failures += [Failure("die", token=token, times=10**6) for token in range(1000)]
+    async with engine(made, restart_pause=0.0) as core:
+        errors: list[Exception] = []
+        while core.stats().stage is not Stage.FAILED:
+            try:
+                await run(core, request([len(errors) + 1], 5))
+            except (ExecutorFailed, Unavailable) as error:
+                errors.append(error)
+        assert core.failed.is_set()
+        assert "without a token" in core.stats().detail
+        assert len(errors) == MAX_FRUITLESS_RESTARTS // 3 + 1
+
+
+async def test_deaths_with_tokens_in_between_are_borne_for_ever() -> None:
+    made = fake()
+    made.failures += [Failure("die", step=step) for step in range(2, 2 + 3 * MAX_FRUITLESS_RESTARTS, 2)]
+    async with engine(made, restart_pause=0.0) as core:
+        assert (await run(core, request([3], 60)))[0] == expected_tokens([3], 60)
+        assert core.stats().stage is Stage.READY and core.stats().epoch > MAX_FRUITLESS_RESTARTS

@@ -18,11 +18,11 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim test-ops test-ops-ci check bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve test sim test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, bench, bench-peers, tiny-train and tiny-eval."
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-clients, bench, bench-peers, tiny-train and tiny-eval."
 
 install: $(STAMP)  ## make .venv and install everything into it
 
@@ -34,6 +34,12 @@ test: $(STAMP)  ## unit, simulation and end-to-end tests
 
 sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
 	$(BIN)/python -m tests.sim $(ARGS)
+
+test-clients: $(STAMP)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
+	$(BIN)/python -m tests.clients $(ARGS)
+
+test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to install
+	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
 
 test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
 	tools/ops/packages.sh debootstrap
@@ -50,7 +56,14 @@ check: $(STAMP)  ## format, lint, types, imports, promises
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.promises check
+	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.parity check
+
+api-docs: $(STAMP)  ## rewrite docs/api.md and docs/openapi.json from the wire types
+	$(BIN)/python -m tools.api_docs write
+
+fuzz: $(STAMP)  ## send what the API's description allows, and what it does not, for ten minutes or so
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py
 
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
 	@exec $(BIN)/cohort bench $(ARGS)

@@ -189,12 +189,14 @@ class SampledToken:
     """A token chosen on the executor's device.
 
     `logprob` is set when the sequence asked for logprobs; `top_logprobs` are (token id, logprob) of the most likely
-    tokens, best first, as many as asked for.
+    tokens, best first, as many as asked for. `rank`, of tokens of a prompt only, is the token's place in the same order
+    over the whole vocabulary, from 1 on; None where the executor does not tell it.
     """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from executors import conformance_history, conformance_life, conformance_sampling, conformance_settings
+from executors import (
+    conformance_grammars,
+    conformance_history,
+    conformance_life,
+    conformance_sampling,
+    conformance_settings,
+)
 from executors.conformance_kit import CASES, Inject, Kit, MakeExecutor, Nonconformance, NotApplicable
 from executors.contract import ModelExecutor
 
@@ -31,7 +37,13 @@ __all__ = [
 # Importing the modules registered their cases.
 assert all(
     module.__name__
-    for module in (conformance_history, conformance_life, conformance_sampling, conformance_settings)
+    for module in (
+        conformance_grammars,
+        conformance_history,
+        conformance_life,
+        conformance_sampling,
+        conformance_settings,
+    )
 )
 
 

@@ -139,13 +139,15 @@ def log_softmax(logits: Row) -> Row:
     return row
 
 
-def describe(logits: Row, token: int, num_alternatives: int | None) -> SampledToken:
-    """The token with its logprob and that many most likely alternatives, best first (lower id on a tie); None: bare."""
+def describe(logits: Row, token: int, num_alternatives: int | None, ranked: bool = False) -> SampledToken:
+    """The token with its logprob and that many most likely alternatives, best first (lower id on a tie); None: bare.
+    `ranked`: with its place in that order, too."""
     if num_alternatives is None:
         return SampledToken(token)
     table = log_softmax(logits)
     best = np.argsort(-table, kind="stable")[:num_alternatives]
-    return SampledToken(token, float(table[token]), tuple((int(i), float(table[i])) for i in best))
+    rank = 1 + int((table > table[token]).sum() + (table[:token] == table[token]).sum()) if ranked else None
+    return SampledToken(token, float(table[token]), tuple((int(i), float(table[i])) for i in best), rank)
 
 
 def sample(

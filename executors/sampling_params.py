@@ -2,7 +2,7 @@
 
 Meaning and names are vLLM's, and so is the order in which the settings act on a row of raw logits (its v1 sampler):
 
-    1. masks    allowed ids, bad words, stop ids before min_tokens          float32, single logits
+    1. masks    grammar, allowed ids, bad words, stop ids before min_tokens float32, single logits
     2. bias     logit_bias is added                                         float32
     3. penalties  repetition (prompt and output), then frequency, then presence (output only)    float32
     4. greedy?  the most likely token of that; else temperature
@@ -156,7 +156,8 @@ class SamplingParams:
     min_tokens: int = 0
     """Tokens to generate before `stop_token_ids` may be sampled."""
     stop_token_ids: tuple[int, ...] = ()
-    """What would end the sequence, end tokens included; of meaning to the sampler only with `min_tokens`."""
+    """What would end the sequence, end tokens included; of meaning to the sampler only with `min_tokens`, and with a
+    grammar, which lets them come where its text may end."""
 
     def __post_init__(self) -> None:
         temperature = _plain_float("temperature", self.temperature)

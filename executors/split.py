@@ -78,7 +78,7 @@ class _Task:
     going: bool = True
     """False once a draft was rejected."""
     error: str | None = None
-    """Set when this item's logits cannot be sampled from."""
+    """Set when this item has no result: its logits cannot be sampled from, or there is nothing to pool."""
 
     @property
     def end(self) -> int:
@@ -198,7 +198,9 @@ async def _prefill(executor: ModelExecutor, table: SlotTable, tasks: list[_Task]
         if task.num_prompt_logprobs:
             assert output.logits is not None
             task.prompt_logprobs = _describe_prompt(task, output)
-        if item.pooling is not None:
+        if item.pooling is not None and output.hidden_states is None:
+            task.error = "this executor returns no hidden states, of which an embedding is made"
+        elif item.pooling is not None:
             pooled = _pool(table, task, output)
             task.pooled = pooled if item.is_final_chunk else None
         elif item.is_final_chunk and not item.num_draft_tokens:
@@ -297,15 +299,14 @@ def _describe_prompt(task: _Task, output: PrefillOutput) -> tuple[SampledToken, 
     rows = output.logits.numpy().reshape(-1, output.logits.shape[-1])
     first = task.item.pos_offset + 1
     return tuple(
-        reference_sampler.describe(row.astype(np.float32), int(token), task.item.prompt_logprobs)
+        reference_sampler.describe(row.astype(np.float32), int(token), task.item.prompt_logprobs, ranked=True)
         for row, token in zip(rows, task.prompt[first : first + task.num_prompt_logprobs], strict=False)
     )
 
 
 def _pool(table: SlotTable, task: _Task, output: PrefillOutput) -> NDArray[np.float32]:
     """float32 [hidden]: the last hidden state, or the mean of all since position 0."""
-    if output.hidden_states is None:
-        raise Unsupported("pooling needs an executor that returns hidden states")
+    assert output.hidden_states is not None
     states = output.hidden_states.numpy()[0].astype(np.float32)
     if task.item.pooling == "last":
         last: NDArray[np.float32] = states[-1]

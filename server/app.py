@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import FastAPI
 
 from server import __version__
 from server.auth import KeyAuth
+from server.cors import Cors
 from server.errors import install_handlers
 from server.middleware import BodyLimit, RequestContext
-from server.routes import chat, completions, executors, models, ops, tokens
+from server.routes import chat, completions, embeddings, executors, models, ops, tokens
 from server.state import ServerState
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -21,6 +24,7 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     metrics_key: str | None = None,
+    cors: Cors | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
     """An application over `state`."""
@@ -34,11 +38,20 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
+    app.openapi = _document  # type: ignore[method-assign]
     install_handlers(app)
-    for module in (chat, completions, models, executors, tokens, ops):
+    for module in (chat, completions, embeddings, models, executors, tokens, ops):
         app.include_router(module.router)
-    # The last one added is the outermost: ids and log first, then keys, and only then is a body looked at.
+    # The last one added is the outermost: ids, log and preflights first, then keys, and only then is a body looked at.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, cors=cors or Cors())
     return app
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    """The description of the API; made when somebody asks."""
+    from server.openapi.document import document
+
+    return document()

@@ -34,15 +34,19 @@ from executors.contract import (
     ProgressCallback,
 )
 from executors.process import connect
-from server import __version__, generation_config, hub, logs, startup
+from server import __version__, generation_config, hub, logs, startup, tls
 from server.app import create_app
+from server.chat.notation import ModelNotation, model_notation
 from server.chat.template import ChatTemplate, resolve_chat_template
+from server.cors import Cors
 from server.late_core import LateCore
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
+from server.pooling import default_pooling
 from server.sampling_defaults import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.state import Progress, ServedModel, ServerState
+from server.structured.judge import GrammarJudge
 
 log = structlog.get_logger("server")
 
@@ -84,6 +88,7 @@ class Bootstrap:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.source = model_source(settings)
+        self.tls = tls.server_context(settings)
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
@@ -94,26 +99,46 @@ class Bootstrap:
         signals = Signals()
         signals.install()
         state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
+        state.reasoning_fields = reasoning_fields(settings.reasoning_field)
         core = LateCore()
         app = create_app(
             state,
             api_keys=settings.api_key,
             metrics_key=settings.metrics_key,
+            cors=Cors(
+                settings.allowed_origins,
+                settings.allowed_methods,
+                settings.allowed_headers,
+                settings.allow_credentials,
+            ),
             max_body_bytes=settings.max_body_bytes,
         )
-        url = startup.url_of(settings.host, listener.getsockname()[1])
+        secure = self.tls is not None
+        url = startup.url_of(settings.host, listener.getsockname()[1], secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
 
         async def load() -> None:
             self.model_dir = await self._find_model(state)
             self.config = executor_config(settings, self.model_dir)
             core.arrives(self._core(state))
-            state.model = await self._load(core.core, state)
+            model = await self._load(core.core, state)
+            tokenizer = Path(self.config.tokenizer or self.config.model)
+            state.judge = GrammarJudge(tokenizer, model.info.logits_width)
+            state.model = model
             state.progress = None
             collector.settle()
-            self._announce(core.core, state.model, url)
+            self._announce(core.core, model, url)
 
-        await serve(app, state, listener, core, load, drain_timeout=settings.drain_timeout, signals=signals)
+        await serve(
+            app,
+            state,
+            listener,
+            core,
+            load,
+            drain_timeout=settings.drain_timeout,
+            signals=signals,
+            tls=self.tls,
+        )
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
@@ -210,12 +235,19 @@ class Bootstrap:
         return ServedModel(
             engine=TextEngine(core, tokenizer),
             tokenizer=tokenizer,
+            notation=self._notation(tokenizer, template),
             info=info,
             max_model_len=core.max_model_len,
             template=template,
             defaults=defaults,
+            pooling=default_pooling(self.model_dir),
             fingerprint=f"cohort-{digest}",
         )
+
+    def _notation(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> ModelNotation:
+        settings = self.settings
+        text = "" if template is None else "\n".join(template.sources.values())
+        return model_notation(tokenizer, text, settings.tool_call_parser, settings.reasoning_parser)
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         text = startup.banner(
@@ -227,6 +259,11 @@ class Bootstrap:
             needs_key=bool(self.settings.api_key),
         )
         startup.show(text)
+
+
+def reasoning_fields(chosen: str) -> tuple[str, ...]:
+    """What `--reasoning-field` means."""
+    return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
 
 
 def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:

@@ -13,6 +13,7 @@ from server.flags import complaint
 from server.verbs.bench import BenchCommand, bench
 from server.verbs.chat import chat
 from server.verbs.common import fail, lost_output
+from server.verbs.demo import demo
 from server.verbs.doctor import doctor
 from server.verbs.info import info
 from server.verbs.options import (
@@ -87,6 +88,28 @@ def serve(
         flag(
             "Jinja chat template: a file, a named one of the model, or the text itself [the model's].",
             "--chat-template",
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        Text,
+        flag(
+            "How the model writes tool calls: hermes, llama3_json, mistral, or none to leave them in the text "
+            "[what the chat template shows].",
+            "--tool-call-parser",
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        Text,
+        flag(
+            "How the model marks reasoning: qwen3, deepseek_r1, mistral, or none to leave it in the text "
+            "[what the chat template shows].",
+            "--reasoning-parser",
+        ),
+    ] = None,
+    reasoning_field: Annotated[
+        Text,
+        flag(
+            "What messages call reasoning: reasoning, reasoning_content, or both [both].", "--reasoning-field"
         ),
     ] = None,
     generation_config: Annotated[
@@ -177,6 +200,36 @@ def serve(
         list[str] | None, flag("Key that clients must send; may be given several times.", "--api-key")
     ] = None,
     metrics_key: Annotated[Text, flag("Key that /metrics asks for [none].", "--metrics-key")] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        flag(
+            "Origin whose pages may call this server from a browser, or '*'; may be given several times [none].",
+            "--allowed-origins",
+        ),
+    ] = None,
+    allowed_methods: Annotated[
+        list[str] | None, flag("Method that such pages may use; several times [all].", "--allowed-methods")
+    ] = None,
+    allowed_headers: Annotated[
+        list[str] | None, flag("Header that such pages may send; several times [all].", "--allowed-headers")
+    ] = None,
+    allow_credentials: Annotated[
+        bool | None,
+        flag("Such pages may send cookies [off].", "--allow-credentials/--no-allow-credentials"),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Text, flag("Private key of the certificate, PEM [in the certificate's file].", "--ssl-keyfile")
+    ] = None,
+    ssl_certfile: Annotated[
+        Text, flag("Certificate and chain, PEM: serve HTTPS [none: HTTP].", "--ssl-certfile")
+    ] = None,
+    ssl_ca_certs: Annotated[
+        Text, flag("Authorities that clients' certificates are checked against, PEM.", "--ssl-ca-certs")
+    ] = None,
+    ssl_cert_reqs: Annotated[
+        Number,
+        flag("Certificates of clients: 0 not asked for, 1 checked if sent, 2 demanded [0].", "--ssl-cert-reqs"),
+    ] = None,
     executor: Annotated[
         Text, flag("llm, qwen3, echo, paged_fake, or package.module:Factory [llm].", "--executor")
     ] = None,
@@ -230,7 +283,7 @@ def serve(
     sys.exit(bootstrap.run(chosen, listener, notes))
 
 
-for _verb in (chat, info, verify, doctor):
+for _verb in (chat, info, verify, doctor, demo):
     app.command()(_verb)
 app.command(cls=BenchCommand)(bench)
 

@@ -27,9 +27,11 @@ _RETRY_AFTER_UNAVAILABLE = 5
 """Seconds. Loading and draining take about that long; without the header the SDKs hammer twice a second."""
 
 _HTTP_TYPES = {
+    400: ("invalid_request_error", "invalid_http"),
     401: ("authentication_error", "invalid_api_key"),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "request_timeout"),
     413: ("invalid_request_error", "request_too_large"),
     431: ("invalid_request_error", "headers_too_large"),
 }

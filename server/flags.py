@@ -40,7 +40,9 @@ ELSEWHERE: dict[str, str] = {
     "--max-concurrent-requests": "--max-num-seqs", "--speculate": "--num-speculative-tokens",
     "--hostname": "--host", "--listen": "--host", "-p": "--port",
     "--model-name": "--served-model-name", "--hf-token": "the environment variable HF_TOKEN",
-    "--model-len": "--max-model-len", "-h": "--help",
+    "--model-len": "--max-model-len", "-h": "--help", "--ssl-key-file": "--ssl-keyfile",
+    "--ssl-cert-file": "--ssl-certfile", "--cors-allow-origins": "--allowed-origins",
+    "--cors-allow-origin": "--allowed-origins",
 }  # fmt: skip
 
 ALWAYS_ON: dict[str, str] = {
@@ -60,10 +62,10 @@ NOT_YET = frozenset(
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--gpu-memory-utilization", "--enforce-eager",
         "--disable-cuda-graph", "--kv-cache-dtype", "--enable-lora", "--lora-modules",
         "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
-        "--model-draft", "-md", "--draft", "--reasoning-parser", "--tool-call-parser", "--tokenizer-revision",
+        "--model-draft", "-md", "--draft", "--tokenizer-revision",
         "--api-server-count",
-        "--admin-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file", "--allowed-origins",
-        "--cors-allow-origins", "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
+        "--admin-key", "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
+        "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
         "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",
         "--cpu-offload-gb", "--threads", "-t", "--root-path", "--max-logprobs",
         "--default-chat-template-kwargs", "--pooling",

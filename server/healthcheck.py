@@ -1,13 +1,17 @@
 """The container's health check: exit code 0 when /ready answers 200, else 1. `python -I -m server.healthcheck`.
 
 The port is COHORT_PORT's, or 8000: a container that serves elsewhere says so by the environment and not by --port, which
-this process cannot see. Standard library only, so that it costs little to ask often.
+this process cannot see. Likewise COHORT_SSL_CERTFILE makes it ask over TLS. It never leaves the machine and sends nothing
+secret, so it does not check whose certificate it is shown; where clients must show one (COHORT_SSL_CERT_REQS=2) it shows the
+server's own, which the authority must have signed for clients too. Standard library only, so that it costs little to ask
+often.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
+import ssl
 import sys
 from collections.abc import Mapping
 
@@ -20,9 +24,12 @@ def main(environ: Mapping[str, str]) -> int:
     """Ask once. What is wrong goes to stderr, in one line."""
     port = environ.get("COHORT_PORT", "")
     # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.
-    connection = http.client.HTTPConnection(
-        "127.0.0.1", int(port) if port.isdecimal() else _DEFAULT_PORT, timeout=_TIMEOUT
-    )
+    number = int(port) if port.isdecimal() else _DEFAULT_PORT
+    try:
+        connection = _connection(number, environ)
+    except OSError as error:  # of which ssl.SSLError is one
+        print(f"not ready: the certificate cannot be read: {error}", file=sys.stderr)
+        return 1
     try:
         connection.request("GET", "/ready")
         response = connection.getresponse()
@@ -35,6 +42,18 @@ def main(environ: Mapping[str, str]) -> int:
         connection.close()
     print(f"not ready: {reason}", file=sys.stderr)
     return 1
+
+
+def _connection(port: int, environ: Mapping[str, str]) -> http.client.HTTPConnection:
+    certificate = environ.get("COHORT_SSL_CERTFILE")
+    if not certificate:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if environ.get("COHORT_SSL_CERT_REQS", "0") != "0":
+        context.load_cert_chain(certificate, environ.get("COHORT_SSL_KEYFILE"))
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ HEAD_TIMEOUT = 30.0
 """Seconds for request line and headers."""
 BODY_TIMEOUT = 60.0
 """Seconds without a byte of the body."""
+_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _LINGER = 1.0
 """Seconds to go on reading (and forgetting) after a refusal: closing at once would reset the connection, and the client
 might never see the answer."""
@@ -61,6 +62,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(431, "The request's headers are too large.")
         elif not self._receiving and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_next()  # blank lines between requests are none
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP. Called by Uvicorn, whose own answer is plain text."""
+        self._refuse(400, "The request is not valid HTTP.")
 
     # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
@@ -147,8 +152,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 return
         response = http_error_response(status, message, {"connection": "close"})
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
-        phrase = b"Request Header Fields Too Large" if status == 431 else b"Request Timeout"
-        self.transport.write(b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, phrase, head, bytes(response.body)))
+        line = b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES[status])
+        self.transport.write(line + head + b"\r\n" + bytes(response.body))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()

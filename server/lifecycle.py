@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
@@ -88,6 +89,7 @@ async def serve(
     *,
     drain_timeout: float,
     signals: Signals,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here.
 
@@ -103,6 +105,7 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT,
     )
@@ -116,6 +119,8 @@ async def serve(
             await _drain(state, core, drain_timeout, signals)
         finally:
             await _stop(core)
+            if state.judge is not None:
+                await state.judge.close()
             http.should_exit = True
             http.force_exit = signals.second.is_set()
             await serving

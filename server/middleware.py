@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from urllib.parse import quote
 
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.cors import Cors
 from server.errors import CLIENT_CLOSED_REQUEST, http_error_response, internal_error_response
 
 log = structlog.get_logger("server")
@@ -22,13 +24,20 @@ _QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})
 MAX_HEADER_BYTES = 64 * 1024
 RESPONSE_ID = "cohort.response_id"
 """Where in the scope a route leaves the id its answer has."""
+IGNORED = "cohort.ignored"
+"""Where in the scope the names of a request's parameters are that had no effect."""
+_MAX_IGNORED_BYTES = 2048
+_MORE = b"..."
 
 
 class RequestContext:
-    """Mints `x-request-id`, writes the access log, and answers an unforeseen exception with a 500 in OpenAI's shape."""
+    """Mints `x-request-id`, tells ignored parameters in `x-cohort-ignored`, answers browsers that ask
+    whether a page may call, writes the access log, and answers an
+    unforeseen exception with a 500 in OpenAI's shape."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, cors: Cors) -> None:
         self._app = app
+        self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request."""
@@ -36,7 +45,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(12)}"
-        header = (b"x-request-id", request_id.encode())
+        always = [(b"x-request-id", request_id.encode()), *self._cors.headers(scope)]
         status = 0
         begun = time.perf_counter()
 
@@ -44,11 +53,11 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *always, *_ignored(scope)]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await (self._cors.preflight(scope) or self._app)(scope, receive, send_with_id)
         except Exception as error:
             log.exception("a request failed", exc_info=error, request_id=request_id)
             if not status:
@@ -65,6 +74,21 @@ class RequestContext:
                     request_id=request_id,
                     **({"response_id": response_id} if response_id else {}),
                 )
+
+
+def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header, if there is something to tell. Names are the client's own: they are percent-encoded, since a header must
+    be ASCII and commas separate; where they would be too long for a header the list ends with "..."."""
+    names = [quote(name, safe="[]", errors="replace").encode() for name in scope.get(IGNORED, ())]
+    if not names:
+        return []
+    value = names[0][:_MAX_IGNORED_BYTES]
+    for name in names[1:]:
+        if len(value) + len(name) > _MAX_IGNORED_BYTES:
+            value += b", " + _MORE
+            break
+        value += b", " + name
+    return [(b"x-cohort-ignored", value)]
 
 
 def _line(scope: Scope) -> str:

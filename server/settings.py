@@ -31,6 +31,9 @@ _KUBERNETES_PORT = re.compile(r"(\w+_)?PORT")
 _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 """What Kubernetes sets in every pod for a Service called "cohort" or "cohort-something", such as
 COHORT_PORT=tcp://10.0.0.1:8000."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE | re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+"""What HTTP takes for the name of a method or header."""
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -78,6 +81,23 @@ def _keys(value: Any) -> Any:
     return stripped
 
 
+def _strings(value: Any) -> Any:
+    """Strings, several, with commas between them in the environment; or a JSON list of them, as vLLM has it."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        return value
+    found: list[Any] = []
+    for part in parts:
+        if isinstance(part, str) and part.lstrip().startswith("["):
+            try:
+                found += json.loads(part)
+            except ValueError:
+                raise ValueError("it should be a name, or a JSON list of names") from None
+        else:
+            found += _list(part) if isinstance(part, str) else [part]
+    return found
+
+
 def _options(value: Any) -> Any:
     """NAME=VALUE, several; values are read as YAML, so that numbers are numbers."""
     pairs = _list(value)
@@ -104,6 +124,7 @@ def _json_object(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
+Strings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_strings)]
 Keys = Annotated[list[str], BeforeValidator(_keys)]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
@@ -123,6 +144,9 @@ class Settings(BaseSettings):
     served_model_name: Names = []
     tokenizer: Text | None = None
     chat_template: Text | None = None
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "none"] | None = None
+    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] | None = None
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     generation_config: Text = "auto"
     override_generation_config: JsonObject = {}
     dtype: str = "auto"
@@ -144,6 +168,14 @@ class Settings(BaseSettings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     api_key: Annotated[Keys, Field(validate_default=False)] = []
     metrics_key: Text | None = None
+    allowed_origins: Strings = []
+    allowed_methods: Strings = ["*"]
+    allowed_headers: Strings = ["*"]
+    allow_credentials: bool = False
+    ssl_keyfile: Text | None = None
+    ssl_certfile: Text | None = None
+    ssl_ca_certs: Text | None = None
+    ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
     executor: str = "llm"
     executor_mode: Literal["process", "inline"] = "process"
     executor_option: Options = {}
@@ -197,7 +229,27 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
             f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
             f"{settings.max_num_seqs}: a step has a token for every running sequence"
         )
+    if message := _cors_fault(settings):
+        raise SettingsError(message)
     return settings, notes
+
+
+def _cors_fault(settings: Settings) -> str | None:
+    """What is wrong with what pages of other origins may do, None if nothing is."""
+    origins = settings.allowed_origins
+    if not origins:
+        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+            if name in settings.model_fields_set and getattr(settings, name):
+                return f"--{name.replace('_', '-')} has no effect without --allowed-origins"
+        return None
+    if settings.allow_credentials and "*" in origins:
+        return "--allow-credentials with --allowed-origins '*': every page could act for its visitors; name the origins"
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            return f"--allowed-origins {origin[:100]!r}: it should be '*', or such as https://app.example.com, without a path"
+    names = [("--allowed-methods", name) for name in settings.allowed_methods]
+    names += [("--allowed-headers", name) for name in settings.allowed_headers]
+    return next((f"{flag} {name[:100]!r}: no such name" for flag, name in names if not _NAME.fullmatch(name)), None)
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

@@ -108,11 +108,12 @@ def show(text: str) -> None:
         sys.stdout = None
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, secure: bool = False) -> str:
     """An address to click on: a wildcard is no place to go to."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _count(number: int) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
 from executors.contract import ModelExecutor, ModelInfo
 from server.chat.fence import FencedThreads
+from server.chat.notation import ModelNotation
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics
+from server.pooling import DefaultPooling
 from server.sampling_defaults import SamplingDefaults
 
 
@@ -41,6 +43,18 @@ class TokenizerLike(Protocol):
     def vocab_size(self) -> int:
         """Number of ids, special tokens included."""
 
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of added tokens by their texts."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of special tokens by role."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """tokenizer_config.json."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to ids."""
 
@@ -49,6 +63,12 @@ class TokenizerLike(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """One id as text."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one id."""
+
+    def is_special(self, token_id: int) -> bool:
+        """True for tokens that are not shown as text."""
 
 
 class CoreLike(Protocol):
@@ -63,6 +83,16 @@ class CoreLike(Protocol):
 
     def info(self) -> ModelInfo | None:
         """The model, None while loading."""
+
+
+class GrammarJudgeLike(Protocol):
+    """The part of `server.structured.judge.GrammarJudge` that is used."""
+
+    async def check(self, grammar: str) -> str:
+        """The text for the executor. Raises InvalidRequest with the reason."""
+
+    async def close(self) -> None:
+        """End its process."""
 
 
 class ExecutorsLike(Protocol):
@@ -85,6 +115,8 @@ class ServedModel:
     max_model_len: int
     template: ChatTemplate | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    pooling: DefaultPooling = field(default_factory=DefaultPooling)
+    notation: ModelNotation = field(default_factory=ModelNotation)
     fingerprint: str = "cohort"
 
 
@@ -112,8 +144,12 @@ class ServerState:
     executor_names: tuple[str, ...] = ()
     """What `--executor` can name in short."""
     model: ServedModel | None = None
+    judge: GrammarJudgeLike | None = None
+    """Of grammars; there once the model is."""
     progress: Progress | None = None
     """While loading. Written from the threads that load; a reader sees one or the next."""
+    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
+    """What messages and deltas call reasoning: both names are in use."""
     recovery_timeout: float = 120.0
     write_timeout: float = 60.0
     """Seconds a client may leave a full socket unread before its stream is given up."""

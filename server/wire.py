@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from engine.text.generation import TokenText, Usage
-from server.chat.tool_parser import Call
+from server.chat.answer import Piece
+from server.chat.reasoning import Thought
+from server.chat.tools.events import CallArguments, CallBegun
 
 encode = msgspec.json.encode
 
@@ -17,27 +19,27 @@ _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity; OpenAI and vLLM send this for a token that cannot be."""
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Token counts in OpenAI's form; the details are always there."""
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Token counts in OpenAI's form; the details are always there. `reasoning_tokens` are part of those generated."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
-def chat_logprobs(tokens: Iterable[TokenText]) -> dict[str, Any]:
-    """The `logprobs` of a chat choice or chunk."""
+def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> dict[str, Any]:
+    """The `logprobs` of a chat choice or chunk; `as_ids` writes tokens by their numbers."""
     content = [
         {
-            "token": one.text,
+            "token": _name(one.token.token_id, one.text, as_ids),
             "logprob": _finite(one.token.logprob),
             "bytes": list(one.raw),
             "top_logprobs": [
-                {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
-                for text, raw, logprob in one.top
+                {"token": _name(id_, text, as_ids), "logprob": _finite(logprob), "bytes": list(raw)}
+                for (id_, logprob), (text, raw, _) in zip(one.token.top_logprobs, one.top, strict=True)
             ],
         }
         for one in tokens
@@ -45,23 +47,84 @@ def chat_logprobs(tokens: Iterable[TokenText]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenText], base_offset: int = 0) -> dict[str, Any]:
-    """The `logprobs` of a completion choice or chunk; `base_offset` is the length of an echoed prompt."""
-    return {
-        "tokens": [one.text for one in tokens],
-        "token_logprobs": [_finite(one.token.logprob) for one in tokens],
-        "top_logprobs": [_top_of(one) for one in tokens],
-        "text_offset": [base_offset + one.offset for one in tokens],
-    }
+class CompletionLogprobs:
+    """The `logprobs` of a completion choice or chunk, encoded piece by piece: those of a prompt are encoded once and stand
+    at the beginning of each of its choices."""
+
+    __slots__ = ("_arrays",)
+
+    _NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+    def __init__(self) -> None:
+        self._arrays: list[list[bytes]] = [[] for _ in self._NAMES]
+
+    def add(
+        self,
+        tokens: Sequence[TokenText],
+        alternatives: int,
+        as_ids: bool = False,
+        base: int = 0,
+        most: int | None = None,
+    ) -> None:
+        """Append tokens, each with so many alternatives. Their offsets begin at `base` and lie between 0 and `most`.
+        The first token of a prompt has no logprob: it is null in the arrays."""
+        if not tokens:
+            return
+        offsets = [max(0, base + one.offset) for one in tokens]
+        columns = (
+            [_name(one.token.token_id, one.text, as_ids) for one in tokens],
+            [None if one.token.logprob is None else _finite(one.token.logprob) for one in tokens],
+            [None if one.token.logprob is None else _top_of(one, alternatives, as_ids) for one in tokens],
+            offsets if most is None else [min(most, offset) for offset in offsets],
+        )
+        for array, column in zip(self._arrays, columns, strict=True):
+            array.append(encode(column)[1:-1])
+
+    def encoded(self, before: CompletionLogprobs | None = None) -> bytes:
+        """The object; `before` is what stands in front, such as the prompt's part."""
+        members = []
+        for number, name in enumerate(self._NAMES):
+            pieces = [*(before._arrays[number] if before else ()), *self._arrays[number]]
+            members.append(b'"' + name.encode() + b'":[' + b",".join(pieces) + b"]")
+        return b"{" + b",".join(members) + b"}"
 
 
-def _top_of(one: TokenText) -> dict[str, float]:
+def _name(token_id: int, text: str, as_ids: bool) -> str:
+    """How a token is written: as its text, or, so that no two look the same, by its number as vLLM does."""
+    return f"token_id:{token_id}" if as_ids else text
+
+
+def _top_of(one: TokenText, alternatives: int, as_ids: bool) -> dict[str, float]:
     """Alternatives by text, the sampled token among them. Two tokens may look the same: the more likely one is kept."""
     top: dict[str, float] = {}
-    for text, _, logprob in one.top:
-        top.setdefault(text, _finite(logprob))
-    top.setdefault(one.text, _finite(one.token.logprob))
+    listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
+    for (id_, logprob), (text, _, _) in listed:
+        top.setdefault(_name(id_, text, as_ids), _finite(logprob))
+    top.setdefault(_name(one.token.token_id, one.text, as_ids), _finite(one.token.logprob))
     return top
+
+
+def prompt_logprobs_object(
+    tokens: Sequence[TokenText], alternatives: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The `prompt_logprobs` of these tokens in vLLM's form: null for one without a logprob, else the token itself and the
+    most likely alternatives, by token id. The rank counts from 1; it is null where the executor does not tell it."""
+    found: list[dict[str, dict[str, Any]] | None] = []
+    for one in tokens:
+        if one.token.logprob is None:
+            found.append(None)
+            continue
+        own = _entry(one.token.logprob, one.token.rank, one.text)
+        entries = {str(one.token.token_id): own}
+        listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
+        for rank, ((id_, logprob), (text, _, _)) in enumerate(listed, 1):
+            entries[str(id_)] = _entry(logprob, rank, text)
+        found.append(entries)
+    return found
+
+
+def _entry(logprob: float, rank: int | None, text: str) -> dict[str, Any]:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
 
 
 def _finite(logprob: float | None) -> float:
@@ -86,18 +149,22 @@ class Chunks:
         }
         self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
 
-    def chunk(self, choice: bytes, usage: Usage | None = None, extra: bytes = b"") -> bytes:
+    def chunk(
+        self, choice: bytes, usage: Usage | None = None, extra: bytes = b"", reasoning_tokens: int = 0
+    ) -> bytes:
         """One event. `choice` is an encoded choice or empty; `usage` rides along where it was asked for; `extra` is
         encoded members that follow the choices, each with a comma before it."""
         if usage is None:
             return self._head + choice + b"]" + extra + b"}\n\n"
-        return self._head + choice + b"]" + extra + b',"usage":' + encode(usage_object(usage)) + b"}\n\n"
+        told = encode(usage_object(usage, reasoning_tokens))
+        return self._head + choice + b"]" + extra + b',"usage":' + told + b"}\n\n"
 
 
 class ChatChoice:
     """Encodes the chunks of one choice of a chat."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, tokens_as_ids: bool = False) -> None:
+        self._as_ids = tokens_as_ids
         start = b'{"index":%d,"delta":' % index
         self.role = start + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         self._start = start
@@ -107,40 +174,37 @@ class ChatChoice:
         """The frequent one: text and nothing else."""
         return self._content + encode(text) + b'},"logprobs":null,"finish_reason":null}'
 
-    def content_with(
-        self, text: str, tokens: Sequence[TokenText] | None, token_ids: Sequence[int] | None
+    def delta(
+        self,
+        members: dict[str, Any],
+        tokens: Sequence[TokenText] | None = None,
+        token_ids: Sequence[int] | None = None,
     ) -> bytes:
-        """Text with logprobs, token ids or both."""
-        logprobs = b"null" if tokens is None else encode(chat_logprobs(tokens))
+        """Any delta, with logprobs, token ids or both."""
+        logprobs = b"null" if tokens is None else encode(chat_logprobs(tokens, self._as_ids))
         tail = b"" if token_ids is None else b',"token_ids":' + encode(token_ids)
-        return (
-            self._content
-            + encode(text)
-            + b'},"logprobs":'
-            + logprobs
-            + b',"finish_reason":null'
-            + tail
-            + b"}"
-        )
-
-    def call(self, call: Call) -> tuple[bytes, bytes]:
-        """A tool call as two deltas: id and name, then the arguments. Clients add up strings, so each is sent once."""
-        opening = {
-            "index": call.index,
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": ""},
-        }
-        rest = {"index": call.index, "function": {"arguments": call.arguments}}
-        return self._calls(opening), self._calls(rest)
-
-    def _calls(self, delta: dict[str, Any]) -> bytes:
-        return self._start + encode({"tool_calls": [delta]}) + b',"logprobs":null,"finish_reason":null}'
+        delta = encode(members)
+        return self._start + delta + b',"logprobs":' + logprobs + b',"finish_reason":null' + tail + b"}"
 
     def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
         """The last chunk of the choice."""
         ends = {"finish_reason": reason, "stop_reason": stop_reason}
         return self._start + b'{},"logprobs":null,' + encode(ends)[1:]
+
+
+def delta_members(piece: Piece, reasoning_fields: Sequence[str]) -> dict[str, Any]:
+    """A piece of an answer as members of a delta. Clients add up strings: a call's id and name are sent once, with its
+    beginning, its arguments in fragments."""
+    match piece:
+        case str():
+            return {"content": piece}
+        case Thought(text):
+            return dict.fromkeys(reasoning_fields, text)
+        case CallBegun(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 class CompletionChoice:
@@ -156,15 +220,18 @@ class CompletionChoice:
     def full(
         self,
         text: str,
-        logprobs: dict[str, Any] | None,
+        logprobs: bytes | None,
         token_ids: Sequence[int] | None,
         finish_reason: str | None,
         stop_reason: str | int | None,
+        prompt_token_ids: Sequence[int] | None = None,
     ) -> bytes:
-        """Text with whatever else there is."""
-        rest: dict[str, Any] = {"logprobs": logprobs, "finish_reason": finish_reason}
+        """Text with whatever else there is; `logprobs` are encoded."""
+        rest: dict[str, Any] = {"finish_reason": finish_reason}
         if finish_reason is not None:
             rest["stop_reason"] = stop_reason
         if token_ids is not None:
             rest["token_ids"] = token_ids
-        return self._start + encode(text) + b"," + encode(rest)[1:]
+        if prompt_token_ids is not None:
+            rest["prompt_token_ids"] = prompt_token_ids
+        return self._start + encode(text) + b',"logprobs":' + (logprobs or b"null") + b"," + encode(rest)[1:]

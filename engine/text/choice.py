@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.request import FinishReason, TokenDelta
@@ -64,11 +64,17 @@ class ChoiceOptions:
 class Choice:
     """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text.
 
-    `context` are ids that the text goes on from, see `detokenizer`.
+    `context` are ids that the text goes on from, see `detokenizer`. `ends` is told the text that each token adds, and
+    whether the choice ends with that token is its answer.
     """
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, options: ChoiceOptions, context: Sequence[int] = ()
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        options: ChoiceOptions,
+        context: Sequence[int] = (),
+        ends: Callable[[str], bool] | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -80,12 +86,14 @@ class Choice:
             tokenizer, options.skip_special_tokens, context, options.shown_special
         )
         self._stops = StopStrings(options.stop, options.include_stop_str_in_output)
+        self._ends = ends
+        self._ended = False
         self._offset = 0
 
     @property
-    def stopped_by_string(self) -> bool:
-        """True once a stop string matched: the engine must be told to end the sequence at `num_tokens`."""
-        return self._stops.matched is not None
+    def ended_by_text(self) -> bool:
+        """True once a stop string matched, or `ends` said so: the engine must be told to end the sequence at `num_tokens`."""
+        return self._ended or self._stops.matched is not None
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text for newly committed tokens. `delta.error` is the caller's business."""
@@ -98,7 +106,8 @@ class Choice:
             ids.append(token.token_id)
             early = self.num_tokens + len(ids) <= self._options.min_tokens
             parts.append(self._text_of(token, ends_here, logprobs, early))
-            if self.stopped_by_string:
+            self._ended = self._ends is not None and self._ends(parts[-1])
+            if self.ended_by_text:
                 break
         self.num_tokens += len(ids)
         reason, stop_reason = self._ending(delta, parts)
@@ -129,7 +138,7 @@ class Choice:
 
     def _ending(self, delta: TokenDelta, parts: list[str]) -> tuple[str | None, str | int | None]:
         """Finish reason and stop reason; adds the text held back so far when the choice is over."""
-        if self.stopped_by_string:
+        if self.ended_by_text:
             self.finished = True
             return "stop", self._stops.matched
         if delta.finish_reason is None:

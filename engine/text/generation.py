@@ -7,7 +7,7 @@ API workers may run it in processes of their own later.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -79,6 +79,9 @@ class TextRequest:
     """As in `engine.request.Request`; told once for each prompt."""
     shown_special: frozenset[int] = frozenset()
     """Special tokens that are shown although `skip_special_tokens`: notation that a parser of the text needs."""
+    ends: Callable[[], Callable[[str], bool]] | None = None
+    """Makes, for each choice, what is told the text of each token as it comes; a choice ends with the token for which it
+    answers True, as with one that completes a stop string."""
 
 
 @dataclass(slots=True)
@@ -127,6 +130,7 @@ class Generation:
                 tokenizer,
                 options,
                 prompt[-_CONTEXT:] if request.continues_prompt else (),
+                None if request.ends is None else request.ends(),
             )
             for number, prompt in enumerate(request.prompts)
             for choice in range(request.n)
@@ -202,6 +206,10 @@ class Generation:
                 if index not in self._seq_ids:
                     continue  # tokens past a stop string: neither shown nor counted
                 text = self._advance(index, delta)
+                if delta.prompt_logprobs is not None:
+                    prompt = self.request.prompts[index // self.request.n]
+                    told = await prompt_texts(self._tokenizer, prompt, delta.prompt_logprobs)
+                    text = replace(text, prompt_logprobs=told)
                 if text.text or text.token_ids or text.finish_reason or text.prompt_logprobs:
                     yield text
 
@@ -220,11 +228,8 @@ class Generation:
             self.usage.cached_tokens = sum(self._cached.values())
         if choice.finished:
             seq_id = self._seq_ids.pop(index)
-            if choice.stopped_by_string:
+            if choice.ended_by_text:
                 self._core.finish(seq_id, choice.num_tokens)
-        if delta.prompt_logprobs is not None:
-            told = prompt_texts(self._tokenizer, self.request.prompts[prompt], delta.prompt_logprobs)
-            return replace(text, prompt_logprobs=told)
         return text
 
 

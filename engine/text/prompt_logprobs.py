@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from engine.text.choice import TokenText
@@ -9,8 +10,11 @@ from engine.text.detokenizer import detokenizer
 from engine.text.tokenizer import Tokenizer
 from executors.contract import SampledToken
 
+_AT_ONCE = 1024
+"""Logprobs told before others may run: some milliseconds."""
 
-def prompt_texts(
+
+async def prompt_texts(
     tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[SampledToken]
 ) -> tuple[TokenText, ...]:
     """One entry for each of the prompt's `ids`; `found` describes all but the first, which nothing comes before.
@@ -19,11 +23,15 @@ def prompt_texts(
     """
     stream = detokenizer(tokenizer, skip_special_tokens=False)
     entries: list[TokenText] = []
-    offset = 0
+    offset = told = 0
     for id_, token in zip(ids, (SampledToken(ids[0]), *found), strict=True):
         top = tuple(
             (tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs
         )
         entries.append(TokenText(token, tokenizer.token_text(id_), tokenizer.token_bytes(id_), offset, top))
         offset += len(stream.push(id_))
+        told += 1 + len(top)
+        if told >= _AT_ONCE:
+            await asyncio.sleep(0)
+            told = 0
     return tuple(entries)

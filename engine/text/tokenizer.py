@@ -40,6 +40,8 @@ class Tokenizer:
         )
         # Made for WordPiece; on BPE it would take spaces away that were in the text (transformers 5 ignores it there, too).
         cleanup = config.get("clean_up_tokenization_spaces") is True and type(raw.model).__name__ != "BPE"
+        self.added_tokens = {token.content: i for i, token in raw.get_added_tokens_decoder().items()}
+        """Ids of the tokens that were added to the vocabulary, special or not, by their texts."""
         self.decoder = StreamDecoder(raw, cleanup)
         self.byte_level = self.decoder.byte_level
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)

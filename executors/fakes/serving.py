@@ -145,12 +145,13 @@ class FakeServing(FakeExecutor):
             self._describe(digests[k : k + 1], int(ids[k]), params.logprobs) for k in range(accepted + 1)
         )
 
-    def _describe(self, digest: NDArray, token: int, num_alternatives: int | None) -> SampledToken:
+    def _describe(
+        self, digest: NDArray, token: int, num_alternatives: int | None, ranked: bool = False
+    ) -> SampledToken:
         if num_alternatives is None:
             return SampledToken(token)
-        return reference_sampler.describe(
-            oracle.logits_rows(digest, self.vocab_size)[0], token, num_alternatives
-        )
+        row = oracle.logits_rows(digest, self.vocab_size)[0]
+        return reference_sampler.describe(row, token, num_alternatives, ranked)
 
     def _prompt_logprobs(
         self, start: SequenceStart, pos: int, digests: NDArray
@@ -161,7 +162,7 @@ class FakeServing(FakeExecutor):
             return None
         return tuple(
             self._describe(
-                digests[k : k + 1], int(start.prompt_token_ids[pos + k + 1]), start.prompt_logprobs
+                digests[k : k + 1], int(start.prompt_token_ids[pos + k + 1]), start.prompt_logprobs, ranked=True
             )
             for k in range(known)
         )

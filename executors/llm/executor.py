@@ -10,11 +10,13 @@ thread of inline mode) has nothing else to do meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -56,6 +58,7 @@ from executors.kernels.cpu import kernels_in_use
 from executors.llm import sizing
 from executors.llm.attention import AttentionBackend, choose_attention
 from executors.llm.direct import DirectRunner
+from executors.llm.grammar import GrammarCompiler
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.loader import LoadedModel, load_model
 from executors.llm.memory import PressureGauge, cpu_threads, memory_limit
@@ -141,6 +144,7 @@ class LlmExecutor(BatchModelExecutor):
             speculative=True,
             dtypes=("float32", "bfloat16", "float16"),
             devices=devices,
+            grammars=loaded.unified.grammars.compiler.unsupported is None,
         )  # fmt: skip
 
     def status(self) -> ExecutorStatus:
@@ -152,6 +156,7 @@ class LlmExecutor(BatchModelExecutor):
             loaded.runner.attention.note,
             loaded.plan.note,
             loaded.source.note,
+            loaded.unified.grammars.compiler.unsupported,
         )
         return replace(status, notes=tuple(note for note in notes if note))
 
@@ -257,10 +262,16 @@ class LlmExecutor(BatchModelExecutor):
         runner = self._runner(source.model, cache)
         try:
             slots = sizing.num_slots(config)
-            unified = UnifiedRunner(runner, slots, config.max_num_seqs, info.max_model_len, width)
+            unified = UnifiedRunner(
+                runner, slots, config.max_num_seqs, info.max_model_len, self._grammars(width)
+            )
         except MemoryError:  # a limit on address space
             raise sizing.slots_do_not_fit(config, info.max_model_len) from None
         return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
+
+    def _grammars(self, width: int) -> GrammarCompiler:
+        directory = self.config.tokenizer or self.config.model
+        return GrammarCompiler(Path(directory) if directory else None, width)
 
     def _attention(self, cache: KvCache) -> AttentionBackend:
         config = self.config
@@ -279,6 +290,8 @@ class LlmExecutor(BatchModelExecutor):
 
     async def shutdown(self) -> None:
         """See the contract."""
+        if self._loaded is not None:
+            self._loaded.unified.grammars.close()
         self._loaded = None
         self._state = ExecutorState.SHUTDOWN
 
@@ -339,6 +352,10 @@ class LlmExecutor(BatchModelExecutor):
         if len(batch):
             self._stats.record_step(batch, output, _ms_since(began))
         return output
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """See the contract. A caller that is cancelled leaves the compiler to finish."""
+        await asyncio.to_thread(self._ready().unified.grammars.compiler.compile, grammar)
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
         """See the contract."""

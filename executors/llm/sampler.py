@@ -4,8 +4,9 @@ The token at a position is the first id, in vocabulary order, at which the cumul
 distribution exceeds u(seed, choice, position). What the settings do and in which order: `executors/sampling_params.py`.
 
     all rows greedy, no edits       one maximum
-    rows whose logits are edited    as the others, after `sampling_edits.py` has changed a few logits: of float32 where they
-                                    lie (and they are restored), of other types in a float32 copy of the batch
+    rows whose logits are edited    as the others, after `sampling_edits.py` has changed a few logits: of float32, or with
+                                    -inf, where they lie (and they are restored), else in a float32 copy of the batch
+    rows with few allowed ids       as the others, but of nothing but their ids
     all others                      block maxima, candidates, sums: `sampling_draw.py`
 
 Settings that are neutral in every row cost nothing. Logprobs are those of the raw logits.
@@ -21,7 +22,7 @@ import torch
 from executors import noise
 from executors.batch import SampledToken, SamplingParams
 from executors.llm.sampling_draw import Blocks, Draw, draw, greedy
-from executors.llm.sampling_edits import LogitEdits
+from executors.llm.sampling_edits import EditedRows, LogitEdits
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,10 @@ def _choose_all(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens int64 [n] and which rows are bad, bool [n]."""
     u = noise.uniform(rows.seed, rows.choice, rows.positions.astype(np.uint64))
+    whole = None if edits is None else edits.whole
     # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
-    blocks = Blocks(logits, edits is not None and logits.dtype != torch.float32, maxima)
-    logits = blocks.logits
+    widen = whole is not None and not whole.only_masks and logits.dtype != torch.float32
+    blocks = Blocks(logits, widen, maxima)
     bad = ~torch.isfinite(blocks.best).cpu().numpy()
     tokens = np.zeros(len(logits), np.int64)
     plain = ~bad
@@ -132,28 +134,44 @@ def _choose_all(
         plain[edits.rows] = False
     _choose(blocks, np.flatnonzero(plain), np.flatnonzero(plain), rows, u, tokens)
     if edits is not None:
-        _choose_in_place(blocks, rows, edits, u, tokens, bad)
+        for part in edits.narrowed:
+            _choose_among(blocks.logits, rows, part, u, tokens, bad)
+    if whole is not None:
+        _choose_in_place(blocks, rows, whole, u, tokens, bad)
     return tokens, bad
 
 
 def _choose_in_place(
-    blocks: Blocks, rows: SamplingRows, edits: LogitEdits, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
+    blocks: Blocks, rows: SamplingRows, edits: EditedRows, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
 ) -> None:
     """Write tokens and bad of the edited rows: the few logits that change are changed where they lie, and restored."""
     logits = blocks.logits
-    at, width = torch.from_numpy(edits.rows).to(logits.device), logits.shape[1]
-    places = edits.places(at, width)
-    masked = at[torch.from_numpy(np.unique(edits.allowed.row)).to(logits.device)]
-    whole, single = logits[masked], logits.view(-1)[places]
+    at = torch.from_numpy(edits.rows).to(logits.device)
+    places = edits.places(at, logits.shape[1])
+    before = logits.view(-1)[places]
     try:
-        edits.apply(logits, 0, at)
+        edits.apply(logits, at)
         blocks.renew(edits.rows)
         bad[edits.rows] |= ~torch.isfinite(blocks.best[at]).cpu().numpy()
         good = edits.rows[~bad[edits.rows]]
         _choose(blocks, good, good, rows, u, tokens)
     finally:
-        logits.view(-1)[places] = single
-        logits[masked] = whole  # last: its copy was made of the untouched row
+        logits.view(-1)[places] = before  # a place that is there twice is written twice with the same
+
+
+def _choose_among(
+    logits: torch.Tensor, rows: SamplingRows, edits: EditedRows, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
+) -> None:  # fmt: skip
+    """Write tokens and bad of rows that may choose among some ids only."""
+    assert edits.allowed is not None
+    work = edits.taken_out(logits)
+    edits.apply(work, torch.arange(len(work), device=work.device))
+    blocks = Blocks(work)
+    bad[edits.rows] |= ~torch.isfinite(blocks.best).cpu().numpy()
+    good = np.flatnonzero(~bad[edits.rows])
+    chosen = edits.rows[good]
+    _choose(blocks, good, chosen, rows, u, tokens)
+    tokens[chosen] = edits.allowed[good, tokens[chosen]]
 
 
 def _choose(
@@ -173,8 +191,11 @@ def _choose(
         tokens[at] = draw(blocks, settings)
 
 
-def describe(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray) -> list[SampledToken]:
-    """Each row's token with its logprob and the `counts` most likely alternatives, best first (lower id on a tie).
+def describe(
+    logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray, ranked: bool = False
+) -> list[SampledToken]:
+    """Each row's token with its logprob and the `counts` most likely alternatives, best first (lower id on a tie);
+    `ranked`: with its place in that order, too.
 
     fp32 log-softmax of raw logits [n, V].
     """
@@ -189,10 +210,26 @@ def describe(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray) -> li
             ids[:, :most].tolist(), (values[:, :most] - normalizer).tolist(), counts.tolist(), strict=True
         )
         listed = [tuple(zip(i[:count], v[:count], strict=True)) for i, v, count in pairs]
+    ranks = _ranks(wide, tokens) if ranked else [None] * len(tokens)
     return [
-        SampledToken(token, logprob, top)
-        for token, logprob, top in zip(tokens.tolist(), own[:, 0].tolist(), listed, strict=True)
+        SampledToken(token, logprob, top, rank)
+        for token, logprob, top, rank in zip(tokens.tolist(), own[:, 0].tolist(), listed, ranks, strict=True)
     ]
+
+
+def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
+    """How many of each row's float32 logits come before its token's, and one more."""
+    if logits.device.type == "cpu":
+        # Row by row in the cache: torch writes all comparisons out first, and took 40 times as long (64 rows of 152k).
+        pairs = list(zip(logits.numpy(), tokens.tolist(), strict=True))
+        return [
+            1 + int(np.count_nonzero(row > row[t]) + np.count_nonzero(row[:t] == row[t])) for row, t in pairs
+        ]
+    own = torch.from_numpy(tokens).to(logits.device)[:, None]
+    value, ids = logits.gather(1, own), torch.arange(logits.shape[1], device=logits.device)
+    before = (logits > value).sum(-1) + ((logits == value) & (ids < own)).sum(-1)
+    found: list[int] = (before + 1).tolist()
+    return found
 
 
 def _sorted_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,85 +2,123 @@
 
 `LogitEdits` is what one step changes, as flat lists over (row, token); `SlotShapers` makes it from what it keeps per slot.
 Slots whose settings change no logits are not in it at all. The order is that of `executors/sampling_params.py`.
+
+    most ids allowed       the row's few other changes are made where its logits lie
+    most ids not allowed   what is allowed is taken out of the row (allowed_token_ids; a grammar, most of the time)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from executors.batch import SamplingParams, SequenceStart
+from executors.llm.grammar import Mask
 from executors.token_history import TokenHistory
+
+_NARROWEST = 256
+"""Columns of a row of allowed ids, at least; then four times as many, and so on: how wide a row is depends on it alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """Entries (row, token, value): `row` int64 indices into `LogitEdits.rows`, rising; `token` int64; `value` float32."""
+    """Entries (row, place, value): `row` int64 indices into `EditedRows.rows`, rising; `place` int64, the column; `value`
+    float32."""
 
     row: np.ndarray
-    token: np.ndarray
+    place: np.ndarray
     value: np.ndarray
     seen: np.ndarray
     """bool: repetition_penalty applies (penalties only)."""
 
-    def within(self, begin: int, end: int, at: torch.Tensor, width: int):
-        """Entries of rows begin..end-1, which are the rows `at` of the logits: index into `at`, place in the flattened logits,
-        value and `seen`, on its device."""
-        part, device = slice(*np.searchsorted(self.row, (begin, end))), at.device
-        row = torch.from_numpy(self.row[part] - begin).to(device)
-        place = at[row] * width + torch.from_numpy(self.token[part]).to(device)
+    def within(self, at: torch.Tensor, width: int):
+        """On the device of `at`, which are the rows of some logits: index into `at`, place in the flattened logits, value
+        and `seen`."""
+        device = at.device
+        row = torch.from_numpy(self.row).to(device)
+        place = at[row] * width + torch.from_numpy(self.place).to(device)
         return (
             row,
             place,
-            torch.from_numpy(self.value[part]).to(device),
-            torch.from_numpy(self.seen[part]).to(device),
+            torch.from_numpy(self.value).to(device),
+            torch.from_numpy(self.seen).to(device),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """`rows` int64 [m], rising: the rows of the step whose logits change. `penalties` float32 [m, 3]: repetition, frequency,
-    presence; in `counted` the value is the number of times the token is in the output."""
+class EditedRows:
+    """`rows` int64 [m], rising: rows of the step whose logits change. `penalties` float32 [m, 3]: repetition, frequency,
+    presence; in `counted` the value is the number of times the token is in the output.
+
+    `allowed` int64 [m, K]: the only ids of each row, rising, `lengths` int64 [m] of them (0 after those); columns of the
+    entries then count within them. None: all ids are allowed, and columns are ids.
+    """
 
     rows: np.ndarray
+    allowed: np.ndarray | None
+    lengths: np.ndarray
     penalties: np.ndarray
-    allowed: _Flat
     banned: _Flat
     biased: _Flat
     counted: _Flat
 
-    def places(self, at: torch.Tensor, width: int) -> torch.Tensor:
-        """int64: the places in the flattened logits that change, each once, but for rows with allowed ids."""
-        found = [
-            part.within(0, len(self.rows), at, width)[1] for part in (self.banned, self.biased, self.counted)
-        ]
-        return torch.cat(found).unique()
+    @property
+    def only_masks(self) -> bool:
+        """True if no logit gets another finite value: any float type will do."""
+        return not (len(self.biased.row) or len(self.counted.row))
 
-    def apply(self, work: torch.Tensor, begin: int, at: torch.Tensor) -> None:
-        """Change rows `at` of `work` float32 [k, V], contiguous: the raw logits of rows[begin : begin + len(at)]."""
-        end, width = begin + len(at), work.shape[1]
-        flat = work.view(-1)
-        row, place, _, _ = self.allowed.within(begin, end, at, width)
-        if len(row):
-            kept = flat[place]
-            work.index_fill_(0, at[row.unique()], -torch.inf)
-            flat[place] = kept
-        place = self.banned.within(begin, end, at, width)[1]
+    def places(self, at: torch.Tensor, width: int) -> torch.Tensor:
+        """int64: the places in the flattened logits that change, some of them twice."""
+        return torch.cat([part.within(at, width)[1] for part in (self.banned, self.biased, self.counted)])
+
+    def apply(self, work: torch.Tensor, at: torch.Tensor) -> None:
+        """Change rows `at` of `work` [k, V], contiguous, float32 unless `only_masks`: the raw logits of `rows`."""
+        width, flat = work.shape[1], work.view(-1)
+        place = self.banned.within(at, width)[1]
         if len(place):
-            flat[place] = -torch.inf
-        _, place, bias, _ = self.biased.within(begin, end, at, width)
+            flat.index_fill_(0, place, -torch.inf)
+        _, place, bias, _ = self.biased.within(at, width)
         if len(place):
             flat[place] += bias
-        row, place, count, seen = self.counted.within(begin, end, at, width)
+        row, place, count, seen = self.counted.within(at, width)
         if len(place):
-            penalties = torch.from_numpy(self.penalties[begin:end]).to(work.device)[row]
+            penalties = torch.from_numpy(self.penalties).to(work.device)[row]
             repetition, frequency, presence = penalties.unbind(-1)
             logit = flat[place]
             repeated = torch.where(logit > 0, logit / repetition, logit * repetition)
             logit = torch.where(seen, repeated, logit)
             flat[place] = logit - frequency * count - presence * (count > 0)
+
+    def taken_out(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32 [m, K]: the raw logits of what is allowed in each row, -inf after them."""
+        assert self.allowed is not None
+        device, width = logits.device, logits.shape[1]
+        place = self.allowed + self.rows[:, None] * width
+        work = logits.view(-1)[torch.from_numpy(place).to(device)].float()
+        past = np.arange(self.allowed.shape[1]) >= self.lengths[:, None]
+        return work.masked_fill_(torch.from_numpy(past).to(device), -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """`rows` int64, rising: all rows of the step whose logits change. Each is in one of `parts`: the one without `allowed`,
+    if there is one, comes first."""
+
+    rows: np.ndarray
+    parts: tuple[EditedRows, ...]
+
+    @property
+    def whole(self) -> EditedRows | None:
+        """Rows that keep all their ids."""
+        return self.parts[0] if self.parts[0].allowed is None else None
+
+    @property
+    def narrowed(self) -> tuple[EditedRows, ...]:
+        """Rows of which only some ids are allowed."""
+        return self.parts if self.whole is None else self.parts[1:]
 
 
 @dataclass(slots=True)
@@ -88,17 +126,17 @@ class _Entries:
     """Entries in the making, an array for each row."""
 
     rows: list[int] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
+    places: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
     seen: list[np.ndarray] = field(default_factory=list)
 
     def add(
-        self, row: int, tokens: np.ndarray, values: np.ndarray | None = None, seen: np.ndarray | None = None
+        self, row: int, places: np.ndarray, values: np.ndarray | None = None, seen: np.ndarray | None = None
     ) -> None:
         """More entries of a row. The arrays are copied when the step's rows are complete: views will do until then."""
-        if len(tokens):
+        if len(places):
             self.rows.append(row)
-            self.tokens.append(tokens)
+            self.places.append(places)
             if values is not None:
                 self.values.append(values)
             if seen is not None:
@@ -109,48 +147,96 @@ class _Entries:
         if not self.rows:
             none = np.empty(0, np.int64)
             return _Flat(none, none, none.astype(np.float32), none.astype(np.bool_))
-        lengths = [len(tokens) for tokens in self.tokens]
-        tokens = np.concatenate(self.tokens)
-        values = np.concatenate(self.values) if self.values else np.zeros(len(tokens))
-        seen = np.concatenate(self.seen) if self.seen else np.zeros(len(tokens), np.bool_)
+        lengths = [len(places) for places in self.places]
+        places = np.concatenate(self.places)
+        values = np.concatenate(self.values) if self.values else np.zeros(len(places))
+        seen = np.concatenate(self.seen) if self.seen else np.zeros(len(places), np.bool_)
         return _Flat(
-            np.repeat(np.array(self.rows, np.int64), lengths), tokens, values.astype(np.float32), seen
+            np.repeat(np.array(self.rows, np.int64), lengths), places, values.astype(np.float32), seen
         )
+
+
+@dataclass(slots=True)
+class _Part:
+    """`EditedRows` in the making."""
+
+    rows: list[int] = field(default_factory=list)
+    allowed: list[np.ndarray] = field(default_factory=list)
+    penalties: list[tuple[float, float, float]] = field(default_factory=list)
+    banned: _Entries = field(default_factory=_Entries)
+    biased: _Entries = field(default_factory=_Entries)
+    counted: _Entries = field(default_factory=_Entries)
+
+    def build(self, width: int) -> EditedRows:
+        """`width` columns of allowed ids, 0 where all are."""
+        allowed, lengths = None, np.array([len(ids) for ids in self.allowed], np.int64)
+        if width:
+            allowed = np.zeros((len(self.rows), width), np.int64)
+            for row, ids in zip(allowed, self.allowed, strict=True):
+                row[: len(ids)] = ids
+        return EditedRows(
+            np.array(self.rows, np.int64), allowed, lengths, np.array(self.penalties, np.float32),
+            self.banned.flat(), self.biased.flat(), self.counted.flat(),
+        )  # fmt: skip
 
 
 class EditsBuilder:
     """The edits of a step, put together row by row, rows rising."""
 
     def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}
+        """By the width of their rows: 0 where all ids are allowed."""
         self._rows: list[int] = []
-        self._penalties: list[tuple[float, float, float]] = []
-        self._allowed, self._banned, self._biased, self._counted = (_Entries() for _ in range(4))
 
-    def add(self, row: int, shaper: Shaper) -> None:
-        """A row sampled after all tokens of the shaper's history."""
-        at, params = len(self._rows), shaper.params
+    def add(self, row: int, shaper: Shaper, mask: Mask | None = None) -> None:
+        """A row sampled after all tokens of the shaper's history; `mask` of its grammar."""
+        allowed, banned = _allowed(shaper.allowed, mask), shaper.banned()
+        if mask is not None and mask.negated:
+            banned = np.concatenate([banned, mask.ids])
+        part = self._parts.setdefault(0 if allowed is None else _width(len(allowed)), _Part())
+        at, params = len(part.rows), shaper.params
         self._rows.append(row)
-        self._penalties.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
-        self._allowed.add(at, shaper.allowed)
-        self._banned.add(at, shaper.banned())
-        self._biased.add(at, shaper.bias_ids, shaper.bias)
+        part.rows.append(row)
+        if allowed is not None:
+            part.allowed.append(allowed)
+        part.penalties.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
+        part.banned.add(at, *_among(allowed, banned))
+        part.biased.add(at, *_among(allowed, shaper.bias_ids, shaper.bias))
         history = shaper.history
         if params.penalized and history is not None:
             counts = history.counts.copy()  # later rows of a sequence with drafts change them
-            self._counted.add(at, history.ids, counts, (counts > 0) | history.in_prompt)
+            seen = (counts > 0) | history.in_prompt
+            part.counted.add(at, *_among(allowed, history.ids, counts, seen))
 
     def build(self) -> LogitEdits | None:
         """The edits; None if no row was added."""
         if not self._rows:
             return None
-        return LogitEdits(
-            np.array(self._rows, np.int64),
-            np.array(self._penalties, np.float32),
-            self._allowed.flat(),
-            self._banned.flat(),
-            self._biased.flat(),
-            self._counted.flat(),
-        )
+        parts = tuple(self._parts[width].build(width) for width in sorted(self._parts))
+        return LogitEdits(np.array(self._rows, np.int64), parts)
+
+
+def _allowed(ids: np.ndarray | None, mask: Mask | None) -> np.ndarray | None:
+    """The only ids that a setting and a grammar leave, rising; None where all are allowed but for `mask`'s, if it is negated."""
+    if mask is None or mask.negated:
+        return ids
+    return mask.ids if ids is None else np.intersect1d(ids, mask.ids, assume_unique=True)
+
+
+def _width(count: int) -> int:
+    width = _NARROWEST
+    while width < count:
+        width *= 4
+    return width
+
+
+def _among(allowed: np.ndarray | None, ids: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The columns of `ids` and what belongs to them, without those that are not allowed."""
+    if allowed is None:
+        return ids, *values
+    places = np.searchsorted(allowed, ids)
+    found = np.flatnonzero(np.append(allowed, -1)[places] == ids)
+    return places[found], *(value[found] for value in values)
 
 
 class Shaper:
@@ -159,7 +245,8 @@ class Shaper:
     def __init__(self, params: SamplingParams, history: TokenHistory | None) -> None:
         self.params = params
         self.history = history if params.needs_history else None
-        self.allowed = np.unique(np.array(params.allowed_token_ids or (), np.int64))
+        ids = params.allowed_token_ids
+        self.allowed = None if ids is None else np.unique(np.array(ids, np.int64))
         self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._never = np.array([word[0] for word in params.bad_words if len(word) == 1], np.int64)
@@ -192,7 +279,9 @@ class SlotShapers:
         """A sequence takes the slot."""
         self._of.pop(start.slot, None)
         params = start.sampling
-        if params is not None and params.edits_logits and start.pooling is None:
+        if params is None or start.pooling is not None:
+            return
+        if params.edits_logits or start.grammar is not None:
             self._of[start.slot] = Shaper(params, TokenHistory.of(start) if params.needs_history else None)
 
     def drop(self, slot: int) -> None:
@@ -209,19 +298,21 @@ class SlotShapers:
 
     def add_rows(
         self, builder: EditsBuilder, slot: int, first_row: int, inputs: tuple[int, list[int], list[bool] | None],
-        num_drafts: int,
+        num_drafts: int, masks: Sequence[Mask | None] | None = None,
     ) -> None:  # fmt: skip
         """Edits of one item's rows: each sees the drafts before it. `inputs` are the item's position, its tokens (drafts
-        last) and which of them are pending. Afterwards the history ends before the drafts."""
+        last) and which of them are pending; `masks`, a row each, are those of its grammar. Afterwards the history ends before
+        the drafts."""
         shaper, (position, tokens, pending) = self._of[slot], inputs
         known = len(tokens) - num_drafts
         if shaper.history is not None:
             shaper.history.sync(position, tokens[:known], pending)
-        builder.add(first_row, shaper)
+        masks = masks or [None] * (1 + num_drafts)
+        builder.add(first_row, shaper, masks[0])
         for i in range(num_drafts):
             if shaper.history is not None:
                 shaper.history.append(tokens[known + i])
-            builder.add(first_row + 1 + i, shaper)
+            builder.add(first_row + 1 + i, shaper, masks[1 + i])
         if shaper.history is not None:
             shaper.history.truncate(position + known)
 

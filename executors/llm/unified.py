@@ -5,6 +5,7 @@ A step reads: check, take in what is new, forward, sample, pack.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 from executors.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.checks import check_arrays, check_blocks, check_limits
 from executors.errors import InvalidInput
+from executors.llm.grammar import GrammarCompiler
 from executors.llm.kv_cache import lazy_zeros
 from executors.llm.runner import ModelRunner
 from executors.llm.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, SlotShapers
+from executors.llm.slot_grammars import Inputs, ItemMasks, SlotGrammars
 from executors.llm.step import StepArrays
 from executors.sampling_params import NOTHING_LEFT
 from executors.slots import SlotTable
@@ -26,7 +29,8 @@ NOT_FINITE = "the model's logits are not finite numbers"
 
 class _SampledRows(NamedTuple):
     """Rows of a step that are sampled. Per item int64 [n]: `drafts`, `counts` of rows and the first of them, `starts`; per
-    row int64: its `item`, its `place` among the item's, and its number among the step's `rows`."""
+    row int64: its `item`, its `place` among the item's, and its number among the step's `rows`. `masks`, in the making, of
+    items under a grammar; None if there are none."""
 
     drafts: np.ndarray
     counts: np.ndarray
@@ -34,6 +38,7 @@ class _SampledRows(NamedTuple):
     item: np.ndarray
     place: np.ndarray
     rows: np.ndarray
+    masks: Future[dict[int, ItemMasks]] | None
 
 
 class UnifiedRunner:
@@ -44,17 +49,18 @@ class UnifiedRunner:
     """
 
     def __init__(
-        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, logits_width: int
-    ) -> None:
+        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler
+    ) -> None:  # fmt: skip
         self.runner = runner
         self.max_batch_size = max_batch_size
         self.max_model_len = max_model_len
-        self.logits_width = logits_width
+        self.logits_width = compiler.width
         block_size = runner.cache.block_size
         self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
         self.sampling = SamplingTable(num_slots)
         self.shapers = SlotShapers()
         """Of slots whose settings change single logits: what they need, token counts included."""
+        self.grammars = SlotGrammars(compiler)
         self.pool = lazy_zeros((num_slots, max_model_len + 1), torch.int32, runner.device)
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
@@ -69,11 +75,13 @@ class UnifiedRunner:
         if slot is not None:
             self._pooled_sums.pop(slot, None)
             self.shapers.drop(slot)
+            self.grammars.drop(slot)
 
     def clear(self) -> None:
         """Forget every sequence."""
         self.slots.clear()
         self.shapers.clear()
+        self.grammars.clear()
         self._pooled_sums.clear()
 
     def _begin(self, start: SequenceStart) -> None:
@@ -83,6 +91,7 @@ class UnifiedRunner:
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)
         self.shapers.begin(start)
+        self.grammars.begin(start)
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -127,8 +136,9 @@ class UnifiedRunner:
                 start.sampling.check_ids(self.logits_width)
             if start.adapter is not None:
                 raise InvalidInput(f"sequence {start.seq_id}: adapter {start.adapter!r} is not loaded")
-            if start.grammar is not None:
-                raise InvalidInput(f"sequence {start.seq_id}: this executor has no grammars")
+            if start.grammar is not None and self.grammars.compiler.unsupported is not None:
+                why = self.grammars.compiler.unsupported
+                raise InvalidInput(f"sequence {start.seq_id}: this executor has no grammars: {why}")
             if start.pooling not in (None, "last", "mean"):
                 raise InvalidInput(
                     f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: last, mean"
@@ -173,7 +183,17 @@ class UnifiedRunner:
         starts = np.cumsum(counts) - counts
         place = np.arange(len(item)) - starts[item]
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
-        return _SampledRows(drafts, counts, starts, item, place, rows)
+        return _SampledRows(drafts, counts, starts, item, place, rows, self._start_masks(batch, step, counts))
+
+    def _start_masks(
+        self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray
+    ) -> Future[dict[int, ItemMasks]] | None:
+        """Of the items that sample under a grammar; None if there are none."""
+        if not self.grammars:
+            return None
+        slots = batch.slots.tolist()
+        items = [i for i, slot in enumerate(slots) if counts[i] and slot in self.grammars]
+        return self.grammars.start({i: (slots[i], _inputs(batch, step, i)) for i in items}) if items else None
 
     def _sample(
         self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: _SampledRows
@@ -181,18 +201,22 @@ class UnifiedRunner:
         """Sample, and keep of each item what verification leaves: in the example d7 is accepted iff r0 = d7, d8 iff r1 = d8
         as well; kept are the accepted ones and one more."""
         n = len(batch)
-        drafts, counts, starts, item, place, rows = where
+        drafts, counts, starts, item, place, rows, masks_to_come = where
         if not len(item):
             return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
         logits, maxima = self.runner.logits_for_sampling(hidden, rows)
+        masks = {} if masks_to_come is None else masks_to_come.result()
         sampled = sample(
             logits,
             self.sampling.rows(slots, positions),
-            self._edits(batch, step, shaped, starts) if shaped else None,
+            self._edits(batch, step, shaped, starts, masks) if shaped else None,
             maxima,
         )
+        failed = {i: item.error for i, item in masks.items() if item.error is not None}
+        for i in failed:
+            sampled.bad[starts[i] : starts[i] + counts[i]] = True
         tokens = sampled.tokens.astype(np.int32)
         self.pool.view(-1).index_copy_(
             0, self._pool_index(slots, positions), torch.from_numpy(tokens).to(self.runner.device)
@@ -205,22 +229,25 @@ class UnifiedRunner:
         output = UnifiedOutput(num_tokens, tokens)
         ends = np.cumsum(num_tokens)
         for i in shaped:
-            self.shapers.keep(int(batch.slots[i]), tokens[ends[i] - num_tokens[i] : ends[i]].tolist())
+            kept_tokens = tokens[ends[i] - num_tokens[i] : ends[i]].tolist()
+            self.shapers.keep(int(batch.slots[i]), kept_tokens)
+            if i in masks:
+                self.grammars.keep(int(batch.slots[i]), kept_tokens)
         if sampled.described or sampled.bad.any():
-            self._detail(output, sampled, _errors(logits, sampled.bad), counts, starts)
+            errors = _errors(logits, sampled.bad) | {int(starts[i]): why for i, why in failed.items()}
+            self._detail(output, sampled, errors, counts, starts)
         return output
 
     def _edits(
-        self, batch: UnifiedBatch, step: StepArrays, items: list[int], starts: np.ndarray
-    ) -> LogitEdits | None:
-        """What the settings of some items change in the rows sampled for them, the first of which are `starts`."""
+        self, batch: UnifiedBatch, step: StepArrays, items: list[int], starts: np.ndarray, masks: dict[int, ItemMasks]
+    ) -> LogitEdits | None:  # fmt: skip
+        """What settings and grammars of some items change in the rows sampled for them, the first of which are `starts`."""
         builder = EditsBuilder()
         for i in items:
-            part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
-            pending = None if batch.pending is None else batch.pending[part].tolist()
-            inputs = (int(step.pos_offsets[i]), step.token_ids[part].tolist(), pending)
+            position, tokens, pending, num_drafts = _inputs(batch, step, i)
+            of_rows = masks[i].masks if i in masks else None
             self.shapers.add_rows(
-                builder, int(batch.slots[i]), int(starts[i]), inputs, int(batch.num_draft_tokens[i])
+                builder, int(batch.slots[i]), int(starts[i]), (position, tokens, pending), num_drafts, of_rows
             )
         return builder.build()
 
@@ -270,7 +297,7 @@ class UnifiedRunner:
         found: list[SampledToken] = []
         for begin, logits in self.runner.logits_in_chunks(hidden, rows):
             part = targets[begin : begin + len(logits)]
-            found += describe(logits, part, np.full(len(part), count))
+            found += describe(logits, part, np.full(len(part), count), ranked=True)
         return tuple(found)
 
     def _pool(
@@ -285,6 +312,15 @@ class UnifiedRunner:
             total = total + self._pooled_sums[start.slot]
         self._pooled_sums[start.slot] = total
         return (total / int(step.pos_offsets[i] + step.q_lens[i])).cpu().numpy() if final else None
+
+
+def _inputs(batch: UnifiedBatch, step: StepArrays, i: int) -> Inputs:
+    """What an item computes, as plain lists."""
+    part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
+    pending = None if batch.pending is None else batch.pending[part].tolist()
+    return Inputs(
+        int(step.pos_offsets[i]), step.token_ids[part].tolist(), pending, int(batch.num_draft_tokens[i])
+    )
 
 
 def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, str]:

@@ -122,5 +122,7 @@ def _call(arguments: Any) -> dict[str, Any]:
 
 
 def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -54,28 +54,13 @@ async def chat_prompt(
 
     def work() -> list[int]:
         text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
-        return _encode(model, text, add_special_tokens, "messages")
+        return encode_text(model, text, add_special_tokens, "messages")
 
     try:
         return tuple(await state.threads.run(work, DEADLINE))
     except DeadlineExceeded:
         message = f"These messages took more than {DEADLINE:g} s to turn into a prompt."
         raise InvalidRequest(message, param="messages", code="chat_template_error") from None
-
-
-async def text_prompt(
-    state: ServerState, model: ServedModel, text: str, add_special_tokens: bool, param: str = "prompt"
-) -> tuple[int, ...]:
-    """Token ids of a plain text. Raises InvalidRequest."""
-    if len(text) <= INLINE_CHARACTERS:
-        return tuple(_encode(model, text, add_special_tokens, param))
-    try:
-        return tuple(
-            await state.threads.run(lambda: _encode(model, text, add_special_tokens, param), DEADLINE)
-        )
-    except DeadlineExceeded:
-        message = f"'{param}' took more than {DEADLINE:g} s to tokenize."
-        raise InvalidRequest(message, param=param, code="invalid_value") from None
 
 
 async def decoded(
@@ -110,13 +95,6 @@ async def token_texts(state: ServerState, model: ServedModel, ids: Sequence[int]
         raise InvalidRequest(message, param="return_token_strs", code="invalid_value") from None
 
 
-def check_length(model: ServedModel, length: int, param: str) -> None:
-    """Raises ContextLengthExceeded for a prompt that cannot fit, before anything is made of its ids."""
-    if length >= model.max_model_len:
-        message = f"'{param}' has {length} tokens, and this model's context {model.max_model_len}: no room is left for output."
-        raise ContextLengthExceeded(message, param=param)
-
-
 def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
     """Raises InvalidRequest for an id that the model's logits do not have: it would read another row's memory."""
     largest = max(ids, default=0)
@@ -127,8 +105,11 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
         raise InvalidRequest(message, param=param, code="invalid_value")
 
 
-def _encode(model: ServedModel, text: str, add_special_tokens: bool, param: str) -> list[int]:
-    if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
+def encode_text(
+    model: ServedModel, text: str, add_special_tokens: bool, param: str, bounded: bool = True
+) -> list[int]:
+    """Token ids of a text; `bounded` refuses one that cannot fit before it is tokenized. Raises InvalidRequest."""
+    if bounded and len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
         message = (
             f"'{param}' has {len(text)} characters, more than fit {model.max_model_len} tokens of context."
         )
@@ -154,9 +135,7 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
     if message.reasoning is not None:
         plain.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
-        plain["tool_calls"] = [
-            _plain_call(f"{param}.tool_calls.{i}", c) for i, c in enumerate(message.tool_calls)
-        ]
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
 
 
@@ -184,13 +163,16 @@ def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
     return parts
 
 
-def _plain_call(param: str, call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        where = f"{param}.function.arguments"
-        raise InvalidRequest(f"'{where}' is not a JSON object.", param=where, code="invalid_value")
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """A call as templates know it. What is no JSON object, such as arguments that were cut off, stays the text that the
+    model wrote: a conversation in which that happened once has to go on."""
+    written = call.function.arguments or {}
+    arguments: Any = written
+    if isinstance(written, str):
+        try:
+            decoded = msgspec.json.decode(written)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            decoded = None
+        arguments = decoded if isinstance(decoded, dict) else written
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -7,6 +7,7 @@ Templates come from the model's directory or from `--chat-template`, never from 
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ class ChatTemplate:
         self.variables: frozenset[str] = frozenset()
         """Names that the templates read without setting them."""
         sources = {DEFAULT: source} if isinstance(source, str) else source
+        self.sources = dict(sources)
+        """The templates' own texts by name."""
         for name, text in sources.items():
             where = origin if name == DEFAULT else f"{origin} '{name}'"
             try:
@@ -97,6 +100,11 @@ class ChatTemplate:
         into the form that the template reads, which is found out by rendering small conversations once."""
         adapted = self._forms[self._choose(bool(tools))].adapt(messages)
         return self.render(adapted, tools, add_generation_prompt, extra, continue_final_message)
+
+    @property
+    def reads_tools(self) -> bool:
+        """True if a prompt can show tools."""
+        return any(re.search(r"\btools\b", text) for text in self.sources.values())
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and TOOL_USE in self._templates:

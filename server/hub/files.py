@@ -13,6 +13,7 @@ SINGLE = "model.safetensors"
 _SMALL_SUFFIXES = (".json", ".jinja")
 _TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
 _TEMPLATES = "additional_chat_templates"
+_POOLING = "1_Pooling/config.json"
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
 
@@ -29,6 +30,8 @@ def _is_small(path: PurePosixPath) -> bool:
     if len(path.parts) == 1:
         other_weights = path.name.endswith(tuple(f"{suffix}.index.json" for suffix in _PICKLED))
         return not other_weights and (path.suffix in _SMALL_SUFFIXES or path.name in _TOKENIZERS)
+    if path == PurePosixPath(_POOLING):
+        return True
     return path.parent == PurePosixPath(_TEMPLATES) and path.suffix == ".jinja"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
 from server.chat.fence import DeadlineExceeded
-from server.schemas.base import Model, WireModel, parse
+from server.middleware import IGNORED
+from server.schemas.base import Model, parse
+from server.schemas.extras import MAX_TOLD, screen
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel, ServerState
 from server.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
@@ -35,43 +38,47 @@ def state_of(request: Request) -> ServerState:
 
 
 async def read(request: Request, model: type[Model]) -> Model:
-    """The validated body; a large one is parsed on a thread. Raises InvalidRequest."""
+    """The validated body; a large one is parsed on a thread. What it holds that has no effect is left in the scope, for the
+    response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported."""
     body = await request.body()
     if len(body) <= _INLINE_BODY_BYTES:
-        return parse(model, body)
+        parsed, request.scope[IGNORED] = _parse(model, body)
+        return parsed
     try:
-        return await state_of(request).threads.run(lambda: _parse_large(model, body), _PARSE_DEADLINE)
+        work = state_of(request).threads.run(lambda: _parse_large(model, body), _PARSE_DEADLINE)
+        parsed, request.scope[IGNORED] = await work
+        return parsed
     except DeadlineExceeded:
         raise InvalidRequest("The request body took too long to parse.", code="invalid_value") from None
 
 
-def _parse_large(model: type[Model], body: bytes) -> Model:
+def tell_ignored(request: Request, names: Iterable[str]) -> None:
+    """Add to what the response's header lists, where only the model that was asked for shows what has no effect."""
+    request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][:MAX_TOLD]
+
+
+def unread(model: ServedModel, variables: Mapping[str, Any] | None) -> list[str]:
+    """Paths of the variables for the chat template that it does not read."""
+    if not variables or model.template is None:
+        return []
+    return [f"chat_template_kwargs.{name}" for name in variables if name not in model.template.variables]
+
+
+def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
+    parsed = parse(model, body)
+    return parsed, screen(parsed)
+
+
+def _parse_large(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
     """Without the garbage collector, which would go through millions of new objects again and again and find nothing:
     that is most of the time, and the parser holds up every other thread meanwhile."""
     enabled = gc.isenabled()
     try:
         gc.disable()
-        return parse(model, body)
+        return _parse(model, body)
     finally:
         if enabled:
             gc.enable()
-
-
-def body_schema(model: type[WireModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: routes read their bodies themselves, so FastAPI does not know their schemas."""
-    schema = _inlined(model.model_json_schema(), model.model_json_schema().get("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with its definitions in their places: inside of another document, references to them lead nowhere."""
-    if isinstance(node, list):
-        return [_inlined(one, definitions) for one in node]
-    if not isinstance(node, dict):
-        return node
-    if isinstance(reference := node.get("$ref"), str):
-        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
-    return {name: _inlined(value, definitions) for name, value in node.items() if name != "$defs"}
 
 
 def json_response(data: Any, status: int = 200) -> Response:
@@ -96,6 +103,7 @@ def text_request(
     grammar: str | None = None,
     prompt_logprobs: int | None = None,
     shown_special: frozenset[int] = frozenset(),
+    ends: Callable[[], Callable[[str], bool]] | None = None,
 ) -> TextRequest:
     """The engine's form of a call. What the client left out comes from the model's defaults.
 
@@ -141,4 +149,5 @@ def text_request(
         grammar=grammar,
         prompt_logprobs=prompt_logprobs,
         shown_special=shown_special,
+        ends=ends,
     )

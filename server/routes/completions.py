@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest
-from engine.text.generation import TextDelta, TextRequest, TokenText
-from server.chat.prompt import check_length, check_token_ids, decoded, text_prompt
+from engine.text.generation import Generation, TextDelta, TextRequest, Usage
+from server.chat.fim import encode_behind, fill_in_middle
+from server.chat.prompt import INLINE_CHARACTERS, decoded
+from server.completion_choice import Choice, best
 from server.middleware import RESPONSE_ID
-from server.routes.common import body_schema, json_response, new_id, read, state_of, text_request
+from server.prompt_side import PromptSide
+from server.prompts import (
+    added_ids,
+    fenced,
+    input_ids,
+    text_span,
+    total_length,
+    truncation_of,
+)
+from server.routes.common import json_response, new_id, read, state_of, text_request
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
-from server.wire import Chunks, CompletionChoice, completion_logprobs, usage_object
+from server.structured.service import for_body
+from server.wire import Chunks, usage_object
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+@router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """Continue one prompt or many."""
     state = state_of(request)
@@ -37,33 +49,6 @@ async def completions(request: Request) -> Response:
     return json_response(await while_connected(request.receive, call.collect()))
 
 
-async def _tokenize(
-    state: ServerState, model: ServedModel, body: CompletionRequest
-) -> tuple[tuple[int, ...], ...]:
-    """The prompts in token ids. Raises InvalidRequest for one that is empty or holds unknown ids."""
-    prompts = []
-    for prompt in body.prompts:
-        if isinstance(prompt, str):
-            ids = await text_prompt(state, model, prompt, body.add_special_tokens is not False)
-        else:
-            check_length(model, len(prompt), "prompt")
-            check_token_ids(model, prompt, "prompt")
-            ids = tuple(prompt)
-        if not ids:
-            raise InvalidRequest("'prompt' is empty.", param="prompt", code="invalid_value")
-        prompts.append(ids)
-    return tuple(prompts)
-
-
-async def _echoes(state: ServerState, model: ServedModel, body: CompletionRequest) -> list[str]:
-    """What each prompt's choices begin with: where asked for, its text as the client wrote it or decoded from its ids."""
-    if not body.echo:
-        return [""] * len(body.prompts)
-    ids = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
-    texts = iter(await decoded(state, model, ids, False, "prompt"))
-    return [prompt if isinstance(prompt, str) else next(texts) for prompt in body.prompts]
-
-
 class _CompletionCall:
     """One call: what to ask of the engine, and how to shape what comes back."""
 
@@ -73,7 +58,7 @@ class _CompletionCall:
         name: str,
         body: CompletionRequest,
         asked: TextRequest,
-        echoes: Sequence[str],
+        sides: Sequence[PromptSide],
     ) -> None:
         self._model = model
         self._name = name
@@ -81,8 +66,10 @@ class _CompletionCall:
         self._asked = asked
         self.id = asked.request_id
         self._created = int(time.time())
-        count = len(asked.prompts) * asked.n
-        self._choices = [_Choice(index, echoes[index // asked.n]) for index in range(count)]
+        self._sides = sides
+        self._choices = [
+            Choice(index, body, sides[index // asked.n]) for index in range(len(sides) * asked.n)
+        ]
 
     @classmethod
     async def prepare(
@@ -90,6 +77,7 @@ class _CompletionCall:
     ) -> _CompletionCall:
         """Tokenize. Raises InvalidRequest."""
         prompts = await _tokenize(state, model, body)
+        body.check_answer(total_length(prompts))
         limit = body.output_limit
         if limit is None:
             # Nobody asked for that many: near the end of the context it is what still fits. The engine has one limit
@@ -97,16 +85,30 @@ class _CompletionCall:
             room = min(model.max_model_len - len(ids) for ids in prompts)
             limit = max(1, min(DEFAULT_MAX_TOKENS, room))
         asked = text_request(
-            new_id("cmpl"), body, model, prompts, body.num_logprobs, limit, continues_prompt=True
+            new_id("cmpl"),
+            body,
+            model,
+            prompts,
+            body.num_logprobs,
+            max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
+            continues_prompt=True,
+            grammar=await for_body(state, model, body),
+            prompt_logprobs=body.num_prompt_logprobs,
         )
-        return cls(model, name, body, asked, await _echoes(state, model, body))
+        asked = replace(asked, n=body.num_generated)
+        if body.suffix and not body.ignore_eos:
+            marks = fill_in_middle(model.tokenizer).end_ids
+            asked = replace(asked, stop_token_ids=(*asked.stop_token_ids, *marks))
+        return cls(model, name, body, asked, await _sides(state, model, body, prompts))
 
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""
         async with self._model.engine.start(self._asked) as generation:
             async for delta in generation:
-                self._choices[delta.index].take(delta)
-            usage = generation.usage
+                choice = self._choices[delta.index]
+                await choice.side.take(delta)
+                choice.take(delta)
+            usage = self._usage(generation)
         return {
             "id": self._asked.request_id,
             "object": "text_completion",
@@ -114,23 +116,23 @@ class _CompletionCall:
             "model": self._name,
             "system_fingerprint": self._model.fingerprint,
             "seed": generation.seed,
-            "choices": [self._answer(choice) for choice in self._choices],
+            "choices": [msgspec.Raw(answer) for answer in self._answers()],
             "usage": usage_object(usage),
         }
 
-    def _answer(self, choice: _Choice) -> dict[str, Any]:
-        logprobs = None if self._body.logprobs is None else completion_logprobs(choice.tokens)
-        answer: dict[str, Any] = {
-            "index": choice.index,
-            "text": choice.echo + "".join(choice.text),
-            "logprobs": logprobs,
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
-        }
-        if self._body.return_token_ids:
-            answer["token_ids"] = choice.ids
-            answer["prompt_token_ids"] = self._asked.prompts[choice.index // self._asked.n]
-        return answer
+    def _answers(self) -> list[bytes]:
+        if not self._body.ranks:
+            return [choice.answer(choice.index) for choice in self._choices]
+        made, shown = self._asked.n, self._body.n or 1
+        groups = (self._choices[first : first + made] for first in range(0, len(self._choices), made))
+        kept = [choice for group in groups for choice in best(group, shown)]
+        return [choice.answer(index) for index, choice in enumerate(kept)]
+
+    def _usage(self, generation: Generation) -> Usage:
+        """What was counted; the token that is computed for `max_tokens` 0 is not."""
+        if self._body.max_tokens != 0:
+            return generation.usage
+        return replace(generation.usage, completion_tokens=0)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer in events; the last one of a choice carries its finish reason."""
@@ -140,44 +142,79 @@ class _CompletionCall:
             chunks = Chunks(
                 "text_completion", self.id, self._created, self._name, fingerprint, generation.seed
             )
-            async for delta in generation:
-                piece = self._piece(self._choices[delta.index], delta)
+            async for delta in self._in_order(generation):
+                piece = self._choices[delta.index].piece(delta)
                 if piece:
-                    yield chunks.chunk(piece, generation.usage if continuous else None)
-            total = generation.usage
+                    yield chunks.chunk(piece, self._usage(generation) if continuous else None)
+            total = self._usage(generation)
         yield (chunks.chunk(b"", total) if self._body.include_usage else b"") + DONE
 
-    def _piece(self, choice: _Choice, delta: TextDelta) -> bytes:
-        text = delta.text
-        if choice.echo:
-            text, choice.echo = choice.echo + text, ""
-        ids = delta.token_ids if self._body.return_token_ids else None
-        if delta.finish_reason is None and delta.logprobs is None and ids is None:
-            return choice.wire.text(text) if text else b""
-        logprobs = None if delta.logprobs is None else completion_logprobs(delta.logprobs)
-        return choice.wire.full(text, logprobs, ids, delta.finish_reason, delta.stop_reason)
+    async def _in_order(self, generation: Generation) -> AsyncIterator[TextDelta]:
+        """The deltas; those of a choice not before its prompt's logprobs, which come with another choice."""
+        held: dict[int, list[TextDelta]] = {}
+        async for delta in generation:
+            number = delta.index // self._asked.n
+            side = self._sides[number]
+            await side.take(delta)
+            if not side.complete:
+                held.setdefault(number, []).append(delta)
+                continue
+            yield delta
+            for other in held.pop(number, ()):
+                yield other
 
 
-@dataclass(slots=True)
-class _Choice:
-    """What one choice has become so far. One writer: the task that reads the generation."""
+async def _tokenize(
+    state: ServerState, model: ServedModel, body: CompletionRequest
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts in token ids. Raises InvalidRequest."""
+    special = body.add_special_tokens is not False
+    if body.suffix:
+        return await _tokenize_around(state, model, body, special)
+    reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
+    truncation = truncation_of(body, model, reserved)
+    return await input_ids(
+        state, model, body.prompts, "prompt", add_special_tokens=special, truncation=truncation
+    )
 
-    index: int
-    echo: str
-    text: list[str] = field(default_factory=list)
-    tokens: list[TokenText] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    finish: str = "stop"
-    stop_reason: str | int | None = None
-    wire: CompletionChoice = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.wire = CompletionChoice(self.index)
+async def _tokenize_around(
+    state: ServerState, model: ServedModel, body: CompletionRequest, special: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts with the suffix, around the middle that is to be written. Raises InvalidRequest."""
+    notation = fill_in_middle(model.tokenizer)
+    behind = await _encode_behind(state, model, body.suffix or "")
+    written = [prompt for prompt in body.prompts if prompt != ""]  # nothing may stand before the middle
+    ids = iter(await input_ids(state, model, written, "prompt", add_special_tokens=False))
+    first = added_ids(model)[0] if special else []
+    befores = [() if prompt == "" else next(ids) for prompt in body.prompts]
+    return tuple((*first, *notation.prompt(before, behind)) for before in befores)
 
-    def take(self, delta: TextDelta) -> None:
-        """Keep a delta for the whole answer."""
-        self.text.append(delta.text)
-        self.ids.extend(delta.token_ids)
-        self.tokens.extend(delta.logprobs or ())
-        if delta.finish_reason is not None:
-            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+async def _encode_behind(state: ServerState, model: ServedModel, suffix: str) -> list[int]:
+    if len(suffix) <= INLINE_CHARACTERS:
+        return encode_behind(model, suffix)
+    return await fenced(state, lambda: encode_behind(model, suffix), "suffix", "to tokenize")
+
+
+async def _sides(
+    state: ServerState, model: ServedModel, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]
+) -> list[PromptSide]:
+    """What each prompt's choices begin with: where asked for, its text as the client wrote it, or decoded from its ids."""
+    if not body.echo:
+        return [PromptSide(body, ids) for ids in prompts]
+    around = added_ids(model) if body.add_special_tokens is not False else ([], [])
+    sides, unwritten = [], {}
+    for number, (prompt, ids) in enumerate(zip(body.prompts, prompts, strict=True)):
+        if isinstance(prompt, str):
+            begin, end = text_span(ids, around)
+            sides.append(PromptSide(body, ids, prompt, end))
+            if body.truncate_prompt_tokens is not None:
+                unwritten[number] = list(ids[begin:end])
+        else:
+            sides.append(PromptSide(body, ids))
+            unwritten[number] = prompt if body.suffix else list(ids)
+    texts = await decoded(state, model, list(unwritten.values()), False, "prompt")
+    for number, text in zip(unwritten, texts, strict=True):
+        sides[number].echo = text
+    return sides

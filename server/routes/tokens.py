@@ -1,27 +1,36 @@
-"""POST /tokenize and /detokenize, in vLLM's shape."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's shape."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.chat.prompt import chat_prompt, check_token_ids, decoded, text_prompt, token_texts
-from server.routes.common import body_schema, json_response, read, state_of
+from server.chat.prompt import chat_prompt, check_token_ids, decoded, token_texts
+from server.chat.template import DEFAULT, ChatTemplate
+from server.prompts import input_ids, truncation_of
+from server.routes.common import json_response, read, state_of, tell_ignored, unread
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from server.state import ServedModel
 
 router = APIRouter()
 
+_OF_CHATS = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+"""What means nothing to a plain text."""
 
-@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+
+@router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model would see it."""
     state = state_of(request)
     body = await read(request, TokenizeRequest)
     body.check()
     model, _ = state.require(body.model)
+    truncation = truncation_of(body, model, 0)
     if body.messages is not None:
+        tell_ignored(request, unread(model, body.chat_template_kwargs))
         ids = await chat_prompt(
             state,
             model,
@@ -32,20 +41,71 @@ async def tokenize(request: Request) -> Response:
             extra=body.chat_template_kwargs,
             continue_final_message=bool(body.continue_final_message),
         )
+        ids = ids if truncation is None else tuple(truncation.cut(ids))
     else:
-        ids = await text_prompt(state, model, body.prompt or "", body.add_special_tokens is not False)
+        tell_ignored(request, [name for name in _OF_CHATS if getattr(body, name) is not None])
+        [ids] = await input_ids(
+            state,
+            model,
+            [body.prompt or ""],
+            "prompt",
+            add_special_tokens=body.add_special_tokens is not False,
+            truncation=truncation,
+            may_be_empty=True,
+        )
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
     answer["token_strs"] = await token_texts(state, model, ids) if body.return_token_strs else None
     return json_response(answer)
 
 
-@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+@router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included unless asked otherwise."""
     state = state_of(request)
     body = await read(request, DetokenizeRequest)
-    body.check()
     model, _ = state.require(body.model)
     check_token_ids(model, body.tokens, "tokens")
     [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")
     return json_response({"prompt": text})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """What a client needs to do the tokenizer's work itself: tokenizer_config.json with the special tokens as texts, and the
+    chat template that is served. Evaluation tools render it."""
+    model, _ = state_of(request).require(None)
+    return json_response(_tokenizer_info(model))
+
+
+_PATHS = frozenset(
+    {"name_or_path", "vocab_file", "merges_file", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
+)
+"""Where files lay when the tokenizer was saved: of no use, and nobody's business."""
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def _tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    tokenizer = model.tokenizer
+    config = {name: _texts(value) for name, value in tokenizer.config.items() if name not in _PATHS}
+    return {
+        **config,
+        **dict.fromkeys(_ROLES),
+        **tokenizer.special_tokens,
+        "tokenizer_class": config.get("tokenizer_class") or "PreTrainedTokenizerFast",
+        "added_tokens_decoder": {str(id_): text for text, id_ in tokenizer.added_tokens.items()},
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": model.max_model_len,
+        "chat_template": None if model.template is None else _main_source(model.template),
+    }
+
+
+def _texts(value: Any) -> Any:
+    """With every token as its text, where the file has an object for it."""
+    if isinstance(value, Mapping):
+        return value["content"] if "content" in value else {name: _texts(one) for name, one in value.items()}
+    return [_texts(one) for one in value] if isinstance(value, list) else value
+
+
+def _main_source(template: ChatTemplate) -> str:
+    """Of several templates the one for conversations without tools, or whichever there is."""
+    return template.sources.get(DEFAULT) or next(iter(template.sources.values()))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import InvalidRequest
+from server.schemas.extras import Rules
 
 
 class WireModel(BaseModel):
     """A request body or a part of one. Unknown keys are kept in `model_extra`, for `schemas/extras.py` to judge."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    rules: ClassVar[Rules] = Rules()
+    """What those keys mean."""
 
 
 Model = TypeVar("Model", bound=WireModel)
@@ -64,7 +67,7 @@ def _plain(detail: ErrorDetails) -> str:
             return "it should not be empty"
         case "too_long":
             return f"it should have at most {limits['max_length']} entries"
-        case "string_pattern_mismatch":  # only keys that are token ids have a pattern
+        case "string_pattern_mismatch" if detail["loc"][-1] == "[key]":  # token ids are the keys with a pattern
             return f"its keys should be token ids, which {str(detail['loc'][-2])[:40]!r} is not"
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
     for theirs, ours in _WORDS:
@@ -86,6 +89,6 @@ def field_names() -> frozenset[str]:
     waiting: list[type[WireModel]] = [WireModel]
     while waiting:
         model = waiting.pop()
-        names.update(model.model_fields)
+        names.update(field.alias or name for name, field in model.model_fields.items())
         waiting.extend(model.__subclasses__())
     return frozenset(names)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from engine.errors import InvalidRequest
-from server.schemas import extras
+from server.chat.tools.choice import Function, ToolChoice, tool_choice
 from server.schemas.base import WireModel
-from server.schemas.sampling import MAX_LOGPROBS, MAX_OUTPUT_TOKENS, GenerationFields, Integer
+from server.schemas.extras import Rules
+from server.schemas.sampling import (
+    MAX_LOGPROBS,
+    MAX_OUTPUT_TOKENS,
+    GenerationFields,
+    Integer,
+    PromptSideFields,
+)
+from server.schemas.structured import StructuredFields
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
 MAX_NAME_LENGTH = 1024
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+"""OpenAI's rule, and dots, and twice the length: names of tools that come by other protocols have them."""
 
 
 class ContentPart(WireModel):
@@ -27,10 +37,10 @@ class ContentPart(WireModel):
 
 
 class FunctionCall(WireModel):
-    """What the assistant called; `arguments` is JSON in a string, as it was generated."""
+    """What the assistant called; `arguments` is JSON in a string, as it was generated, or the object itself."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(WireModel):
@@ -54,9 +64,12 @@ class ChatMessage(WireModel):
 
 
 class FunctionDefinition(WireModel):
-    """A function the model may call; `parameters` is a JSON schema, handed to the template as it is."""
+    """A function the model may call; `parameters` is a JSON schema, handed to the template as it is. Calls keep to it where
+    they are forced, or the function is `strict`."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    rules: ClassVar[Rules] = Rules(handed_on=True)
+
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -64,6 +77,8 @@ class FunctionDefinition(WireModel):
 
 class Tool(WireModel):
     """A tool on offer."""
+
+    rules: ClassVar[Rules] = Rules(handed_on=True)
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -93,14 +108,23 @@ class ChatPromptFields(PromptEnd):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ChatRequest(GenerationFields, ChatPromptFields):
+class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatPromptFields):
     """A chat completion call."""
+
+    rules: ClassVar[Rules] = Rules(
+        refused={
+            "prompt": "'prompt' belongs to /v1/completions; a chat has 'messages'.",
+            "best_of": "'best_of' belongs to /v1/completions.",
+        }
+    )
 
     max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    include_reasoning: bool | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -113,33 +137,42 @@ class ChatRequest(GenerationFields, ChatPromptFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools the model may see. With tool_choice "none" it sees none, which is the surest way to obey."""
-        if not self.tools or self.tool_choice == "none":
+    def choice(self) -> ToolChoice:
+        """What is asked about tools. Raises InvalidRequest naming the field."""
+        functions = []
+        for place, tool in enumerate(self.tools or ()):
+            asked = tool.function
+            functions.append(Function(place, asked.name, asked.parameters, bool(asked.strict)))
+        return tool_choice(functions, self.tool_choice, self.parallel_tool_calls is not False)
+
+    def offered_tools(self, choice: ToolChoice) -> list[dict[str, Any]]:
+        """The tools the model may see. With tool_choice "none" it sees none, and otherwise none that are not allowed, which
+        is the surest way to obey; a named one it sees among all others."""
+        if choice.mode == "none":
             return []
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        shown = {one.place for one in choice.functions}
+        return [
+            tool.model_dump(exclude_unset=True)
+            for place, tool in enumerate(self.tools or ())
+            if choice.mode == "named" or place in shown
+        ]
 
     def check(self) -> None:
         """Everything that types alone do not say. Raises InvalidRequest naming the field."""
-        extras.judge(self.model_extra, type(self).model_fields, also_refused=_REFUSED)
         self.check_generation()
+        self.check_prompt_side(bool(self.stream))
         if self.top_logprobs and not self.logprobs:
             message = "'top_logprobs' is only allowed when 'logprobs' is true."
             raise InvalidRequest(message, param="top_logprobs", code="invalid_value")
         self.check_logprobs(self.n or 1, self.num_logprobs, "top_logprobs")
-        self._check_tool_choice()
+        self._check_tools()
 
-    def _check_tool_choice(self) -> None:
-        if self.tool_choice in (None, "none", "auto"):
-            return
-        if isinstance(self.tool_choice, dict) or self.tool_choice == "required":
-            message = '\'tool_choice\' can be "auto" or "none" here; forcing a call is not supported.'
-            raise InvalidRequest(message, param="tool_choice", code="unsupported_value")
-        message = 'Invalid value for \'tool_choice\': it should be "none" or "auto".'
-        raise InvalidRequest(message, param="tool_choice", code="invalid_value")
-
-
-_REFUSED = {
-    "prompt": "'prompt' belongs to /v1/completions; a chat has 'messages'.",
-    "best_of": "'best_of' is not supported by this server.",
-}
+    def _check_tools(self) -> None:
+        names = set[str]()
+        for place, tool in enumerate(self.tools or ()):
+            name = tool.function.name
+            if name in names:
+                param = f"tools.{place}.function.name"
+                message = f"Invalid value for '{param}': there is another function '{name}' before it."
+                raise InvalidRequest(message, param=param, code="invalid_value")
+            names.add(name)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from engine.errors import InvalidRequest
-from server.schemas import extras
-from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_IDS, GenerationFields, Integer, TokenId
+from server.schemas.extras import Rules
+from server.schemas.sampling import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_OUTPUT_TOKENS,
+    MAX_TOKEN_IDS,
+    GenerationFields,
+    Integer,
+    PromptSideFields,
+    TokenId,
+)
+from server.schemas.structured import StructuredFields
 
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
@@ -19,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
 
-def _form(prompt: Any) -> str:
+def input_form(prompt: Any) -> str:
     """Which of the four forms is meant, by the first element: an error then speaks of that form alone.
 
     The tags have spaces, so that none is the name of a field (`base.py` tells them apart by that)."""
@@ -37,23 +47,31 @@ Prompt = Annotated[
     | Annotated[
         list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists of ids")
     ],
-    Discriminator(_form),
+    Discriminator(input_form),
 ]
 
 
-class CompletionRequest(GenerationFields):
-    """A legacy completion call: one prompt or many, as text or as token ids."""
+class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
+    """A legacy completion call: one prompt or many, as text or as token ids.
+
+    `best_of` choices are generated of each prompt, and the `n` with the highest mean logprob per token are returned, best
+    first. `suffix` is what follows the text to be written. `max_tokens` 0 generates nothing: the answer is about the
+    prompt, which `echo` or `prompt_logprobs` show.
+    """
+
+    rules: ClassVar[Rules] = Rules(
+        refused={
+            "messages": "'messages' belongs to /v1/chat/completions; a completion has 'prompt'.",
+            "tools": "'tools' are not supported for completions; use /v1/chat/completions.",
+        }
+    )
 
     prompt: Prompt
+    max_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[Integer, Field(ge=1)] | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: str | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Alternatives per token, or None."""
-        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -64,24 +82,85 @@ class CompletionRequest(GenerationFields):
             return [self.prompt]  # one prompt in token ids
         return list(self.prompt)
 
+    @property
+    def num_generated(self) -> int:
+        """Choices to generate of each prompt, of which `n` are returned."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def ranks(self) -> bool:
+        """True if more choices are generated than returned."""
+        return self.num_generated > (self.n or 1)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per generated token, or None; choices are ranked by the tokens' own logprobs."""
+        return 0 if self.ranks and self.logprobs is None else self.logprobs
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Alternatives per prompt token among the answer's `logprobs`, or None."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token that the engine is to tell, or None."""
+        return max((k for k in (self.echoed_logprobs, self.prompt_logprobs) if k is not None), default=None)
+
     def check(self) -> None:
         """Everything that types alone do not say. Raises InvalidRequest naming the field."""
-        extras.judge(self.model_extra, type(self).model_fields, also_refused=_REFUSED)
         self.check_generation()
-        if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:
-            message = f"Prompts times 'n' may be at most {MAX_SEQUENCES}."
-            raise InvalidRequest(message, param="n", code="invalid_value")
-        self.check_logprobs(len(self.prompts) * (self.n or 1), self.logprobs, "logprobs")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest("'best_of' is not supported.", param="best_of", code="unsupported_parameter")
-        if self.suffix:
-            raise InvalidRequest("'suffix' is not supported.", param="suffix", code="unsupported_parameter")
-        if self.echo and self.logprobs is not None:
-            message = "'echo' with 'logprobs' is not supported: there are no prompt logprobs yet."
-            raise InvalidRequest(message, param="echo", code="unsupported_value")
+        self.check_prompt_side(bool(self.stream))
+        if len(self.prompts) * self.num_generated > MAX_SEQUENCES:
+            name = "best_of" if self.ranks else "n"
+            message = f"Prompts times '{name}' may be at most {MAX_SEQUENCES}."
+            raise InvalidRequest(message, param=name, code="invalid_value")
+        self.check_logprobs(len(self.prompts) * self.num_generated, self.logprobs, "logprobs")
+        self._check_best_of()
+        self._check_suffix()
+        self._check_nothing()
 
+    def check_answer(self, prompt_tokens: int) -> None:
+        """Raises InvalidRequest if there is too much to tell of so many tokens of all prompts."""
+        shown = prompt_tokens * (self.n or 1)
+        self.check_prompt_logprobs(shown, self.echoed_logprobs, "logprobs")
+        self.check_prompt_logprobs(shown, self.prompt_logprobs, "prompt_logprobs")
 
-_REFUSED = {
-    "messages": "'messages' belongs to /v1/chat/completions; a completion has 'prompt'.",
-    "tools": "'tools' are not supported for completions; use /v1/chat/completions.",
-}
+    def _check_best_of(self) -> None:
+        if self.best_of is None:
+            return
+        if self.best_of < (self.n or 1):
+            message = f"'best_of' is {self.best_of}, fewer than the {self.n} choices of 'n'."
+            raise InvalidRequest(message, param="best_of", code="invalid_value")
+        if self.stream and self.ranks:
+            message = (
+                "'best_of' greater than 'n' is not available when 'stream' is true: which choices are the best is "
+                "known when all have ended."
+            )
+            raise InvalidRequest(message, param="best_of", code="unsupported_value")
+
+    def _check_suffix(self) -> None:
+        if not self.suffix:
+            return
+        for name, asked in (
+            ("truncate_prompt_tokens", self.truncate_prompt_tokens is not None),
+            ("logprobs", self.echoed_logprobs is not None),
+        ):
+            if asked:
+                what = f"'{name}' with 'echo'" if name == "logprobs" else f"'{name}'"
+                message = f"{what} is not supported with 'suffix', which stands inside the prompt."
+                raise InvalidRequest(message, param=name, code="unsupported_value")
+
+    def _check_nothing(self) -> None:
+        """Rules of `max_tokens` 0."""
+        if self.max_tokens != 0:
+            return
+        if not self.echo and self.prompt_logprobs is None:
+            message = "'max_tokens' should be at least 1, unless 'echo' or 'prompt_logprobs' ask about the prompt alone."
+            raise InvalidRequest(message, param="max_tokens", code="invalid_value")
+        if self.min_tokens:
+            message = f"'min_tokens' is {self.min_tokens}, more than the 0 tokens to generate at most."
+            raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+        if self.ranks:
+            message = "'best_of' has nothing to choose by with 'max_tokens' 0."
+            raise InvalidRequest(message, param="best_of", code="invalid_value")

@@ -1,94 +1,191 @@
 """Parameters that are not fields of our schemas: refused when they would change the result, ignored when they cannot.
 
 Unknown keys that are harmless are ignored, as vLLM does: wrappers around the OpenAI SDK send vendor fields of their own,
-and refusing them would make a drop-in server of no use. What *would* change the answer is refused by name instead of
-dropped, and so is a key that looks like a misspelt parameter, because its sender believes it has an effect.
+and refusing them would make a drop-in server of no use. What is ignored is told in the response header `x-cohort-ignored`.
+What *would* change the answer is refused by name instead of dropped, and so is a key that looks like a misspelt parameter,
+because its sender believes it has an effect.
+
+The same holds inside the body's objects. In those that are settings (`stream_options`) a misspelt key is refused as well;
+in elements of lists (messages, parts, tools) it is not, since evaluation tools and SDKs put keys of their own there.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import structlog
+from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
 
 log = structlog.get_logger("server")
 
+Values = tuple[Any, ...]
+Place = tuple[str | int, ...]
+
 HARMLESS = frozenset(
     {
+        # OpenAI
         "user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-        "prompt_cache_options", "safety_identifier", "parallel_tool_calls", "prediction", "request_id",
-        "cache_prompt", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
+        "prompt_cache_options", "safety_identifier", "parallel_tool_calls", "prediction",
+        # vLLM, SGLang, llama.cpp, Ollama
+        "request_id", "session_id", "spaces_between_special_tokens", "include_reasoning", "return_mm_kwargs",
+        "stream_interval", "rid", "stream_reasoning", "cache_prompt", "id_slot", "keep_alive",
+        "timings_per_token", "return_progress",
     }
 )  # fmt: skip
 """Accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED: dict[str, Values] = {
     # further samplers
     "repeat_penalty": (1,), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,), "dry_multiplier": (0,), "xtc_probability": (0,),
+    "top_n_sigma": (-1, 0), "dynatemp_range": (0,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "smoothing_factor": (0,),
+    "samplers": (), "custom_logit_processor": (), "watermarking": (False,), "watermark": (False,),
     "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
     "do_sample": (True, False), "num_beams": (1,), "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},),
-    "thinking_token_budget": (),
     # constrained output
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
-    "grammar": ("",), "regex": (), "ebnf": (), "response_format": ({"type": "text"},), "stop_regex": ([],),
+    "grammar": ("",), "regex": (), "ebnf": (), "stop_regex": ([],), "format": ("",),
+    # reasoning by other names
+    "separate_reasoning": (True,), "thinking_token_budget": (-1,), "thinking": (), "think": (), "enable_thinking": (),
+    "reasoning": (),
     # other outputs
-    "prompt_logprobs": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
-    "modalities": (["text"],), "audio": (), "web_search_options": (), "truncate_prompt_tokens": (),
-    "n_probs": (0,), "detokenize": (True,), "echo": (False,), "suffix": ("",),
-    "verbosity": ("medium",), "return_hidden_states": (False,),
+    "logprob_token_ids": (), "return_prompt_text": (False,),
+    "modalities": (["text"],), "audio": (), "web_search_options": (),
+    "return_token_offsets": (False,), "routed_experts_prompt_start": (0,),
+    "n_probs": (0,), "post_sampling_probs": (False,), "detokenize": (True,), "echo": (False,), "suffix": ("",),
+    "verbosity": ("medium",), "return_hidden_states": (False,), "no_stop_trim": (False,), "moderation": (),
     # lengths and ends by other names
-    "max_new_tokens": (), "max_length": (), "min_length": (0,), "num_return_sequences": (1,), "stop_sequences": ([],),
+    "max_new_tokens": (), "max_output_tokens": (), "max_length": (), "min_length": (0,), "num_return_sequences": (1,),
+    "stop_sequences": ([],), "n_predict": (), "n_keep": (0,), "t_max_predict_ms": (0, -1), "repetition_detection": (),
     # other inputs and routing
-    "extra_body": ({},),
+    "extra_body": ({},), "system": (), "instructions": (), "input": (), "inputs": (), "options": ({},),
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
-    "prompt_embeds": (), "kv_transfer_params": (),
-    "lora_path": (), "n_predict": (), "repetition_detection": (),
+    "media_io_kwargs": ({},), "prompt_embeds": (), "kv_transfer_params": (), "ec_transfer_params": (), "lora_path": (),
+    "session_params": ({},),
 }  # fmt: skip
 """Known but not supported, each with the values (null always) at which it does nothing. `do_sample` is judged beside the
 temperature (`server/token_settings.py`); `echo` and `suffix` are fields of completions."""
 
-OF_TOKENIZE: dict[str, tuple[Any, ...]] = {
-    name: _NEUTRAL[name]
-    for name in ("chat_template", "documents", "extra_body", "functions", "mm_processor_kwargs", "truncate_prompt_tokens")
+OF_TOKENIZE: dict[str, Values] = {
+    name: UNSUPPORTED[name]
+    for name in (
+        "chat_template", "documents", "extra_body", "functions", "mm_processor_kwargs",
+        "system", "inputs", "enable_thinking", "thinking", "return_token_offsets",
+    )
 } | {"reasoning_effort": ()}  # fmt: skip
 """What would change the ids of a text or chat; a setting of generation changes none."""
 
-_HINTS = {
+OF_EMBEDDINGS: dict[str, Values] = {
+    name: UNSUPPORTED[name]
+    for name in ("extra_body", "inputs", "mm_processor_kwargs", "prompt_embeds", "lora_path")
+} | {
+    "messages": (), "prompt": (), "chat_template": (), "chat_template_kwargs": ({},),
+    "normalize": (True,), "embed_dtype": ("float32",), "embedding_type": ("float",), "output_dtype": ("float",),
+    "endianness": ("native", "little"), "padding": ("do_not_pad",), "truncate": (False, "NONE"), "input_type": (),
+    "prompt_name": (), "instruction": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
+}  # fmt: skip
+"""What would change vectors, or how they are written; here they are float32."""
+
+_STRUCTURED_HINT = "use 'structured_outputs'"
+_TEMPLATE_HINT = "give what the model's template reads in 'chat_template_kwargs'"
+HINTS = {
     "max_new_tokens": "use 'max_tokens'", "n_predict": "use 'max_tokens'", "min_length": "use 'min_tokens'",
+    "max_output_tokens": "use 'max_tokens'",
     "max_length": "use 'max_tokens', which does not count the prompt", "num_return_sequences": "use 'n'",
+    "guided_json": _STRUCTURED_HINT, "guided_regex": _STRUCTURED_HINT, "guided_choice": _STRUCTURED_HINT,
+    "guided_grammar": _STRUCTURED_HINT, "guided_whitespace_pattern": _STRUCTURED_HINT, "json_schema": _STRUCTURED_HINT,
+    "grammar": _STRUCTURED_HINT, "regex": _STRUCTURED_HINT, "ebnf": _STRUCTURED_HINT, "format": "use 'response_format'",
     "stop_sequences": "use 'stop'", "repeat_penalty": "use 'repetition_penalty'",
     "extra_body": "it is an argument of the client library, and its keys belong into the body itself",
+    "options": "its keys belong into the body itself",
     "echo": "it belongs to /v1/completions", "suffix": "a completion only goes on with its prompt",
+    "functions": "use 'tools'", "function_call": "use 'tool_choice'",
+    "system": "give a message of role 'system'", "instructions": "give a message of role 'system'",
+    "input": "it belongs to /v1/embeddings", "messages": "give texts or token ids in 'input'",
+    "prompt": "use 'input'", "normalize": "use 'use_activation'",
+    "thinking": _TEMPLATE_HINT, "think": _TEMPLATE_HINT, "enable_thinking": _TEMPLATE_HINT,
+    "separate_reasoning": "start the server with --reasoning-parser none",
+    "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
+    "messages[].function_call": "use 'tool_calls'",
+    "messages[].refusal": "give it in 'content', as a part of type 'refusal'",
+    "messages[].prefix": "use 'continue_final_message'",
 }  # fmt: skip
 """What the sender of an unsupported parameter may do instead."""
 
+UNSUPPORTED_INSIDE: dict[str, Values] = {
+    "messages[].function_call": (),
+    "messages[].audio": (),
+    "messages[].refusal": ("",),
+    "messages[].prefix": (False,),
+}
+"""The same inside of objects: what a message has besides would be missing from the prompt."""
+
+HARMLESS_INSIDE = {
+    "stream_options.include_obfuscation": "Nothing is padded here.",
+    "messages[].type": "Evaluation tools send it.",
+    "messages[].annotations": "SDKs send answers back with all their keys.",
+    "messages[].tool_calls[].index": "The SDKs' accumulated deltas have it.",
+    "messages[].content[].cache_control": "The prefix cache finds what is common by itself.",
+    "messages[].content[].prompt_cache_breakpoint": "The prefix cache finds what is common by itself.",
+}
+"""Examples of ignored keys of objects, for the documentation: every unknown one is ignored."""
 
 MAX_UNKNOWN = 64
 """Unknown keys of one request. Each is compared with every name there is, which takes about 0.1 ms."""
+MAX_TOLD = 32
+"""Ignored names that are told; a body of megabytes may have any number."""
 _MAX_FUZZY_LENGTH = 40
 """No parameter's name is as long, and the comparison takes the square of it."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one body makes of keys that are no fields. `refused` maps names to the reason, for an endpoint's own cases;
+    `unsupported` has the names that matter there, with the values at which they do nothing. `handed_on`: the object
+    goes to the chat template with all its keys, so none of them is ignored."""
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, Values] = field(default_factory=lambda: UNSUPPORTED)
+    handed_on: bool = False
+
+
+def screen(body: BaseModel) -> list[str]:
+    """The names of all keys of a body that have no effect, those of inner objects by their path: `messages[].type`.
+    Each is named once, at most MAX_TOLD of them.
+
+    Raises InvalidRequest, naming the parameter, for a key that would change the result, or looks as if it should.
+    """
+    rules: Rules = getattr(body, "rules")  # noqa: B009  # every WireModel's
+    known = type(body).model_fields
+    ignored = judge(body.model_extra, known, also_refused=rules.refused, unsupported=rules.unsupported)
+    names = dict.fromkeys(ignored)
+    for path, place, inner in _inner(body):
+        for name in _judge_inside(inner, path, place):
+            if len(names) < MAX_TOLD:
+                names[name] = None
+    if names:
+        log.debug("ignored parameters", names=[name[:100] for name in names])
+    return list(names)[:MAX_TOLD]
 
 
 def judge(
     extra: Mapping[str, Any] | None,
     known: Iterable[str],
     *,
-    also_refused: Mapping[str, str] = MappingProxyType({}),
-    unsupported: Mapping[str, tuple[Any, ...]] = _NEUTRAL,
-) -> None:
-    """Refuse what would change the result. `also_refused` maps names to the reason, for one endpoint's own cases;
-    `unsupported` has the names that matter there, with the values at which they do nothing.
-
-    Raises InvalidRequest naming the parameter.
-    """
+    also_refused: Mapping[str, str] = _NOTHING,
+    unsupported: Mapping[str, Values] = UNSUPPORTED,
+) -> list[str]:
+    """The keys of a body that are ignored. Raises InvalidRequest naming the parameter."""
     if not extra:
-        return
+        return []
     unknown = sum(
         name not in HARMLESS and name not in unsupported and name not in also_refused for name in extra
     )
@@ -97,24 +194,88 @@ def judge(
         raise InvalidRequest(message, code="unknown_parameter")
     ignored = []
     for name, value in extra.items():
-        if value is None or name in HARMLESS:
+        if value is None:
             continue
         if name in also_refused:
             raise InvalidRequest(also_refused[name], param=name, code="unsupported_parameter")
         if name in unsupported:
-            if not _is_neutral(value, unsupported[name]):
-                message = f"'{name}' is not supported{': ' + _HINTS[name] if name in _HINTS else ' by this server'}."
-                raise InvalidRequest(message, param=name, code="unsupported_parameter")
+            _refuse_unless_neutral(name, name, value, unsupported[name])
+        else:
+            if name not in HARMLESS:
+                _refuse_misspelt(name, name, [*known, *unsupported])
+            ignored.append(name)
+    return ignored
+
+
+def _judge_inside(inner: BaseModel, path: str, place: Place) -> Iterator[str]:
+    """The paths of an inner object's keys that are ignored. Raises InvalidRequest."""
+    if not inner.model_extra or getattr(inner, "rules").handed_on:  # noqa: B009
+        return
+    unknown = 0
+    for name, value in inner.model_extra.items():
+        if value is None:
             continue
-        short = len(name) <= _MAX_FUZZY_LENGTH
-        if short and (near := difflib.get_close_matches(name, [*known, *unsupported], n=1, cutoff=0.85)):
-            message = f"Unknown parameter '{name}'. Did you mean '{near[0]}'?"
-            raise InvalidRequest(message, param=name, code="unknown_parameter")
-        ignored.append(name[:100])
-    if ignored:
-        log.info("ignored unknown parameters", names=sorted(ignored)[:20])
+        full = f"{path}.{name}"
+        param = ".".join(map(str, (*place, name)))
+        if full in UNSUPPORTED_INSIDE:
+            _refuse_unless_neutral(full, param, value, UNSUPPORTED_INSIDE[full])
+            continue
+        if "[]" not in path and full not in HARMLESS_INSIDE:
+            if (unknown := unknown + 1) > MAX_UNKNOWN:
+                message = f"'{path}' has more than {MAX_UNKNOWN} unknown keys."
+                raise InvalidRequest(message, param=path, code="unknown_parameter")
+            _refuse_misspelt(
+                name, param, [one.alias or known for known, one in type(inner).model_fields.items()]
+            )
+        yield full
 
 
-def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+def _inner(body: BaseModel) -> Iterator[tuple[str, Place, BaseModel]]:
+    """Every object below a body that has keys of its own: its path, its place (the path with positions) and itself. A body
+    may have a million parts: those that hold neither such keys nor objects are passed over."""
+    waiting: list[tuple[str, Place, BaseModel]] = [("", (), body)]
+    while waiting:
+        path, place, model = waiting.pop()
+        if path and model.model_extra:
+            yield path, place, model
+        for name in _nesting(type(model)):
+            value = getattr(model, name)
+            here = f"{path}.{name}" if path else name
+            if isinstance(value, BaseModel):
+                waiting.append((here, (*place, name), value))
+            elif isinstance(value, list):
+                here += "[]"
+                for number, one in enumerate(value):
+                    if isinstance(one, BaseModel) and (one.__pydantic_extra__ or _nesting(type(one))):
+                        waiting.append((here, (*place, name, number), one))
+
+
+@functools.cache
+def _nesting(model: type[BaseModel]) -> tuple[str, ...]:
+    """The fields that may hold objects with a schema."""
+    return tuple(name for name, field_ in model.model_fields.items() if _has_model(field_.annotation))
+
+
+def _has_model(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(map(_has_model, get_args(annotation)))
+
+
+def _refuse_unless_neutral(name: str, param: str, value: Any, neutral: Values) -> None:
+    if not _is_neutral(value, neutral):
+        message = f"'{param}' is not supported{': ' + HINTS[name] if name in HINTS else ' by this server'}."
+        raise InvalidRequest(message, param=param, code="unsupported_parameter")
+
+
+def _refuse_misspelt(name: str, param: str, known: Iterable[str]) -> None:
+    if len(name) > _MAX_FUZZY_LENGTH:
+        return
+    if near := difflib.get_close_matches(name, list(known), n=1, cutoff=0.85):
+        message = f"Unknown parameter '{param}'. Did you mean '{near[0]}'?"
+        raise InvalidRequest(message, param=param, code="unknown_parameter")
+
+
+def _is_neutral(value: Any, neutral: Values) -> bool:
     """Equal in value and kind: `False` is no neutral number, an empty list no empty object."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -29,6 +29,8 @@ MAX_BAD_WORD_LENGTH = 64
 MAX_CACHE_SALT_LENGTH = 1024
 MAX_LOGPROB_ENTRIES = 2048
 """Sequences times logprobs per token: all of them are encoded for each step, while everybody else waits."""
+MAX_PROMPT_LOGPROB_ENTRIES = 2**19
+"""Prompt tokens times logprobs per token in one answer, which then has about 20 MB."""
 
 
 def _integral(value: Any) -> Any:
@@ -50,7 +52,45 @@ class StreamOptions(WireModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+
+
+class TruncationFields(WireModel):
+    """`truncate_prompt_tokens`: keep so many tokens of each prompt; -1 keeps what fits the context next to the output that
+    was asked for. Those at the end are kept, or with `truncation_side` "right" those at the beginning."""
+
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    def check_truncation(self) -> None:
+        """Raises InvalidRequest where nothing would be left."""
+        if self.truncate_prompt_tokens == 0:
+            message = "'truncate_prompt_tokens' should be at least 1, or -1 for what fits."
+            raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+
+
+class PromptSideFields(TruncationFields):
+    """What is made of the prompt and told of it. `prompt_logprobs`: that many alternatives for each of its tokens.
+    `return_tokens_as_token_ids`: tokens of logprobs are written as "token_id:N"."""
+
+    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def check_prompt_side(self, stream: bool) -> None:
+        """Rules between fields. Raises InvalidRequest naming the field."""
+        self.check_truncation()
+        if stream and self.prompt_logprobs is not None:
+            message = "'prompt_logprobs' is not available when 'stream' is true."
+            raise InvalidRequest(message, param="prompt_logprobs", code="unsupported_value")
+
+    @staticmethod
+    def check_prompt_logprobs(tokens: int, alternatives: int | None, param: str) -> None:
+        """Raises InvalidRequest if the answer would have too much to say of `tokens` prompt tokens in all choices."""
+        if alternatives is not None and tokens * (alternatives + 1) > MAX_PROMPT_LOGPROB_ENTRIES:
+            message = (
+                f"Logprobs of {tokens} prompt tokens (those of all choices) with {alternatives} alternatives each are too "
+                f"many for one answer: tokens times (alternatives + 1) may be at most {MAX_PROMPT_LOGPROB_ENTRIES}."
+            )
+            raise InvalidRequest(message, param=param, code="invalid_value")
 
 
 class GenerationFields(WireModel):

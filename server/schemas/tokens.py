@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from engine.errors import InvalidRequest
-from server.schemas import extras
 from server.schemas.base import WireModel
 from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, PromptEnd, Tool
-from server.schemas.sampling import MAX_TOKEN_IDS, TokenId
+from server.schemas.extras import OF_TOKENIZE, Rules
+from server.schemas.sampling import MAX_TOKEN_IDS, TokenId, TruncationFields
 
 
-class TokenizeRequest(PromptEnd):
+class TokenizeRequest(PromptEnd, TruncationFields):
     """Text, or a chat that goes through the template."""
+
+    rules: ClassVar[Rules] = Rules(unsupported=OF_TOKENIZE)
 
     model: str | None = None
     prompt: str | None = None
@@ -27,8 +29,8 @@ class TokenizeRequest(PromptEnd):
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        """Exactly one kind of input, and nothing besides that would change its ids. Raises InvalidRequest."""
-        extras.judge(self.model_extra, type(self).model_fields, unsupported=extras.OF_TOKENIZE)
+        """Exactly one kind of input. Raises InvalidRequest."""
+        self.check_truncation()
         if (self.prompt is None) == (self.messages is None):
             message = "Give either 'prompt' or 'messages'."
             raise InvalidRequest(message, param="prompt", code="invalid_value")
@@ -37,10 +39,8 @@ class TokenizeRequest(PromptEnd):
 class DetokenizeRequest(WireModel):
     """Token ids to turn into text."""
 
+    rules: ClassVar[Rules] = Rules(unsupported={})
+
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
     skip_special_tokens: bool | None = None
-
-    def check(self) -> None:
-        """Nothing that looks like a misspelt parameter. Raises InvalidRequest."""
-        extras.judge(self.model_extra, type(self).model_fields, unsupported={})

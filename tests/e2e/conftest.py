@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.e2e.reference import Reference, write_reference
 from tests.e2e.server_process import ServerProcess
 
 ECHO = ["--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
@@ -31,4 +32,21 @@ def echo_server(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """`cohort serve` with no arguments: the embedded model."""
     with ServerProcess([], tmp_path_factory.mktemp("tiny")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A random checkpoint in fp32, and transformers' numbers for it."""
+    return write_reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def reference_server(
+    reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """That checkpoint served, with steps so small that prompts come in chunks."""
+    args = [str(reference.path), "--dtype", "float32", "--served-model-name", "reference"]
+    args += ["--max-num-batched-tokens", "64", "--max-num-seqs", "16"]
+    with ServerProcess(args, tmp_path_factory.mktemp("reference-server")) as server:
         yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-_LISTENING = re.compile(r"listening on (http://\S+)")
+_LISTENING = re.compile(r"listening on (https?://\S+)")
 
 
 class ServerProcess:
@@ -35,7 +36,10 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         ready_within: float = 60,
         enter: Callable[[], None] | None = None,
+        verify: ssl.SSLContext | bool = True,
     ) -> None:
+        """`verify`: what its certificate is checked with, and which one it is shown, where it speaks TLS."""
+        self._verify = verify
         self.started = time.monotonic()
         self._ready_within = ready_within
         self._out, self._err = folder / "server.out", folder / "server.err"
@@ -91,7 +95,7 @@ class ServerProcess:
         """Poll `path` until it answers `status`."""
         deadline = time.monotonic() + within
         while True:
-            response = httpx.get(f"{self.url}{path}", timeout=10)
+            response = httpx.get(f"{self.url}{path}", timeout=10, verify=self._verify)
             if response.status_code == status:
                 return response
             assert time.monotonic() < deadline, (
@@ -99,10 +103,9 @@ class ServerProcess:
             )
             time.sleep(0.02)
 
-    @staticmethod
-    def _is_ready(url: str) -> bool:
+    def _is_ready(self, url: str) -> bool:
         try:
-            return httpx.get(f"{url}/ready", timeout=10).status_code == 200
+            return httpx.get(f"{url}/ready", timeout=10, verify=self._verify).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -119,10 +122,10 @@ class ServerProcess:
         return found
 
     def post(self, path: str, body: Any, timeout: float = 60) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=timeout)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=timeout, verify=self._verify)
 
     def get(self, path: str, timeout: float = 10) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=timeout)
+        return httpx.get(f"{self.url}{path}", timeout=timeout, verify=self._verify)
 
     def metric(self, sample: str) -> float:
         """One value of /metrics, by its name with labels as it is written there."""

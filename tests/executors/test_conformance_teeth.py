@@ -2,6 +2,7 @@
 
 import pytest
 
+from executors import conformance_grammars
 from executors.conformance import CASES, run_case
 from tests.executors import mutants_history, mutants_life, mutants_sampling
 from tests.executors.conformance_subjects import MUTANTS, inject, maker
@@ -32,4 +33,6 @@ async def test_mutant_is_caught(mutant: type, case: str, tolerance: float) -> No
 
 
 def test_every_case_catches_a_mutant() -> None:
-    assert set(CASES) == {case for _, case in MUTANTS}
+    """Those on grammars have their mutants with the executor that has grammars: llm/test_grammar_teeth.py."""
+    elsewhere = {name for name, case in CASES.items() if case.__module__ == conformance_grammars.__name__}
+    assert set(CASES) - elsewhere == {case for _, case in MUTANTS}

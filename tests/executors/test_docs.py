@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from executors import conformance_grammars
 from executors.conformance import CASES, run_case
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.fakes.base import OPTIONS
@@ -22,7 +23,7 @@ def example() -> types.ModuleType:
     return module
 
 
-# The example owns its KV, pools nothing, and offers no way to inject failures.
+# The example owns its KV, pools nothing, has no grammars, and offers no way to inject failures.
 DOES_NOT_CONCERN_IT = {
     "cached_prefix_equals_cold",
     "block_permutation_changes_nothing",
@@ -30,7 +31,7 @@ DOES_NOT_CONCERN_IT = {
     "pooling_is_consistent",
     "failed_steps_are_skipped_until_a_new_epoch",
     "nan_is_isolated",
-}
+} | {name for name, case in CASES.items() if case.__module__ == conformance_grammars.__name__}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,6 +1,7 @@
 """The split path: what goes through which forward, and what happens when a part fails. Results are the kit's business."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,3 +170,18 @@ async def test_the_adapter_asks_for_logits_and_returns_tokens_only(native: bool)
     assert (metrics.total_steps, metrics.total_sampled_tokens) == (4, 4)
     driver.release(seq)
     assert not driver.executor._sequences and not driver.executor._sampled  # type: ignore[attr-defined]
+
+
+class Stateless(EchoExecutor):
+    """Returns no hidden states, as executors may."""
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list:
+        return [replace(one, hidden_states=None) for one in await super().batch_prefill(inputs)]
+
+
+async def test_without_hidden_states_only_the_embedding_fails() -> None:
+    driver = await Driver.start(Stateless(CONFIG))
+    text, vector = driver.add([1, 2, 3]), driver.add([4, 5, 6], pooling="mean")
+    first, second = await driver.step(Feed(text), Feed(vector, 2))
+    assert [token.token_id for token in first.tokens] == expected_tokens([1, 2, 3], 1)
+    assert "hidden states" in second.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
-from engine.text.generation import TextDelta, TextRequest, Usage
-from executors.contract import ExecutorState, ExecutorStatus, MemoryStatus, ModelInfo
+from engine.text.generation import TextDelta, TextRequest, TokenText, Usage
+from executors.contract import (
+    ExecutorCapabilities,
+    ExecutorState,
+    ExecutorStatus,
+    MemoryRequirements,
+    MemoryStatus,
+    ModelInfo,
+    SampledToken,
+)
 from server.app import create_app
+from server.chat.notation import ModelNotation
 from server.chat.template import ChatTemplate
 from server.metrics import Metrics
 from server.sampling_defaults import SamplingDefaults
@@ -49,6 +58,29 @@ def says(*words: str, finish: str = "stop", stop_reason: str | int | None = None
             yield TextDelta(index, "", (len(words),), finish_reason=finish, stop_reason=stop_reason)
 
     return script
+
+
+def spells(text: str, finish: str = "stop", size: int = 1) -> Script:
+    """Every choice writes this text, `size` characters a delta, whose ids are its bytes, and keeps to `ends`."""
+
+    def script(request: TextRequest) -> Iterable[Step]:
+        for index in range(len(request.prompts) * request.n):
+            ends = request.ends() if request.ends is not None else lambda text: False
+            reason = finish
+            for start in range(0, len(text), size):
+                piece = text[start : start + size]
+                logprobs = None if request.logprobs is None else tuple(map(_token_text, piece.encode()))
+                yield TextDelta(index, piece, tuple(piece.encode()), logprobs)
+                if ends(piece):
+                    reason = "stop"
+                    break
+            yield TextDelta(index, "", (), None if request.logprobs is None else (), finish_reason=reason)
+
+    return script
+
+
+def _token_text(byte: int) -> TokenText:
+    return TokenText(SampledToken(byte, -0.5), chr(byte), bytes([byte]), 0)
 
 
 def steps(*script: Step) -> Script:
@@ -115,7 +147,6 @@ class FakeTextEngine:
         self.open.append(request.request_id)
         return FakeGeneration(self, request)
 
-
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
         """float32 [4] made of the prompt: its length, first and last id, and 1 for "mean"."""
         assert all(request.prompts), "an empty prompt reached the engine"
@@ -136,6 +167,15 @@ class ByteTokenizer:
     """An id is a byte; 256 is the beginning of text, which "special tokens" adds."""
 
     vocab_size = 257
+    config: ClassVar[dict[str, Any]] = {
+        "bos_token": "<s>",
+        "name_or_path": "/models/x",
+        "tokenizer_class": "ByteTokenizer",
+    }
+    special_tokens: ClassVar[dict[str, str]] = {"bos_token": "<s>"}
+
+    def __init__(self, added: Iterable[str] = ()) -> None:
+        self.added_tokens = {"<s>": BOS} | {text: BOS + 1 + i for i, text in enumerate(added)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
@@ -147,12 +187,19 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id], False)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode() if token_id >= BOS else bytes([token_id])
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= BOS
+
 
 class FakeExecutor:
-    """Only what metrics read."""
+    """Only what metrics and routes read. `grammars` is what it can do."""
 
     def __init__(self) -> None:
         self.cache: dict[str, Any] | None = {"blocks": 4, "dtype": "bf16", "odd name!": 1.5}
+        self.grammars = True
 
     def cache_metrics_snapshot(self) -> dict[str, Any] | None:
         return self.cache
@@ -165,6 +212,29 @@ class FakeExecutor:
 
     def snapshot_age(self) -> float:
         return 1.25
+
+    def capabilities(self) -> ExecutorCapabilities:
+        memory = MemoryRequirements(400, 1, 1, 0)
+        return ExecutorCapabilities(8, MAX_MODEL_LEN, (), memory, grammars=self.grammars)
+
+
+class FakeJudge:
+    """Takes every grammar for a good one, unless a test says what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.refusal: Exception | None = None
+        self.closed = False
+
+    async def check(self, grammar: str) -> str:
+        assert not self.closed
+        self.asked.append(grammar)
+        if self.refusal is not None:
+            raise self.refusal
+        return grammar
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 @dataclass
@@ -197,15 +267,17 @@ class House:
 
     engine: FakeTextEngine = field(default_factory=FakeTextEngine)
     core: FakeCore = field(default_factory=FakeCore)
+    judge: FakeJudge = field(default_factory=FakeJudge)
     names: tuple[str, ...] = ("fake", "org/fake-1")
     template: str | None = TEMPLATE
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    notation: ModelNotation = field(default_factory=ModelNotation)
     options: dict[str, Any] = field(default_factory=dict)
     state: ServerState = field(init=False)
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = ServerState(self.names, Metrics(), core=self.core)
+        self.state = ServerState(self.names, Metrics(), core=self.core, judge=self.judge)
         self.state.metrics.watch(self.core)
         self.state.model = ServedModel(
             engine=self.engine,
@@ -214,6 +286,7 @@ class House:
             max_model_len=MAX_MODEL_LEN,
             template=None if self.template is None else ChatTemplate(self.template, {"bos_token": "<s>"}),
             defaults=self.defaults,
+            notation=self.notation,
             fingerprint="fp_fake",
         )
         self.app = create_app(self.state, **self.options)
@@ -272,5 +345,6 @@ __all__ = [
     "error_of",
     "events",
     "says",
+    "spells",
     "steps",
 ]

@@ -1,5 +1,8 @@
 """API keys: closed by default, open only where the design says so."""
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import pytest
 
 from tests.server.fakes import House, error_of
@@ -50,8 +53,13 @@ async def test_right_keys() -> None:
     house = House(options=KEYS)
     assert (await house.get("/v1/models", headers=bearer("key-one"))).status_code == 200
     assert (await house.get("/v1/models", headers={"Authorization": "bearer key-one"})).status_code == 200
-    raw = {"Authorization": "Bearer schlüssel".encode()}
-    assert (await house.get("/v1/models", headers=raw)).status_code in (200, 401)  # never 500
+    for sent, status in (
+        ("schlüssel".encode(), 200),
+        ("schlüssel".encode("latin-1"), 401),
+        (b"\xff\xfe", 401),
+    ):
+        raw = {"Authorization": b"Bearer " + sent}
+        assert (await house.get("/v1/models", headers=raw)).status_code == status
 
 
 async def test_no_body_is_read_without_a_key() -> None:
@@ -73,3 +81,71 @@ async def test_metrics_key_closes_metrics_only() -> None:
 
 async def test_without_keys_everything_is_open(house: House) -> None:
     assert (await house.get("/v1/models")).status_code == 200
+
+
+async def test_two_keys_are_none() -> None:
+    house = House(options=KEYS)
+    good = ("Authorization", "Bearer key-one")
+    for other in ("Bearer key-one", "Bearer wrong", ""):
+        for headers in ([good, ("Authorization", other)], [("Authorization", other), good]):
+            assert (await house.get("/v1/models", headers=headers)).status_code == 401
+    assert (await house.get("/v1/models", headers=[good, ("X-Api-Key", "wrong")])).status_code == 200
+    both = {"Authorization": "Bearer key-one, Bearer wrong"}
+    assert (await house.get("/v1/models", headers=both)).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND"])
+async def test_every_method_wants_a_key(method: str) -> None:
+    house = House(options=KEYS)
+    async with house.client() as client:
+        for path in ("/v1/models", "/v1/chat/completions", "/openapi.json", "/nope"):
+            response = await client.request(method, path)
+            assert response.status_code == 401, (method, path)
+            assert response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1%2Fmodels", "/%76%31/models", "/v1/models%00", "/v1/models/..%2f..%2fhealth", "/health/../v1/models",
+        "/health%2f..%2fv1%2fmodels", "/%2e/v1/models", "/health;/v1/models", "/health%20", "/health%0a", "//v1/models",
+        "/v1/models?/health", "/v1/models%ff", "/metrics%2f",
+    ],
+)  # fmt: skip
+async def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
+    house = House(options=KEYS)
+    async with house.client() as client:
+        response = await client.get("http://server" + path, headers={"Host": "health"})
+    assert response.status_code == 401, response.text
+
+
+@pytest.mark.parametrize("path", ["/%68ealth", "/health?x=/v1/models", "/health?"])
+async def test_another_spelling_of_an_open_path_is_that_path(path: str) -> None:
+    assert (await House(options=KEYS).get(path)).status_code == 200
+
+
+async def test_a_websocket_is_closed() -> None:
+    house = House(options=KEYS)
+    sent = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    await house.app({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_neither_host_nor_forwarded_headers_matter() -> None:
+    house = House(options=KEYS)
+    games = {
+        "Host": "x/health?", "X-Forwarded-Host": "localhost", "X-Forwarded-For": "127.0.0.1", "X-Original-URL": "/health",
+        "X-Rewrite-URL": "/health", "Forwarded": "for=127.0.0.1", "X-HTTP-Method-Override": "GET",
+        "x-request-id": "mine",
+    }  # fmt: skip
+    response = await house.get("/v1/models", headers=games)
+    assert response.status_code == 401
+    assert response.headers["x-request-id"] != "mine"
+    assert response.headers.get_list("x-request-id") == [response.headers["x-request-id"]]

@@ -33,15 +33,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         "messages.0.content.0.type",
     ),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-        "messages.0.tool_calls.0.function.arguments",
-    ),
-    (
-        {
-            "messages": [
-                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
-            ]
-        },
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]},
         "messages.0.tool_calls.0.function.arguments",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
@@ -89,12 +81,20 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools.1.function.name"),
+    ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"prompt": "x"}, "prompt"),
     ({"echo": True}, "echo"),
     ({"best_of": 2}, "best_of"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
     ({"temprature": 0.5}, "temprature"),
     ({"max_token": 5}, "max_token"),
 ]
@@ -114,17 +114,34 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 100, "n": 100}, "n"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"suffix": "x"}, "suffix"),
-    ({"best_of": 3}, "best_of"),
+    ({"best_of": 129}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"prompt": ["a"] * 100, "best_of": 100}, "best_of"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+    ({"max_tokens": 0, "echo": True, "best_of": 2}, "best_of"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -1, "max_tokens": 512}, "max_tokens"),
+    ({"truncate_prompt_tokens": 5, "suffix": "x"}, "truncate_prompt_tokens"),
+    ({"echo": True, "logprobs": 1, "suffix": "x"}, "logprobs"),
+    ({"prompt": [[65] * 500] * 60, "n": 16, "echo": True, "logprobs": 1}, "logprobs"),
+    ({"prompt": [[65] * 500] * 60, "prompt_logprobs": 20}, "prompt_logprobs"),
     ({"messages": []}, "messages"),
     ({"tools": [1]}, "tools"),
 ]
 
 UNSUPPORTED: dict[str, Any] = {
-    "response_format": {"type": "json_object"}, "guided_json": {}, "guided_regex": "a",
-    "guided_choice": ["a"], "structured_outputs": {"json": {}}, "prompt_logprobs": 0,
-    "use_beam_search": True, "truncate_prompt_tokens": 5,
+    "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
+    "use_beam_search": True,
     "prompt_embeds": "x", "kv_transfer_params": {}, "lora_path": "x", "grammar": "root ::= x", "repeat_penalty": 1.2,
     "presence_penalty_": None, "stop_sequences": ["a"], "max_new_tokens": 5, "max_length": 20, "min_length": 3,
     "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "detokenize": False, "extra_body": {"top_k": 3},
@@ -169,14 +186,16 @@ async def test_what_would_change_the_result_is_refused_by_name(house: House) -> 
 
 async def test_hints_at_the_name_that_works(house: House) -> None:
     hints = {"max_new_tokens": "max_tokens", "stop_sequences": "stop", "min_length": "min_tokens"}
+    hints |= dict.fromkeys(
+        ("guided_json", "guided_grammar", "json_schema", "regex", "ebnf"), "structured_outputs"
+    )
     for name, hint in hints.items():
         assert f"use '{hint}'" in error_of(await house.chat(**{name: 7}))["message"]
 
 
 async def test_neutral_values_of_the_same_are_accepted(house: House) -> None:
-    neutral = {name: values[0] for name, values in extras._NEUTRAL.items() if values}
+    neutral = {name: values[0] for name, values in extras.UNSUPPORTED.items() if values}
     assert (await house.chat(**neutral)).status_code == 200
-    neutral.pop("response_format")
     assert (await house.complete(**neutral)).status_code == 200
 
 
@@ -189,7 +208,9 @@ async def test_neutral_values_of_the_same_are_accepted(house: House) -> None:
     ],
     ids=lambda body: body[:24].decode("latin-1"),
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+)
 async def test_what_is_no_request_at_all(house: House, path: str, body: bytes) -> None:
     async with house.client() as client:
         response = await client.post(path, content=body)
@@ -220,7 +241,7 @@ async def test_unknown_routes_and_methods(house: House) -> None:
     for path in (
         "/",
         "/v1",
-        "/v1/embeddings",
+        "/v1/rerank",
         "/v1/models/",
         "/v1/chat/completions/",
         "/v1/load_lora_adapter",
@@ -271,7 +292,8 @@ FIELDS = (
     "model messages prompt n temperature top_p top_k seed stop stop_token_ids max_tokens stream stream_options logprobs "
     "top_logprobs tools tool_choice echo suffix response_format logit_bias chat_template_kwargs best_of user "
     "add_special_tokens return_token_ids tokens reasoning_effort max_completion_tokens add_generation_prompt "
-    "priority cache_salt"
+    "priority cache_salt prompt_logprobs truncate_prompt_tokens truncation_side return_tokens_as_token_ids input dimensions "
+    "pooling encoding_format"
 ).split()
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "x"])},
@@ -287,7 +309,7 @@ BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5) | st.fixed_d
     {"messages": st.lists(MESSAGE, max_size=3)},
     optional=dict.fromkeys(("n", "stream", "tools", "stop"), JSON),
 )
-PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
 
 
 @settings(max_examples=400)

@@ -142,9 +142,8 @@ async def test_several_choices(house: House) -> None:
 
 
 def token(text: str, logprob: float | None, offset: int = 0) -> TokenText:
-    return TokenText(
-        SampledToken(1, logprob), text, text.encode(), offset, ((text, text.encode(), -0.5), ("b", b"b", -2))
-    )
+    sampled = SampledToken(1, logprob, ((1, -0.5), (2, -2)))
+    return TokenText(sampled, text, text.encode(), offset, ((text, text.encode(), -0.5), ("b", b"b", -2)))
 
 
 async def test_logprobs(house: House) -> None:

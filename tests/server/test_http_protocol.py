@@ -112,3 +112,53 @@ async def test_large_bodies_and_kept_connections_pass(running: Running) -> None:
     last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     answer, _ = await talk(running, one, one, one + last)
     assert answer.count(b"HTTP/1.1 200") == 4
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"HELLO\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"GET /live HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nHost: x\r\nbad\x00name: y\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=lambda start: start[:40].decode("latin-1"),
+)
+async def test_what_is_no_http_is_told_in_the_usual_form(running: Running, start: bytes) -> None:
+    answer, _ = await talk(running, start)
+    assert status_of(answer) == 400
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+async def test_many_headers(running: Running) -> None:
+    few = b"".join(b"x-%d: y\r\n" % number for number in range(200))
+    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nConnection: close\r\n" + few + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    many = b"".join(b"x-%d: y\r\n" % number for number in range(10_000))
+    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\n" + many + b"\r\n")
+    if answer:  # a reset may overtake it
+        assert status_of(answer) == 431
+
+
+async def test_a_chunked_body(running: Running) -> None:
+    body = b'{"prompt": "Hi", "user": "u"}'
+    chunks = b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in body) + b"0\r\nx-trailer: z\r\n\r\n"
+    last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer, _ = await talk(running, CHUNKED + chunks + last)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert b"x-cohort-ignored: user\r\n" in answer
+
+
+async def test_pipelined_requests_are_answered_in_order_each_with_its_own_id(running: Running) -> None:
+    paths = [b"/live", b"/nope", b"/version", b"/v1/models", b"/live"]
+    asked = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths)
+    last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer, _ = await talk(running, asked + last)
+    statuses = [part.split()[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404", b"200", b"200", b"200", b"200"]
+    ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id:")]
+    assert len(set(ids)) == 6

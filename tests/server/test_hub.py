@@ -300,12 +300,14 @@ async def test_a_check_before_the_weights(hub: FakeHub, url: str, cache: Path) -
 
 def test_which_files() -> None:
     files = [
+        "1_Pooling/config.json",
         "tokenizer.model",
         "additional_chat_templates/rag.jinja",
         "additional_chat_templates/x.py",
         "a/config.json",
+        "2_Dense/config.json",
     ]
-    assert small_files([*SMALL, *OTHERS, *files]) == sorted([*SMALL, *files[:2]])
+    assert small_files([*SMALL, *OTHERS, *files]) == sorted([*SMALL, *files[:3]])
     assert weight_files("a/b", ["model.safetensors", "consolidated.safetensors"], None) == [
         "model.safetensors"
     ]

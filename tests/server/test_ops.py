@@ -71,27 +71,10 @@ async def test_version(house: House) -> None:
     assert (await house.get("/version")).json() == {"version": __version__}
 
 
-async def test_openapi_lists_the_routes(house: House) -> None:
-    paths = (await house.get("/openapi.json")).json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(paths)
-
-
 async def test_state_before_there_is_an_engine() -> None:
     state = ServerState(("x",), House().state.metrics)
     assert state.stage() == (Stage.LOADING, "")
     assert state.recovering_for() == 0.0
-
-
-async def test_openapi_has_the_bodies_of_requests(house: House) -> None:
-    document = (await house.get("/openapi.json")).json()
-    for path, field in (
-        ("/v1/chat/completions", "messages"),
-        ("/v1/completions", "prompt"),
-        ("/detokenize", "tokens"),
-    ):
-        body = document["paths"][path]["post"]["requestBody"]
-        assert field in body["content"]["application/json"]["schema"]["required"]
-        assert "$ref" not in str(body)
 
 
 async def test_no_created_series(house: House) -> None:

@@ -108,7 +108,7 @@ async def test_deltas_without_text_make_no_chunk(house: House) -> None:
 
 
 async def test_logprobs_and_token_ids_ride_along(house: House) -> None:
-    one = TokenText(SampledToken(1, -0.5), "a", b"a", 0, (("a", b"a", -0.5),))
+    one = TokenText(SampledToken(1, -0.5, ((1, -0.5),)), "a", b"a", 0, (("a", b"a", -0.5),))
     script = (TextDelta(0, "", (7,), (one,)), TextDelta(0, "a", (8,), (one,), "stop"))
     house.engine.script = steps(*script)
     response = await house.chat(stream=True, logprobs=True, top_logprobs=1, return_token_ids=True)
@@ -123,21 +123,22 @@ async def test_logprobs_and_token_ids_ride_along(house: House) -> None:
     assert [chunk["choices"][0]["logprobs"]["tokens"] for chunk in chunks] == [["a"], ["a"]]
 
 
-async def test_tool_calls_come_whole_and_once(house: House) -> None:
+async def test_tool_calls_begin_once_and_their_arguments_flow(house: House) -> None:
     text = "Hm. " + CALL + "\n" + CALL
     house.engine.script = says(*(text[i : i + 5] for i in range(0, len(text), 5)))
     data = events(await house.chat(stream=True, tools=TOOLS))
     got = deltas(data)
     assert "".join(delta.get("content", "") for delta in got) == "Hm."
     calls = [call for delta in got for call in delta.get("tool_calls", ())]
-    assert [call["index"] for call in calls] == [0, 0, 1, 1]
-    assert [sorted(call) for call in calls[:2]] == [
-        ["function", "id", "index", "type"],
-        ["function", "index"],
-    ]
-    assert calls[0]["function"] == {"name": "f", "arguments": ""}
-    assert calls[1]["function"] == {"arguments": '{"a": 1.50}'}
-    assert calls[0]["id"] != calls[2]["id"]
+    first, second = ([call for call in calls if call["index"] == index] for index in (0, 1))
+    assert calls == first + second
+    for begun, *more in (first, second):
+        assert sorted(begun) == ["function", "id", "index", "type"]
+        assert begun["function"] == {"name": "f", "arguments": ""}
+        assert all(sorted(call) == ["function", "index"] for call in more)
+        assert "".join(call["function"]["arguments"] for call in more) == '{"a": 1.50}'
+        assert len(more) > 2, "a fragment for each delta that has some"
+    assert first[0]["id"] != second[0]["id"]
     assert json.loads(data[-2])["choices"][0]["finish_reason"] == "tool_calls"
     assert not any("tool_calls" in delta and delta["tool_calls"] is None for delta in got)
 

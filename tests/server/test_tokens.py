@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's shape."""
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from tokenizers import processors
 from engine.text.tokenizer import Tokenizer
 from server.chat.template import ChatTemplate
 from tests.engine.text.kinds import trained
-from tests.server.fakes import BOS, House, error_of
+from tests.server.fakes import BOS, TEMPLATE, House, error_of
 
 
 async def test_text(house: House) -> None:
@@ -56,7 +57,10 @@ async def test_detokenize(house: House) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {}, "tokens"),
         ("/tokenize", {"prompt": "a", "add_special_token": False}, "add_special_token"),
-        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncation_side": "middle"}, "truncation_side"),
         (
             "/tokenize",
             {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"},
@@ -151,3 +155,73 @@ async def test_one_bos_whoever_writes_it(tmp_path: Path) -> None:
         tokens = (await house.post("/tokenize", body)).json()["tokens"]
         assert tokens.count(bos) == count
         assert tokens[count:] == tokenizer.encode("fox", False) or "messages" in body
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "abcd", "truncate_prompt_tokens": 2}, [BOS, 100]),
+        ({"prompt": "abcd", "truncate_prompt_tokens": 2, "truncation_side": "right"}, [BOS, 97]),
+        ({"prompt": "abcd", "truncate_prompt_tokens": 2, "add_special_tokens": False}, [99, 100]),
+        ({"prompt": "x" * 600, "truncate_prompt_tokens": -1}, [BOS, *b"x" * 511]),
+        ({"messages": [{"role": "user", "content": "Hi"}], "truncate_prompt_tokens": 3}, [*b"nt:"]),
+    ],
+)
+async def test_truncation(house: House, body: dict[str, Any], expected: list[int]) -> None:
+    answer = (await house.post("/tokenize", body)).json()
+    assert answer["tokens"] == expected
+    assert answer["count"] == len(expected)
+
+
+async def test_a_text_may_be_longer_than_the_context_or_empty(house: House) -> None:
+    assert (await house.post("/tokenize", {"prompt": "x" * 3000})).json()["count"] == 3001
+    answer = await house.post("/tokenize", {"prompt": "", "add_special_tokens": False})
+    assert answer.json()["tokens"] == []
+
+
+async def test_tokenizer_info_over_fakes(house: House) -> None:
+    info = (await house.get("/tokenizer_info")).json()
+    assert info["chat_template"] == TEMPLATE
+    assert {name: info[name] for name in ("bos_token", "eos_token", "unk_token", "pad_token")} == {
+        "bos_token": "<s>",
+        "eos_token": None,
+        "unk_token": None,
+        "pad_token": None,
+    }
+    assert info["tokenizer_class"] == "ByteTokenizer"
+    assert info["model_max_length"] == 512
+    assert info["added_tokens_decoder"] == {"256": "<s>"}
+    assert "name_or_path" not in info, "a path is nobody's business"
+    house.state.model = None
+    assert (await house.get("/tokenizer_info")).status_code == 503
+
+
+async def test_tokenizer_info_of_a_real_tokenizer(tmp_path: Path) -> None:
+    raw = RawTokenizer.from_str(trained("sp_bpe_first"))
+    raw.save(str(tmp_path / "tokenizer.json"))
+    config = {
+        "eos_token": {"__type": "AddedToken", "content": "<|user|>", "special": True},
+        "extra_special_tokens": [{"content": "<|a|>", "special": True}, "<|b|>"],
+        "model_max_length": 10**30,
+        "added_tokens_decoder": {},
+        "chat_template": [
+            {"name": "default", "template": "{{ 1 }}"},
+            {"name": "tool_use", "template": "{{ 2 }}"},
+        ],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path)
+    house = House()
+    assert house.state.model is not None and tokenizer.chat_template is not None
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+    house.state.model = replace(house.state.model, tokenizer=tokenizer, template=template)
+    info = (await house.get("/tokenizer_info")).json()
+    assert (info["eos_token"], info["bos_token"]) == ("<|user|>", None)
+    assert info["extra_special_tokens"] == ["<|a|>", "<|b|>"]
+    assert info["chat_template"] == "{{ 1 }}"
+    assert info["model_max_length"] == 512
+    assert info["added_tokens_decoder"][str(tokenizer.added_tokens["<|a|>"])] == "<|a|>"
+    # What is read from it works: the end token's text is one token.
+    asked = {"prompt": info["eos_token"], "add_special_tokens": False}
+    ids = (await house.post("/tokenize", asked)).json()["tokens"]
+    assert [info["added_tokens_decoder"][str(id_)] for id_ in ids] == [info["eos_token"]]

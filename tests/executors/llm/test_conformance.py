@@ -6,6 +6,7 @@ import torch
 from executors.conformance import CASES, run_case
 from executors.facts import ExecutorAttentionConfig
 from executors.llm.executor import LlmExecutor
+from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 
 
@@ -35,8 +36,8 @@ def make_inject(monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_conformance(case, qwen3, monkeypatch):
-    settings = config(qwen3)
+async def test_conformance(case, qwen3, monkeypatch, tmp_path):
+    settings = config(qwen3, tokenizer=str(write_tokenizer(tmp_path, 200)))
 
     def make() -> LlmExecutor:
         return LlmExecutor.from_config(settings)

@@ -6,13 +6,14 @@ import pytest
 
 from executors.conformance import CASES, run_case
 from executors.qwen3.executor import Qwen3ModelExecutor
+from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_conformance import make_inject
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config(qwen3, executor="qwen3")
+async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = config(qwen3, executor="qwen3", tokenizer=str(write_tokenizer(tmp_path, 200)))
 
     def make() -> Qwen3ModelExecutor:
         return Qwen3ModelExecutor.from_config(settings)

@@ -1,0 +1,319 @@
+"""Grammars that output must keep to: compiled once by llguidance, then followed token by token.
+
+    text  --compile (any thread)-->  LLMatcher, kept as a prototype  --copy-->  one `GrammarState` per sequence
+
+Grammars are about bytes: any spelling of a text in tokens is as good as another. llguidance by itself would insist on the
+tokenizer's own spelling wherever the grammar leaves only one text, and that spelling has a special token where a JSON string
+merely contains the characters of one. `_SPELLED_FREELY` turns that off; special tokens then come only where a Lark grammar
+names one, as <name>.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from executors.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_GRAMMARS = 32
+"""Compiled grammars that are kept, some tens of megabytes each at worst; sequences hold copies of their own."""
+MOST_SOURCE_BYTES = 8 << 20
+"""Their texts together; what is compiled takes several times that."""
+_MOST_LEXER_STATES = 50_000
+"""One or two kilobytes each. They are made as the grammar is followed, and all that follow it share them: a matcher that has
+used them up spoils those beside it, and who compiles the grammar again goes on."""
+_SPELLED_FREELY = {
+    "name": "cohort_spelled_freely",
+    "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"',
+}
+"""Nothing refers to this grammar: its setting is for all that are compiled with it."""
+
+
+class Mask(NamedTuple):
+    """Which ids may come: `ids` int64, rising, and nothing else; or, `negated`, everything but them."""
+
+    ids: np.ndarray
+    negated: bool
+
+    def allows(self, token: int) -> bool:
+        """True if the id may come."""
+        place = int(np.searchsorted(self.ids, token))
+        return (place < len(self.ids) and int(self.ids[place]) == token) != self.negated
+
+
+class Vocabulary(NamedTuple):
+    """`tokenizer` of llguidance; ids from `num_tokens` on are no tokens; `ends`: those that look like end tokens."""
+
+    tokenizer: LLTokenizer
+    num_tokens: int
+    ends: tuple[int, ...]
+
+
+class GrammarCompiler:
+    """The tokenizer that grammars are about, and what was compiled for it, the least recently used dropped first.
+
+    Used from any thread. The tokenizer is read with the first grammar: it takes a third of a second where there are 150k
+    tokens, and 80 MiB. `unsupported` says why there are no grammars here, None if there are.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        width: int,
+        most_grammars: int = MOST_GRAMMARS,
+        most_bytes: int = MOST_SOURCE_BYTES,
+    ) -> None:
+        """`width`: logits of a row. `directory` holds tokenizer.json; None where there is none."""
+        self.width = width
+        self._file = (directory or Path()) / "tokenizer.json"
+        self.unsupported = "grammars need a tokenizer" if directory is None else _missing(self._file)
+        self._most_grammars, self._most_bytes = most_grammars, most_bytes
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._unreadable: str | None = None
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        """Grammars that are compiled, or about to be."""
+        return len(self._compiled)
+
+    def compile(self, grammar: str) -> None:
+        """Have a grammar ready for `begin`. Raises InvalidInput for what is no grammar, Unsupported without a tokenizer."""
+        self._prototype(grammar)
+
+    def begin(self, grammar: str, ends: tuple[int, ...]) -> GrammarState:
+        """The start of a grammar, compiled now if it is not; `ends` as in `GrammarState`. Raises as `compile`."""
+        return GrammarState(self._prototype(grammar), self.vocabulary(), ends, self.width)
+
+    def discard(self, grammar: str, state: GrammarState) -> None:
+        """Have the grammar compiled again for who begins next, unless that has happened since `state` began."""
+        with self._lock:
+            future = self._compiled.get(grammar)
+            if future is not None and future.done() and future.result() is state.prototype:
+                self._drop(grammar)
+
+    def vocabulary(self) -> Vocabulary:
+        """Read when first asked for. Raises Unsupported for a file that llguidance cannot use."""
+        if self.unsupported is not None:
+            raise Unsupported(self.unsupported)
+        with self._reading:
+            if self._vocabulary is None and self._unreadable is None:
+                try:
+                    self._vocabulary = _read(self._file)
+                except BaseException as error:  # a panic of the library is no Exception
+                    self._unreadable = f"grammars need a tokenizer: {self._file}: {_one_line(str(error))}"
+            if self._vocabulary is None:
+                raise Unsupported(str(self._unreadable))
+            return self._vocabulary
+
+    def _prototype(self, grammar: str) -> LLMatcher:
+        tokenizer = self.vocabulary().tokenizer
+        with self._lock:
+            future = self._compiled.get(grammar)
+            mine = future is None
+            if future is None:
+                future = Future()
+                self._compiled[grammar] = future
+                self._num_bytes += _num_bytes(grammar)
+                self._evict()
+            else:
+                self._compiled.move_to_end(grammar)
+        if mine:
+            try:
+                future.set_result(_compile(tokenizer, grammar))
+            except BaseException as error:
+                with self._lock:
+                    if self._compiled.get(grammar) is future:
+                        self._drop(grammar)
+                future.set_exception(error)
+        return future.result()
+
+    def _evict(self) -> None:
+        while len(self._compiled) > 1 and (
+            len(self._compiled) > self._most_grammars or self._num_bytes > self._most_bytes
+        ):
+            self._drop(next(iter(self._compiled)))
+
+    def _drop(self, grammar: str) -> None:
+        del self._compiled[grammar]
+        self._num_bytes -= _num_bytes(grammar)
+
+
+def _missing(file: Path) -> str | None:
+    """What grammars would need and is not there, None if nothing."""
+    try:
+        import llguidance  # noqa: F401
+    except ImportError as error:
+        return f"grammars need llguidance: {error}"
+    try:
+        with file.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        return f"grammars need a tokenizer.json: {error.strerror}: {file}"
+    return None
+
+
+def _read(file: Path) -> Vocabulary:
+    from llguidance import LLTokenizer
+
+    found = LLTokenizer(str(file))
+    if found.is_special_token(found.eos_token):
+        return Vocabulary(found, found.vocab_size, tuple(found.eos_tokens))
+    # It recognised no end token and took the first id for one, which then could not stand for its text.
+    fields = json.loads(file.read_bytes())
+    number = found.vocab_size
+    end = {
+        "id": number, "content": "<|cohort_end|>", "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True,
+    }  # fmt: skip
+    fields["added_tokens"] = [*(fields.get("added_tokens") or ()), end]
+    return Vocabulary(LLTokenizer(json.dumps(fields), eos_token=number), number, ())
+
+
+def _num_bytes(grammar: str) -> int:
+    return len(grammar.encode(errors="replace"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("<non-verbose/>", "").split())
+
+
+def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at its start. Raises InvalidInput."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False)
+    text = _freely_spelled(grammar)
+    try:
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # much of the work is only done then, and what it makes is shared
+    except BaseException as error:  # a panic of the library is no Exception
+        raise InvalidInput(f"{type(error).__name__}: {_one_line(str(error))}") from None
+    for one in (matcher, first):
+        if one.is_error():
+            raise InvalidInput(_one_line(one.get_error()))
+    return matcher
+
+
+def _freely_spelled(grammar: str) -> str:
+    """The grammar as JSON, with one more that carries a setting for all. Raises InvalidInput for broken JSON."""
+    if not grammar.lstrip().startswith("{"):
+        return json.dumps({"grammars": [{"lark_grammar": grammar}, _SPELLED_FREELY]})
+    try:
+        whole: dict[str, Any] = json.loads(grammar)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the grammar is no JSON: {error}") from None
+    parts = whole.get("grammars")
+    if not isinstance(parts, list) or not parts:
+        raise InvalidInput('the grammar has no list of "grammars"')
+    return json.dumps({**whole, "grammars": [*parts, _SPELLED_FREELY]})
+
+
+class GrammarState:
+    """Where one sequence's output stands in its grammar. Used on one thread at a time.
+
+        output    a  b  c  e  e        a matcher has taken the first three; e, an end token, came where the text was allowed
+                        |  |           to end, and only end tokens can follow it
+
+    - `ends`: ids that end the sequence. They are allowed exactly where the grammar can end, besides where it has them
+      itself; what looks like the tokenizer's end token stands in for them if none are known.
+    """
+
+    def __init__(
+        self, prototype: LLMatcher, vocabulary: Vocabulary, ends: tuple[int, ...], width: int
+    ) -> None:
+        tokenizer = vocabulary.tokenizer
+        self.prototype = prototype
+        self._matcher = prototype.deep_copy()
+        self._ends = np.unique(np.array(ends or vocabulary.ends, np.int64))
+        self._end_set = frozenset(self._ends.tolist())
+        self._own_ends = np.array(tokenizer.eos_tokens, np.int64)
+        self._num_tokens, self._width = vocabulary.num_tokens, width
+        self._num_words = -(-tokenizer.vocab_size // 32)
+        self._words = np.zeros(max(self._num_words, -(-width // 32)), np.uint32)
+        self._last: tuple[np.ndarray, Mask] | None = None
+        """Inside a string, say, one token after the other has the same mask."""
+        self._taken = 0
+        self._ended_after: int | None = None
+        """Tokens that the matcher took before the first end token."""
+
+    def __len__(self) -> int:
+        """Tokens of the output that it has taken."""
+        return self._taken
+
+    def take(self, token: int) -> bool:
+        """Go on by one token; False, and nothing has changed, if the grammar forbids it."""
+        if self._ended_after is not None:
+            allowed = token in self._end_set
+        elif token in self._end_set and self._matcher.is_accepting():
+            self._ended_after = self._taken
+            allowed = True
+        elif token in self._own_ends:
+            allowed = self._take_named_end(token)
+        else:
+            allowed = token < self._num_tokens and self._matcher.try_consume_tokens([token]) == 1
+        self._taken += allowed
+        return allowed
+
+    def _take_named_end(self, token: int) -> bool:
+        """llguidance's own end token, which a Lark grammar may name: there it is taken, though not on trial."""
+        trial = self._matcher.deep_copy()
+        if token >= self._num_tokens or trial.is_accepting() or not trial.consume_token(token):
+            return False
+        self._matcher = trial
+        return True
+
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` tokens."""
+        inside = self._taken if self._ended_after is None else self._ended_after
+        if length < inside:
+            self._matcher.rollback(inside - length)
+        if length <= inside:
+            self._ended_after = None
+        self._taken = min(self._taken, length)
+
+    def mask(self) -> Mask:
+        """What may come next, none of it past the logits' width."""
+        if self._ended_after is not None:
+            return Mask(self._ends, False)
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._num_words)
+        words[self._num_words :] = 0
+        if self._matcher.is_accepting():
+            np.bitwise_and.at(words, self._own_ends >> 5, ~_bits(self._own_ends))
+            np.bitwise_or.at(words, self._ends >> 5, _bits(self._ends))
+        if self._last is None or not np.array_equal(words, self._last[0]):
+            negated = 2 * int(np.bitwise_count(words).sum()) > self._width
+            ids = _set_bits(~words if negated else words)
+            self._last = words.copy(), Mask(ids[: np.searchsorted(ids, self._width)], negated)
+        return self._last[1]
+
+    def error(self) -> str | None:
+        """Why the matcher cannot go on, if that is so: its limits were reached, or the library has a fault."""
+        if not self._matcher.is_error():
+            return None
+        return f"the grammar cannot be followed any further: {_one_line(self._matcher.get_error())}"
+
+
+def _bits(ids: np.ndarray) -> np.ndarray:
+    """uint32: each id's bit within its word."""
+    return np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
+
+
+def _set_bits(words: np.ndarray) -> np.ndarray:
+    """int64, rising: the places of the bits that are set. Masks are nearly empty or nearly full: most words are skipped."""
+    at = np.flatnonzero(words)
+    bits = np.flatnonzero(np.unpackbits(words[at].astype("<u4").view(np.uint8), bitorder="little"))
+    return at[bits >> 5] * 32 + (bits & 31)

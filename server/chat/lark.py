@@ -1,0 +1,65 @@
+"""Small pieces of llguidance's Lark dialect (its docs/syntax.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+TEXT = r"(?s:.*)"
+"""A regular expression for any text. Special tokens are none."""
+
+
+class Lark:
+    """Collects rules. `tokens` maps notation that is one token of the model to its id: such a token is no text to
+    llguidance, whatever it looks like, and can only be asked for by its id."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = tokens
+        self._rules: list[str] = []
+        self._pieces = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+    def is_token(self, notation: str) -> bool:
+        """True if the notation is one token."""
+        return notation in self._tokens
+
+    def literal(self, text: str) -> str:
+        """An expression for exactly this text, with its notation as tokens."""
+        terms, at = [], 0
+        for found in self._pieces.finditer(text):
+            terms += _quoted(text[at : found.start()])
+            terms.append(f"<[{self._tokens[found[0]]}]>")
+            at = found.end()
+        return " ".join(terms + _quoted(text[at:])) or '""'
+
+    def rule(self, name: str, expression: str, options: str = "") -> str:
+        """Add a rule; returns its name."""
+        self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def text_before(self, name: str, notation: str) -> str:
+        """A rule `name` for text up to and with `notation`, spelled out or as a token."""
+        by_letter = self.rule(f"{name}_spelled", f"/{TEXT}{spelled(notation)}/", "[lazy]")
+        if not self.is_token(notation):
+            return by_letter
+        return self.rule(
+            name, f"{by_letter} | {self.rule(name.upper(), f'/{TEXT}/')} {self.literal(notation)}"
+        )
+
+    def text_without(self, name: str, *beginnings: str) -> str:
+        """A terminal for text with none of these regular expressions as its beginning."""
+        forbidden = "".join(f" & ~/{one}{TEXT}/" for one in beginnings)
+        return self.rule(name.upper(), f"/{TEXT}/{forbidden}")
+
+    def source(self, start: str) -> str:
+        """The grammar: everything collected, and what it begins with."""
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def _quoted(text: str) -> list[str]:
+    return [json.dumps(text, ensure_ascii=False)] if text else []
+
+
+def spelled(text: str) -> str:
+    """A regular expression, between slashes, for exactly this text."""
+    return re.escape(text).replace("/", r"\/")

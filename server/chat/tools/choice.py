@@ -1,0 +1,103 @@
+"""What a request says about tools: which are offered, which may be called, whether one must be, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.errors import InvalidRequest
+
+Mode = Literal["none", "auto", "required", "named"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function on offer. `place` is its number in the request's `tools`; `parameters` is the JSON schema of its
+    arguments, None for a function without any; `strict` asks that they keep to it."""
+
+    place: int
+    name: str
+    parameters: Mapping[str, Any] | None
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`functions` are those that may be called: one where it is named. `several` calls may come in one answer."""
+
+    mode: Mode = "none"
+    functions: tuple[Function, ...] = ()
+    several: bool = True
+
+    @property
+    def forced(self) -> bool:
+        """True if the answer has to be a call."""
+        return self.mode in ("required", "named")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the functions that may be called."""
+        return frozenset(function.name for function in self.functions)
+
+
+def tool_choice(
+    functions: Sequence[Function], asked: str | Mapping[str, Any] | None, parallel: bool
+) -> ToolChoice:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` add up to. Raises InvalidRequest naming the field.
+
+    `{"type": "allowed_tools"}` leaves the others out: the model is not shown what it must not call.
+    """
+    if not functions:
+        if asked in (None, "none"):
+            return ToolChoice()
+        raise _invalid("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
+    match asked:
+        case "none":
+            return ToolChoice()
+        case None | "auto":
+            return ToolChoice("auto", tuple(functions), parallel)
+        case "required":
+            return ToolChoice("required", tuple(functions), parallel)
+        case {"type": "function", "function": {"name": str(name)}}:
+            found = _functions([name], functions, "tool_choice.function.name")
+            return ToolChoice("named", found, several=False)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]},
+        }:
+            return ToolChoice(mode, _allowed(tools, functions), parallel)
+    message = (
+        'Invalid value for \'tool_choice\': it should be "none", "auto", "required", '
+        '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or '
+        '"required", "tools": [...]}}.'
+    )
+    raise _invalid("tool_choice", message)
+
+
+def _allowed(tools: Sequence[Any], functions: Sequence[Function]) -> tuple[Function, ...]:
+    names = []
+    for number, tool in enumerate(tools):
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}}:
+                names.append(name)
+            case _:
+                where = f"tool_choice.allowed_tools.tools.{number}"
+                message = f'\'{where}\' should be {{"type": "function", "function": {{"name": ...}}}}.'
+                raise _invalid(where, message)
+    if not names:
+        where = "tool_choice.allowed_tools.tools"
+        raise _invalid(where, f"Invalid value for '{where}': it should not be empty.")
+    return _functions(names, functions, "tool_choice.allowed_tools.tools")
+
+
+def _functions(names: Sequence[str], functions: Sequence[Function], param: str) -> tuple[Function, ...]:
+    known = {function.name for function in functions}
+    for name in names:
+        if name not in known:
+            raise _invalid(param, f"'{param}' names the function '{name[:100]}', which is not in 'tools'.")
+    return tuple(function for function in functions if function.name in names)
+
+
+def _invalid(param: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="invalid_value")

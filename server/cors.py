@@ -1,0 +1,89 @@
+"""Cross-origin requests: which web pages of other origins may call this server from a browser. None, unless told so.
+
+Starlette's middleware answers in plain text, names origins it refuses, and leaves out answers made above it; this is a
+policy that the outermost middleware asks. What it does follows the Fetch standard (https://fetch.spec.whatwg.org).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Scope
+
+Pair = tuple[bytes, bytes]
+
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_EXPOSED = b"x-request-id, x-cohort-ignored, retry-after"
+_MAX_AGE = "600"
+"""Seconds a browser may remember the answer to a preflight."""
+_ANY = "*"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_MAX_HEADER_NAMES = 1024
+
+
+class Cors:
+    """Answers preflights, and adds headers to responses. With no `origins` it does neither."""
+
+    def __init__(
+        self,
+        origins: Sequence[str] = (),
+        methods: Sequence[str] = (_ANY,),
+        headers: Sequence[str] = (_ANY,),
+        credentials: bool = False,
+    ) -> None:
+        if credentials and _ANY in origins:
+            raise ValueError("credentials for every origin")
+        self._origins = frozenset(origin.lower() for origin in origins)
+        self._methods = METHODS if _ANY in methods else tuple(method.upper() for method in methods)
+        self._headers = None if _ANY in headers else ", ".join(headers)
+        self._credentials = credentials
+
+    def headers(self, scope: Scope) -> list[Pair]:
+        """What every response to this request carries."""
+        if not self._origins:
+            return []
+        everybody = _ANY in self._origins
+        vary = (
+            [] if everybody else [(b"vary", b"Origin")]
+        )  # a cache must not show one page's answer to another
+        origin = self._origin(scope)
+        if origin is None:
+            return vary
+        allowed = b"*" if everybody else origin.encode("latin-1")
+        found = [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", _EXPOSED)]
+        if self._credentials:
+            found.append((b"access-control-allow-credentials", b"true"))
+        return found + vary
+
+    def preflight(self, scope: Scope) -> Response | None:
+        """The answer to a browser that asks before it sends, None for any other request, and for origins that may not: they
+        are answered as if nobody had asked. A method or header that is not listed is the browser's to refuse."""
+        if scope["method"] != "OPTIONS" or not self._origins or self._origin(scope) is None:
+            return None
+        asked = Headers(scope=scope)
+        if "access-control-request-method" not in asked:
+            return None
+        headers = {
+            "Access-Control-Allow-Methods": ", ".join(self._methods),
+            "Access-Control-Max-Age": _MAX_AGE,
+        }
+        names = self._headers
+        if names is None:
+            # "*" does not mean Authorization, so what was asked for is named.
+            wanted = asked.get("access-control-request-headers", "")
+            fits = len(wanted) <= _MAX_HEADER_NAMES and _HEADER_NAMES.fullmatch(wanted)
+            names = wanted if fits else ""
+            headers["Vary"] = "Access-Control-Request-Headers"
+        if names:
+            headers["Access-Control-Allow-Headers"] = names
+        return Response(status_code=204, headers=headers)
+
+    def _origin(self, scope: Scope) -> str | None:
+        """The origin that asks, if it may."""
+        given = Headers(scope=scope).getlist("origin")
+        if len(given) != 1:
+            return None
+        return given[0] if _ANY in self._origins or given[0].lower() in self._origins else None

@@ -1,0 +1,317 @@
+"""JSON schemas of what the server answers, as it answers it: tests validate real answers against them.
+
+Objects are closed, so that a member that is missing here fails a test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """That, or null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def array(items: Schema, **limits: int) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items, **limits}
+
+
+def ref(name: str) -> Schema:
+    """A component by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def closed(required: Schema, optional: Schema | None = None, description: str = "") -> Schema:
+    """An object with these members and no others."""
+    schema = {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {"description": description, **schema} if description else schema
+
+
+def const(value: str) -> Schema:
+    """Exactly this text."""
+    return {"type": "string", "const": value}
+
+
+def one_of(*values: str) -> Schema:
+    """One of these texts."""
+    return {"type": "string", "enum": list(values)}
+
+
+_ENVELOPE = {
+    "created": COUNT,
+    "model": STRING,
+    "system_fingerprint": STRING,
+    "seed": {**INTEGER, "description": "Sent with the same request it gives the same answer."},
+}
+_TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": nullable(array(COUNT))}
+_STOP_REASON = {
+    "anyOf": [STRING, INTEGER, {"type": "null"}],
+    "description": "The stop string or stop token id at which it ended.",
+}
+_FINISH = nullable(one_of("stop", "length", "tool_calls", "content_filter"))
+_COMPLETION_FINISH = nullable(one_of("stop", "length", "content_filter"))
+_REASONING = {"reasoning": nullable(STRING), "reasoning_content": nullable(STRING)}
+_IDS = array(COUNT)
+
+ANSWERS: dict[str, Schema] = {
+    "Error": closed(
+        {
+            "error": closed(
+                {
+                    "message": {**STRING, "minLength": 1},
+                    "type": one_of(
+                        "invalid_request_error",
+                        "authentication_error",
+                        "rate_limit_error",
+                        "service_unavailable",
+                        "executor_error",
+                        "internal_error",
+                    ),
+                    "param": nullable(STRING),
+                    "code": nullable(STRING),
+                }
+            )
+        },
+        description="What every answer but a success holds, and the event that ends a stream which failed.",
+    ),
+    "Usage": closed(
+        {
+            "prompt_tokens": COUNT,
+            "completion_tokens": COUNT,
+            "total_tokens": COUNT,
+            "prompt_tokens_details": closed({"cached_tokens": COUNT}),
+            "completion_tokens_details": closed({"reasoning_tokens": COUNT}),
+        },
+        description="Token counts.",
+    ),
+    "PromptLogprobs": array(
+        nullable(
+            {
+                "type": "object",
+                "additionalProperties": closed(
+                    {"logprob": NUMBER, "rank": nullable(INTEGER), "decoded_token": nullable(STRING)}
+                ),
+            }
+        )
+    ),
+    "ChatLogprobs": closed(
+        {"content": array(closed({**_TOKEN, "top_logprobs": array(closed(_TOKEN))})), "refusal": {"type": "null"}}
+    ),
+    "CompletionLogprobs": closed(
+        {
+            "tokens": array(STRING),
+            "token_logprobs": array(nullable(NUMBER)),
+            "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
+            "text_offset": array(COUNT),
+        }
+    ),
+    "AnsweredToolCall": closed(
+        {"id": STRING, "type": const("function"), "function": closed({"name": STRING, "arguments": STRING})}
+    ),
+    "ToolCallDelta": closed(
+        {"index": COUNT},
+        {
+            "id": STRING,
+            "type": const("function"),
+            "function": closed({}, {"name": STRING, "arguments": STRING}),
+        },
+    ),
+    "AnsweredMessage": closed(
+        {"role": const("assistant"), "content": nullable(STRING), "refusal": {"type": "null"}},
+        {"tool_calls": array(ref("AnsweredToolCall"), minItems=1), **_REASONING},
+    ),
+    "ChatCompletion": closed(
+        {
+            "id": STRING,
+            "object": const("chat.completion"),
+            **_ENVELOPE,
+            "choices": array(
+                closed(
+                    {
+                        "index": COUNT,
+                        "message": ref("AnsweredMessage"),
+                        "logprobs": nullable(ref("ChatLogprobs")),
+                        "finish_reason": _FINISH,
+                        "stop_reason": _STOP_REASON,
+                    },
+                    {"token_ids": _IDS},
+                ),
+                minItems=1,
+            ),
+            "usage": ref("Usage"),
+        },
+        {"prompt_token_ids": _IDS, "prompt_logprobs": nullable(ref("PromptLogprobs"))},
+    ),
+    "ChatCompletionChunk": closed(
+        {
+            "id": STRING,
+            "object": const("chat.completion.chunk"),
+            **_ENVELOPE,
+            "choices": array(
+                closed(
+                    {
+                        "index": COUNT,
+                        "delta": closed(
+                            {},
+                            {
+                                "role": const("assistant"),
+                                "content": nullable(STRING),
+                                "tool_calls": array(ref("ToolCallDelta"), minItems=1),
+                                **_REASONING,
+                            },
+                        ),
+                        "logprobs": nullable(ref("ChatLogprobs")),
+                        "finish_reason": _FINISH,
+                    },
+                    {"stop_reason": _STOP_REASON, "token_ids": _IDS},
+                ),
+                maxItems=1,
+            ),
+        },
+        {"usage": ref("Usage"), "prompt_token_ids": _IDS},
+    ),
+    "Completion": closed(
+        {
+            "id": STRING,
+            "object": const("text_completion"),
+            **_ENVELOPE,
+            "choices": array(
+                closed(
+                    {
+                        "index": COUNT,
+                        "text": STRING,
+                        "logprobs": nullable(ref("CompletionLogprobs")),
+                        "finish_reason": _COMPLETION_FINISH,
+                        "stop_reason": _STOP_REASON,
+                    },
+                    {
+                        "token_ids": _IDS,
+                        "prompt_token_ids": _IDS,
+                        "prompt_logprobs": nullable(ref("PromptLogprobs")),
+                    },
+                ),
+                minItems=1,
+            ),
+            "usage": ref("Usage"),
+        }
+    ),
+    "CompletionChunk": closed(
+        {
+            "id": STRING,
+            "object": const("text_completion"),
+            **_ENVELOPE,
+            "choices": array(
+                closed(
+                    {
+                        "index": COUNT,
+                        "text": STRING,
+                        "logprobs": nullable(ref("CompletionLogprobs")),
+                        "finish_reason": _COMPLETION_FINISH,
+                    },
+                    {"stop_reason": _STOP_REASON, "token_ids": _IDS, "prompt_token_ids": _IDS},
+                ),
+                maxItems=1,
+            ),
+        },
+        {"usage": ref("Usage")},
+    ),
+    "Embeddings": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "data": array(
+                closed(
+                    {
+                        "object": const("embedding"),
+                        "index": COUNT,
+                        "embedding": {"anyOf": [array(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "model": STRING,
+            "usage": closed(
+                {
+                    "prompt_tokens": COUNT,
+                    "total_tokens": COUNT,
+                    "prompt_tokens_details": closed({"cached_tokens": COUNT}),
+                }
+            ),
+        }
+    ),
+    "Model": closed(
+        {
+            "id": STRING,
+            "object": const("model"),
+            "created": COUNT,
+            "owned_by": STRING,
+            "root": STRING,
+            "parent": nullable(STRING),
+            "max_model_len": nullable(COUNT),
+        }
+    ),
+    "ModelList": closed({"object": const("list"), "data": array(ref("Model"), minItems=1)}),
+    "Tokenized": closed(
+        {
+            "count": COUNT,
+            "max_model_len": COUNT,
+            "tokens": _IDS,
+            "token_strs": nullable(array(STRING)),
+        }
+    ),
+    "Detokenized": closed({"prompt": STRING}),
+    "TokenizerInfo": {
+        "type": "object",
+        "description": "What the model's tokenizer_config.json says, and the chat template in use.",
+        "properties": {"tokenizer_class": nullable(STRING), "chat_template": {}},
+        "additionalProperties": True,
+    },
+    "ExecutorList": closed(
+        {
+            "object": const("list"),
+            "data": array(
+                closed(
+                    {
+                        "id": STRING,
+                        "object": const("executor"),
+                        "mode": nullable(STRING),
+                        "pid": nullable(INTEGER),
+                        "snapshot_age_s": nullable(NUMBER),
+                        "info": {"type": "object"},
+                        "capabilities": {"type": "object"},
+                        "status": {"type": "object"},
+                        "metrics": {"type": "object"},
+                        "cache": {"type": ["object", "null"]},
+                        "lora": {"type": ["object", "null"]},
+                        "kv_layout": {"type": "object"},
+                        "kv_capacity": nullable(COUNT),
+                    },
+                    description="An executor, with the members of the contract's records.",
+                )
+            ),
+            "registered": array(STRING),
+        }
+    ),
+    "Live": closed({"status": const("live")}),
+    "Stage": closed(
+        {"status": one_of("loading", "ready", "recovering", "draining", "failed", "stopped")},
+        {"detail": STRING, "phase": STRING, "done": INTEGER, "total": INTEGER},
+        description="What the server is doing; while loading, how far it is: `done` and `total` in the phase's own unit.",
+    ),
+    "Version": closed({"version": STRING}),
+    "Description": {"type": "object", "required": ["openapi", "paths"]},
+}  # fmt: skip

@@ -1,0 +1,60 @@
+"""Which of a prompt's hidden states make its embedding, when the request does not say.
+
+Models made for embeddings by sentence-transformers tell it: modules.json lists their steps, and 1_Pooling/config.json has a
+switch for each kind of pooling. A model without these files gets its last token's state, which has read all the others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executors.contract import ConfigError
+
+_KINDS = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+"""Steps of a model that are done here, by the last part of their types."""
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultPooling:
+    """`kind` is "last" or "mean"; None where the model has one that does not exist here, and `reason` says so."""
+
+    kind: str | None = "last"
+    reason: str = ""
+
+
+def default_pooling(directory: Path) -> DefaultPooling:
+    """What a model directory says of pooling. Raises ConfigError, naming the file, for one that cannot be read."""
+    modules = _read(directory / "modules.json", list)
+    types = [str(one.get("type")).rpartition(".")[2] for one in modules or () if isinstance(one, dict)]
+    if other := [name for name in types if name not in _MODULES]:
+        return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
+    config = _read(directory / "1_Pooling" / "config.json", dict)
+    if config is None:
+        return DefaultPooling()
+    kinds = [
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if value is True and name.startswith("pooling_mode_")
+    ]
+    if isinstance(named := config.get("pooling_mode"), str):
+        kinds = [named]
+    if len(kinds) == 1 and kinds[0] in _KINDS:
+        return DefaultPooling(_KINDS[kinds[0]])
+    return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds) or 'none'}")
+
+
+def _read(path: Path, kind: type) -> Any:
+    """The file's content, None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{path}: not a JSON {'object' if kind is dict else 'list'}")
+    return value

@@ -1,0 +1,115 @@
+"""POST /v1/embeddings: prompts to vectors, by the same scheduler as everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest, SequenceFailed
+from engine.text.embedding import EmbeddingRequest as Asked
+from engine.text.generation import Usage
+from server.middleware import RESPONSE_ID
+from server.prompts import input_ids, truncation_of
+from server.routes.common import json_response, new_id, read, state_of
+from server.schemas.embeddings import EmbeddingRequest
+from server.state import ServedModel, ServerState
+from server.streaming import while_connected
+from server.wire import encode
+
+router = APIRouter()
+
+_NUMBERS_AT_ONCE = 16384
+"""Encoded before others may run: a few milliseconds."""
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request) -> Response:
+    """A vector for each input."""
+    state = state_of(request)
+    body = await read(request, EmbeddingRequest)
+    body.check()
+    model, name = state.require(body.model)
+    asked = await _asked(state, model, body)
+    request.scope[RESPONSE_ID] = asked.request_id
+    return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
+
+
+async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest) -> Asked:
+    """What to ask of the engine. Raises InvalidRequest."""
+    width = model.info.hidden_size
+    if body.dimensions is not None and body.dimensions > width:
+        message = f"'dimensions' is {body.dimensions}, and this model's vectors have {width}."
+        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+    pooling = body.pooling or model.pooling.kind
+    if pooling is None:
+        message = (
+            f"This model's own kind of embedding is not supported: {model.pooling.reason}. 'pooling' can ask for 'last' "
+            "or 'mean' instead."
+        )
+        raise InvalidRequest(message, param="pooling", code="unsupported_value")
+    prompts = await input_ids(
+        state,
+        model,
+        body.inputs,
+        "input",
+        add_special_tokens=body.add_special_tokens is not False,
+        truncation=truncation_of(body, model, 0),
+        longest=model.max_model_len,
+    )
+    return Asked(new_id("embd"), prompts, pooling, body.priority or 0, body.cache_salt)
+
+
+async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
+    vectors, usage = await model.engine.embed(asked)
+    data = []
+    since_pause = 0
+    for index, vector in enumerate(vectors):
+        data.append(msgspec.Raw(_encoded(index, _shaped(vector, body), body.encoding_format == "base64")))
+        since_pause += len(vector)
+        if since_pause > _NUMBERS_AT_ONCE:
+            await asyncio.sleep(0)
+            since_pause = 0
+    return {
+        "id": asked.request_id,
+        "object": "list",
+        "model": name,
+        "data": data,
+        "usage": _usage_object(usage),
+    }
+
+
+def _shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
+    """float32 [dimensions]: cut, and of length 1, as asked. Raises SequenceFailed for numbers that are none."""
+    if not np.isfinite(vector).all():
+        raise SequenceFailed("the model's hidden states are not finite")
+    vector = vector[: body.dimensions]
+    if body.use_activation is False:
+        return vector
+    wide = vector.astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    unit: NDArray[np.float32] = (wide / length).astype(np.float32) if length else vector
+    return unit
+
+
+def _encoded(index: int, vector: NDArray[np.float32], as_base64: bool) -> bytes:
+    """An entry of the answer's list; base64 holds the numbers as little-endian float32."""
+    value: Any = vector.tolist()
+    if as_base64:
+        value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return encode({"object": "embedding", "index": index, "embedding": value})
+
+
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    """Token counts in the form of this endpoint, which generates none."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

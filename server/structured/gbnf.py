@@ -1,0 +1,26 @@
+"""GBNF (llama.cpp's grammars, rules with `::=`) as Lark, by llguidance's own converter. Only for the judge's process."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def to_lark(text: str) -> str:
+    """Raises Exception for what is no GBNF."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    return str(any_to_lark(_ESCAPE.sub(_plain, text)))
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """A character by its number as the character itself: the converter would take the leading zeros from `\\u00e9`. Those that
+    mean something in a grammar, or are below the blank, stay numbers, in the form that it leaves alone."""
+    number = escape[1] or escape[2] or escape[3]
+    if number is None:
+        return escape[0]
+    character = chr(int(number, 16))  # ValueError past the last one
+    if character.isalnum() or ord(character) > 0x9F:
+        return character
+    return f"\\x{ord(character):02x}"

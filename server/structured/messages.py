@@ -1,0 +1,49 @@
+"""What the server and the judge's process say to each other: a length (4 bytes, little endian), then msgpack.
+
+server                                  child
+Setup                            ->
+                                 <-     Hello           once the tokenizer is read
+Check                            ->
+                                 <-     Verdict         one at a time
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 16 * 2**20
+
+
+class Setup(msgspec.Struct):
+    """`tokenizer` is the directory, `logits_width` the number of ids that the model tells apart."""
+
+    tokenizer: str
+    logits_width: int
+
+
+class Hello(msgspec.Struct):
+    """`refused`: why no grammar can be kept with this tokenizer; empty if they can."""
+
+    refused: str = ""
+
+
+class Check(msgspec.Struct):
+    """A grammar as `compose.py` writes it."""
+
+    grammar: str
+
+
+class Verdict(msgspec.Struct):
+    """`grammar` is what the executor takes: the one that was sent, GBNF replaced by Lark. `refused`: what is wrong with it."""
+
+    grammar: str = ""
+    refused: str = ""
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message as bytes."""
+    body = msgspec.msgpack.encode(message)
+    return HEADER.pack(len(body)) + body

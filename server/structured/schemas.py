@@ -1,0 +1,149 @@
+"""JSON schemas before they are compiled: size, and what the compiler would pass over in silence.
+
+llguidance refuses keywords of the standard that it does not know (`not`, `if`, `uniqueItems`, ...), and this is left to it.
+What it takes but does not keep is refused here:
+
+- bounds of numbers that a float cannot hold exactly: it computes with floats;
+- `minProperties` that only repeated names could make up for: it does not keep names of additional properties apart;
+- texts in `enum` and `const` that JSON can only write with `\\u` escapes. These are switched off: a name or a text written
+  in two ways would slip past the rules for the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from engine.errors import InvalidRequest
+from server.schemas.structured import MAX_CONSTRAINT_BYTES
+
+MAX_DEPTH = 100
+"""Objects and lists in each other; a nested object of a schema takes two."""
+MAX_ENUM_ENTRIES = 1024
+
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"enum", "const", "default", "examples", "example"})
+_OLD = frozenset({"divisibleBy", "extends", "disallow"})
+"""Of JSON schema draft 3, unknown to later ones: whoever sends them believes that they count."""
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
+
+def check_size(value: Any, param: str) -> None:
+    """Raises InvalidRequest if JSON data is too large or too deep. Stops at the limit, however large the data is."""
+    size, waiting = 0, [(value, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise refusal(param, f"it should be nested at most {MAX_DEPTH} deep")
+        if isinstance(node, dict | list):
+            size += 2 + len(node)
+            if size <= MAX_CONSTRAINT_BYTES:
+                if isinstance(node, dict):
+                    size += sum(map(len, node))
+                    waiting.extend((one, depth + 1) for one in node.values())
+                else:
+                    waiting.extend((one, depth + 1) for one in node)
+        elif isinstance(node, str):
+            size += len(node)
+        elif isinstance(node, float) and not math.isfinite(node):
+            raise refusal(param, "its numbers should be finite")
+        else:
+            size += 1
+        if size > MAX_CONSTRAINT_BYTES:
+            raise refusal(param, f"it should have at most {MAX_CONSTRAINT_BYTES} bytes")
+
+
+def prepared_schema(schema: dict[str, Any], param: str, closed: bool = False) -> dict[str, Any]:
+    """The schema for the compiler, without what says nothing (`uniqueItems: false`). `closed`: objects that name their
+    properties have no others. Does not modify `schema`. Raises InvalidRequest."""
+    check_size(schema, param)
+    if "x-guidance" in schema:
+        raise refusal(param, "'x-guidance' is not supported in a schema")
+    ready: dict[str, Any] = _Walk(param, closed).schema(schema)
+    text = json.dumps(ready, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode("utf-8", "replace")) > MAX_CONSTRAINT_BYTES:
+        raise refusal(param, f"it should have at most {MAX_CONSTRAINT_BYTES} bytes")
+    return ready
+
+
+def refusal(param: str, reason: str) -> InvalidRequest:
+    """The error for a value at fault."""
+    return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code="invalid_value")
+
+
+class _Walk:
+    """Copies a schema. Keywords that it does not know may hold schemas too, since `$ref` can lead anywhere."""
+
+    def __init__(self, param: str, closed: bool) -> None:
+        self._param, self._closed = param, closed
+
+    def schema(self, node: Any) -> Any:
+        if isinstance(node, list):  # `items` of old drafts, or an unknown keyword
+            return [self.schema(one) for one in node]
+        if not isinstance(node, dict):
+            return node
+        self._check(node)
+        copy = {
+            name: self._keyword(name, value)
+            for name, value in node.items()
+            if not (name == "uniqueItems" and value is False)
+        }
+        if self._closed and ("properties" in copy or "patternProperties" in copy):
+            copy.setdefault("additionalProperties", False)
+        return copy
+
+    def _keyword(self, name: str, value: Any) -> Any:
+        if name in _DATA:
+            return value
+        if name in _MAPS and isinstance(value, dict):
+            return {key: self.schema(one) for key, one in value.items()}
+        return self.schema(value)
+
+    def _check(self, node: dict[str, Any]) -> None:
+        for name in _NUMBERS:
+            self._check_number(name, node.get(name))
+        if old := _OLD & node.keys():
+            raise refusal(self._param, f"'{min(old)}' is not supported in a schema")
+        for name in _LISTS & node.keys():
+            if not isinstance(node[name], list):
+                raise refusal(self._param, f"'{name}' should be a list of schemas")
+        values = node.get("enum")
+        if isinstance(values, list):
+            if len(values) > MAX_ENUM_ENTRIES:
+                raise refusal(self._param, f"an 'enum' should have at most {MAX_ENUM_ENTRIES} entries")
+            self._check_texts(values)
+        self._check_texts(node.get("const"))
+        self._check_min_properties(node)
+
+    def _check_number(self, name: str, value: Any) -> None:
+        if isinstance(value, bool):
+            raise refusal(self._param, f"'{name}' should be a number")
+        if isinstance(value, int) and (abs(value) >= 2**63 or int(float(value)) != value):
+            raise refusal(
+                self._param, f"'{name}' {str(value)[:40]} cannot be kept exactly; use a bound below 2**53"
+            )
+
+    def _check_min_properties(self, node: dict[str, Any]) -> None:
+        least, required = node.get("minProperties"), node.get("required")
+        certain = len(set(map(str, required))) if isinstance(required, list) else 0
+        if isinstance(least, int) and least > certain + 1:
+            reason = (
+                f"'minProperties' {least} is not supported beside {certain} required properties: it can be one more "
+                "than those"
+            )
+            raise refusal(self._param, reason)
+
+    def _check_texts(self, value: Any) -> None:
+        if isinstance(value, str):
+            if _UNWRITABLE.search(value):
+                raise refusal(self._param, "its texts should have no control characters")
+        elif isinstance(value, dict):
+            for one in (*value, *value.values()):
+                self._check_texts(one)
+        elif isinstance(value, list):
+            for one in value:
+                self._check_texts(one)

@@ -1,0 +1,53 @@
+"""What routes call: from a request's body to the grammar that its sequences carry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidRequest
+from executors.contract import ExecutorError
+from server.schemas.structured import StructuredFields
+from server.structured.compose import alone
+from server.structured.forms import constraint_of
+
+if TYPE_CHECKING:
+    from server.state import ServedModel, ServerState
+
+
+MAX_GRAMMAR_LENGTH = 512 * 1024
+"""Characters, of all the parts that a grammar is composed of."""
+
+
+async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> str | None:
+    """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
+    constraint = constraint_of(body)
+    if constraint is None:
+        return None
+    return await prepared(state, model, alone(constraint), constraint.param)
+
+
+async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> str:
+    """The text to hand on as `TextRequest.grammar`, judged and known to the executor. `param` is the field it came from.
+
+    Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
+    """
+    if len(grammar) > MAX_GRAMMAR_LENGTH:
+        message = f"Invalid value for '{param}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    if state.judge is None or not _holds_grammars(state):
+        message = f"'{param}' is not supported: this server's executor cannot hold its output to a grammar."
+        raise InvalidRequest(message, param=param, code="unsupported_parameter")
+    try:
+        text = await state.judge.check(grammar)
+        await model.engine.prepare_grammar(text)
+    except InvalidRequest as error:
+        message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
+        raise InvalidRequest(message, param=param, code=error.code) from None
+    return text
+
+
+def _holds_grammars(state: ServerState) -> bool:
+    try:
+        return state.core is not None and state.core.executor.capabilities().grammars
+    except ExecutorError:  # it is away for a moment; the engine says what it can do when the request comes
+        return True

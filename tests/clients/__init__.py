@@ -1,0 +1,1 @@
+"""Real clients, each in an environment of its own, against a live server. See `__main__.py`."""

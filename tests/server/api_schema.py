@@ -1,0 +1,80 @@
+"""Checks answers of a server against its own description of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import httpx
+from jsonschema import Draft202012Validator
+
+from server.openapi.document import document
+from server.openapi.operations import OPERATIONS, Operation
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    return document()
+
+
+@functools.cache
+def validator(component: str) -> Draft202012Validator:
+    """Of one component. The whole document is the schema, so that references lead somewhere."""
+    schema = {**described(), "$ref": f"#/components/schemas/{component}"}
+    return Draft202012Validator(schema)
+
+
+def check(component: str, value: Any) -> None:
+    faults = [f"{error.json_path}: {error.message}" for error in validator(component).iter_errors(value)]
+    assert not faults, (component, faults[:3], value)
+
+
+def operation_of(method: str, path: str) -> Operation:
+    for operation in OPERATIONS:
+        prefix, variable, _ = operation.path.partition("{")
+        matches = path.startswith(prefix) and path != prefix if variable else path == prefix
+        if matches and operation.method == method.lower():
+            return operation
+    raise AssertionError(f"{method} {path} is not described")
+
+
+def check_answer(response: httpx.Response) -> None:
+    """Status, headers, content type and body of an answer are what the description says."""
+    operation = operation_of(response.request.method, response.request.url.path)
+    responses = described()["paths"][operation.path][operation.method]["responses"]
+    assert str(response.status_code) in responses, (response.status_code, response.text)
+    one = _resolved(responses[str(response.status_code)])
+    for name, header in one["headers"].items():
+        header = _resolved(header)
+        if header.get("required"):
+            assert name in response.headers, name
+        if name in response.headers:
+            Draft202012Validator(header["schema"]).validate(response.headers[name])
+    media = response.headers["content-type"].partition(";")[0]
+    schema = one["content"][media]["schema"]
+    if media == "application/json":
+        check(schema["$ref"].rpartition("/")[2], response.json())
+    elif media == "text/event-stream":
+        assert operation.chunk is not None
+        check_events(operation.chunk, response.text)
+
+
+def check_events(chunk: str, body: str) -> None:
+    """Each event of a stream is a chunk or an error, and the last one is the end."""
+    *blocks, last, empty = body.split("\n\n")
+    assert (last, empty) == ("data: [DONE]", ""), body[-200:]
+    for block in blocks:
+        if block.startswith(":"):  # a comment: the stream is alive
+            continue
+        event = json.loads(block.removeprefix("data: "))
+        check("Error" if "error" in event else chunk, event)
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    while reference := node.get("$ref"):
+        found: Any = described()
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+        node = found
+    return node

@@ -1,0 +1,109 @@
+"""The prose of docs/api.md, between the tables that api_docs.py derives."""
+
+INTRODUCTION = """
+# The HTTP API
+
+Made by `make api-docs` from the server's own types and tables; the same in JSON is `docs/openapi.json`, which a running
+server gives at `/openapi.json`. Clients made for the OpenAI API work with the base URL `http://HOST:8000/v1`; parameters of
+vLLM go into the body beside OpenAI's (`extra_body` of the SDK).
+"""
+
+KEYS = """
+## Keys
+
+A server started without `--api-key` asks for none. With one or more of them (the flag several times, or `COHORT_API_KEY` with
+commas) every path wants `Authorization: Bearer KEY`, also paths that do not exist, except `/live`, `/ready`, `/health` and
+`/version`. `/metrics` is open unless `--metrics-key` closes it, and then takes that key alone. Two `Authorization` headers are
+none. A missing or wrong key is a 401 with the code `invalid_api_key`.
+
+Web pages of other origins cannot call the server from a browser unless `--allowed-origins` names them; `--allowed-methods`,
+`--allowed-headers` and `--allow-credentials` narrow or widen what they may do. A preflight needs no key. HTTPS:
+`--ssl-certfile` and `--ssl-keyfile`; with `--ssl-ca-certs` and `--ssl-cert-reqs 2` clients must show a certificate.
+"""
+
+HEADERS = """
+## Headers
+
+| Response header | When | Meaning |
+| --- | --- | --- |
+| `x-request-id` | always | Minted for the request; the server's log has it. A client's own is not taken over. |
+| `x-cohort-ignored` | something had no effect | Names, separated by commas, percent-encoded, \
+those of inner objects as `messages[].type`; `...`: there are more. |
+| `retry-after` | 429, 503 | Seconds to wait. |
+| `www-authenticate` | 401 | `Bearer` |
+| `allow` | 405 | The methods there are. |
+| `access-control-*`, `vary` | `--allowed-origins` | For browsers. |
+"""
+
+ERRORS = """
+## Errors
+
+Every answer but a success has this body, and so has the event that ends a stream which failed:
+
+```json
+{"error": {"message": "'n' ...", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
+```
+
+`param` is the field's path in the body, such as `messages.0.content`, or null. Only 429, 500 and 503 are worth a retry.
+
+| Status | `type` | `code` | Meaning |
+| --- | --- | --- | --- |
+| 400 | `invalid_request_error` | `invalid_json` | The body is no JSON. |
+| 400 | `invalid_request_error` | `invalid_value` | A field has a wrong type or value, or contradicts another. |
+| 400 | `invalid_request_error` | `unsupported_parameter` | The parameter would change the result and is not supported. |
+| 400 | `invalid_request_error` | `unsupported_value` | The parameter is supported, this value of it is not. |
+| 400 | `invalid_request_error` | `unknown_parameter` | The name looks misspelt, or there are more than 64 unknown ones. |
+| 400 | `invalid_request_error` | `context_length_exceeded` | Prompt and output do not fit the context. |
+| 400 | `invalid_request_error` | `chat_template_error` | The model's chat template refuses the conversation. |
+| 400 | `invalid_request_error` | `no_chat_template` | The model has no chat template. |
+| 400 | `invalid_request_error` | `missing_required_parameter` | A field is needed beside another one that was sent. |
+| 400 | `invalid_request_error` | `invalid_http` | What came is no HTTP. |
+| 401 | `authentication_error` | `invalid_api_key` | No valid key. |
+| 404 | `invalid_request_error` | `model_not_found` | There is no such model. |
+| 404 | `invalid_request_error` | `not_found` | There is no such path. |
+| 405 | `invalid_request_error` | `method_not_allowed` | The path has other methods. |
+| 408 | `invalid_request_error` | `request_timeout` | The request did not arrive in time. |
+| 413 | `invalid_request_error` | `request_too_large` | The body is larger than `--max-body-bytes`. |
+| 429 | `rate_limit_error` | `overloaded` | The queue is full. |
+| 429 | `rate_limit_error` | `deadline_exceeded` | It would not be, or was not, begun before the request's own deadline. |
+| 431 | `invalid_request_error` | `headers_too_large` | Request line and headers are larger than 64 KiB. |
+| 500 | `executor_error` | `executor_died`, `sequence_failed` | The model's process failed, or this sequence alone did. |
+| 500 | `internal_error` | `internal_error` | Something else failed; the log says what. |
+| 503 | `service_unavailable` | `service_unavailable` | Loading or draining. |
+"""
+
+STREAMS = """
+## Streams
+
+With `stream` the answer is `text/event-stream`: events `data: JSON`, all with the same `id`, `created` and `model`, and at last
+`data: [DONE]`. A chat begins with a chunk that holds the role; each choice ends with a chunk that holds its `finish_reason`;
+with `stream_options.include_usage` one more follows, with `usage` and no choices. An error before the first event is an answer
+with its own status; one after it is an event `{"error": {...}}`. What a stream adds up to equals the answer without `stream`.
+"""
+
+PARAMETERS = """
+## Parameters
+
+What is sent is supported, refused or ignored, and the server tells which:
+
+- **Supported** parameters have the effect that OpenAI or vLLM document; the tables say whose they are. null means left out.
+- A parameter that would change the result and is not supported is **refused** with a 400 that names it, unless it has a value
+  at which it does nothing. So is a key that looks like a misspelt parameter.
+- Everything else is **ignored**, and listed in the response header `x-cohort-ignored`: bookkeeping, hints, and unknown keys.
+
+Unknown keys inside of objects follow the same rule. In settings such as `stream_options` a misspelt key is refused; in
+messages, their parts and calls unknown keys are ignored, except `function_call`, `audio`, `refusal` and `prefix`, which would
+change what the model reads and are refused. Keys of `tools` are handed to the chat template as they are.
+"""
+
+OTHERS = """
+## Other endpoints
+"""
+
+LIMITS = """
+## Limits
+
+A body has at most `--max-body-bytes` (16 MiB), request line and headers 64 KiB; headers must arrive within 30 s, and a body may
+not pause for 60 s. A stream whose client does not read for 60 s is given up. Closing the connection ends the request, streamed
+or not. Lists, strings and numbers have the limits of the tables. No URL in a request is ever fetched.
+"""

@@ -120,13 +120,20 @@ class Scheduler:
         # What follows are prompts: how much of them the running streams can bear beside them, with or without a token in
         # this very step.
         streams = len(self.running) - len(chunks)
-        plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(streams, plan.budget))
+        if not self._stream_waits(chunks):
+            plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(streams, plan.budget))
         for seq in chunks:
             if seq.status is SequenceStatus.RUNNING:
                 self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         return self._pack(plan) if plan.grants else None
+
+    def _stream_waits(self, chunks: SequenceOf[Sequence]) -> bool:
+        """Whether somebody's stream stands still until it is computed anew: after a restart, or preempted. Small chunks would
+        spare those who run already at its cost."""
+        first = next(iter(self.waiting), None)
+        return any(seq.output_token_ids for seq in ((*chunks, first) if first is not None else chunks))
 
     def _grant_suspect(self, plan: StepPlan) -> None:
         """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token

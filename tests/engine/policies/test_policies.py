@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, SequenceStatus
 from engine.policies.budget import MIN_CHUNK, FixedBudget, LatencyBudget
 from engine.policies.queue import Fcfs, Priority
 from engine.policies.victim import least_important, youngest
 from engine.request import Request, TokenDelta
 from executors.contract import KvCacheHandle
+from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
@@ -150,3 +151,34 @@ async def test_running_streams_get_small_chunks_beside_them() -> None:
                 whole.merge((await mailbox.take())[0])
             assert [token.token_id for token in whole.tokens] == expected_tokens([1], 60)
     assert steps[0.0] <= 3 and steps[0.001] >= 6, steps
+
+
+async def test_streams_come_back_as_fast_as_they_can_after_a_restart() -> None:
+    """Those that are back first do not slow down the others' way back."""
+    made = fake(step_delay_ms=1)
+    made.failures.append(Failure("die", step=30))
+    async with engine(made, max_num_batched_tokens=256, target_itl=0.001) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.budget.observe(0, 100, 0.02)
+        whole = [TokenDelta() for _ in range(8)]
+
+        async def stream(number: int) -> None:
+            mailbox = Mailbox()
+            core.submit(request([number] * 100, 120), mailbox)
+            while whole[number].finish_reason is None:
+                whole[number].merge((await mailbox.take())[0])
+
+        streams = asyncio.gather(*(stream(number) for number in range(8)))
+        live = core._delivery.live
+        # The loop's own turns are what is counted, so no event will do.
+        while not (  # noqa: ASYNC110
+            core.stats().epoch == 2 and all(seq.status is SequenceStatus.RUNNING for seq in live.values())
+        ):
+            await asyncio.sleep(0)
+        steps = made.steps - 30
+        await streams
+    assert [[token.token_id for token in one.tokens] for one in whole] == [
+        expected_tokens([number] * 100, 120) for number in range(8)
+    ]
+    # 800 tokens and more to compute anew, 256 a step; in chunks of 32 it would take 25 steps.
+    assert steps <= 8, steps

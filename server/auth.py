@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +18,8 @@ from server.errors import http_error_response
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
 METRICS = "/metrics"
 
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
+"""Whose request is being answered: something of the key's hash, "" where no key is asked for."""
 _WANTED = "Give a valid API key: 'Authorization: Bearer KEY'."
 
 
@@ -43,6 +46,7 @@ class KeyAuth:
             await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
+        TENANT.set("")
         path = scope["path"]
         if path in KEYLESS:
             return True
@@ -56,7 +60,10 @@ class KeyAuth:
         hashed = _hash(key.strip())
         # Every key is compared, so that the time does not tell which one came close.
         matches = [hmac.compare_digest(hashed, known) for known in keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        if scheme.lower() != b"bearer" or not any(matches):
+            return False
+        TENANT.set(hashed.hex()[:16])
+        return True
 
 
 def _hash(key: bytes) -> bytes:

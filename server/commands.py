@@ -134,10 +134,21 @@ def serve(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     block_size: BlockSize = None,
     kv_cache_memory_bytes: KvCacheMemory = None,
+    max_queued_seqs: Annotated[
+        Number,
+        flag(
+            "Sequences that may wait; more are refused with 429 and a Retry-After [4096].",
+            "--max-queued-seqs",
+        ),
+    ] = None,
+    max_queued_tokens: Annotated[
+        Number, flag("Tokens of prompts that may wait, likewise [4194304].", "--max-queued-tokens")
+    ] = None,
     scheduling_policy: Annotated[
         Text,
         flag(
-            "Who is admitted first: fcfs, or priority, by the `priority` of requests, lower first [fcfs].",
+            "Who is admitted first: fcfs; priority, by the `priority` of requests, lower first; or fair, the API key that was "
+            "served least [fair with several API keys, else fcfs].",
             "--scheduling-policy",
         ),
     ] = None,
@@ -228,7 +239,9 @@ def serve(
     ] = None,
     ssl_cert_reqs: Annotated[
         Number,
-        flag("Certificates of clients: 0 not asked for, 1 checked if sent, 2 demanded [0].", "--ssl-cert-reqs"),
+        flag(
+            "Certificates of clients: 0 not asked for, 1 checked if sent, 2 demanded [0].", "--ssl-cert-reqs"
+        ),
     ] = None,
     executor: Annotated[
         Text, flag("llm, qwen3, echo, paged_fake, or package.module:Factory [llm].", "--executor")

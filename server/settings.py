@@ -156,7 +156,9 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     kv_cache_memory_bytes: Bytes | None = None
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_queued_seqs: Annotated[int, Field(ge=1)] = 4096
+    max_queued_tokens: Annotated[int, Field(ge=1)] = 1 << 22
+    scheduling_policy: Literal["fcfs", "priority", "fair"] | None = None
     target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
     enable_prefix_caching: bool = True
     deterministic: bool = False
@@ -249,7 +251,9 @@ def _cors_fault(settings: Settings) -> str | None:
             return f"--allowed-origins {origin[:100]!r}: it should be '*', or such as https://app.example.com, without a path"
     names = [("--allowed-methods", name) for name in settings.allowed_methods]
     names += [("--allowed-headers", name) for name in settings.allowed_headers]
-    return next((f"{flag} {name[:100]!r}: no such name" for flag, name in names if not _NAME.fullmatch(name)), None)
+    return next(
+        (f"{flag} {name[:100]!r}: no such name" for flag, name in names if not _NAME.fullmatch(name)), None
+    )
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

@@ -28,6 +28,9 @@ class EmbeddingRequest:
     pooling: str = "last"
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str = ""
+    deadline_ms: int | None = None
+    """As in `TextRequest`."""
 
 
 class Embedder:
@@ -39,6 +42,7 @@ class Embedder:
         self._mailbox = Mailbox()
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by the number of their prompt."""
+        self._deadline = None if request.deadline_ms is None else core.clock() + request.deadline_ms / 1000
         self.cached_tokens = 0
         """Of all prompts, found in the prefix cache."""
 
@@ -70,6 +74,8 @@ class Embedder:
             arrival_time=self._core.clock(),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            tenant=asked.tenant,
+            deadline=self._deadline,
             pooling=asked.pooling,
         )
         self._seq_ids[number] = self._core.submit(one, self._mailbox, number)

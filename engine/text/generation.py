@@ -73,6 +73,10 @@ class TextRequest:
     """As in `engine.request.Request`, and refused where the engine's policy would pay no heed to it."""
     cache_salt: str | None = None
     """As in `engine.request.Request`."""
+    tenant: str = ""
+    """As in `engine.request.Request`."""
+    deadline_ms: int | None = None
+    """Milliseconds from now by which the request must have begun to be computed."""
     grammar: str | None = None
     """As in `engine.request.Request`; best made known by `TextEngine.prepare_grammar` before."""
     prompt_logprobs: int | None = None
@@ -185,6 +189,8 @@ class Generation:
             self._core.clock(),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            tenant=asked.tenant,
+            deadline=None if asked.deadline_ms is None else self._core.clock() + asked.deadline_ms / 1000,
             grammar=asked.grammar,
             prompt_logprobs=None if choice else asked.prompt_logprobs,
         )

@@ -237,7 +237,8 @@ class GrammarState:
         tokenizer = vocabulary.tokenizer
         self.prototype = prototype
         self._matcher = prototype.deep_copy()
-        self._ends = np.unique(np.array(ends or vocabulary.ends, np.int64))
+        known = np.unique(np.array(ends or vocabulary.ends, np.int64))
+        self._ends = known[known < width]
         self._end_set = frozenset(self._ends.tolist())
         self._own_ends = np.array(tokenizer.eos_tokens, np.int64)
         self._num_tokens, self._width = vocabulary.num_tokens, width

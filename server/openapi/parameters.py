@@ -34,7 +34,9 @@ PARAMETERS: dict[str, Parameter] = {
         "OpenAI", "auto", "auto, none, required, or one function by name; forced calls are held to by a grammar."
     ),
     "parallel_tool_calls": Parameter("OpenAI", "true", "Whether one answer may hold several calls."),
-    "chat_template_kwargs": Parameter("vLLM", "none", "Variables for the model's chat template, such as `enable_thinking`; ignored ones are told."),
+    "chat_template_kwargs": Parameter(
+        "vLLM", "none", "Variables for the model's chat template, such as `enable_thinking`; those it does not read are told."
+    ),
     "reasoning_effort": Parameter(
         "OpenAI", "the template's", "Handed to the chat template; an error where the template does not read it."
     ),

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
+from server.auth import TENANT
 from server.chat.fence import DeadlineExceeded
 from server.middleware import IGNORED
 from server.schemas.base import Model, parse
@@ -146,6 +147,8 @@ def text_request(
         skip_special_tokens=fields.skip_special_tokens is not False,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
+        tenant=TENANT.get(),
+        deadline_ms=fields.deadline_ms,
         grammar=grammar,
         prompt_logprobs=prompt_logprobs,
         shown_special=shown_special,

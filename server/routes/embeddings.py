@@ -15,6 +15,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from engine.text.generation import Usage
+from server.auth import TENANT
 from server.middleware import RESPONSE_ID
 from server.prompts import input_ids, truncation_of
 from server.routes.common import json_response, new_id, read, state_of
@@ -63,7 +64,15 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
     )
-    return Asked(new_id("embd"), prompts, pooling, body.priority or 0, body.cache_salt)
+    return Asked(
+        new_id("embd"),
+        prompts,
+        pooling,
+        body.priority or 0,
+        body.cache_salt,
+        TENANT.get(),
+        body.deadline_ms,
+    )
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:

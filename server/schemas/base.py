@@ -67,7 +67,9 @@ def _plain(detail: ErrorDetails) -> str:
             return "it should not be empty"
         case "too_long":
             return f"it should have at most {limits['max_length']} entries"
-        case "string_pattern_mismatch" if detail["loc"][-1] == "[key]":  # token ids are the keys with a pattern
+        case "string_pattern_mismatch" if (
+            detail["loc"][-1] == "[key]"
+        ):  # token ids are the keys with a pattern
             return f"its keys should be token ids, which {str(detail['loc'][-2])[:40]!r} is not"
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
     for theirs, ours in _WORDS:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.schemas.completions import TokenIds, input_form
 from server.schemas.extras import OF_EMBEDDINGS, Rules
-from server.schemas.sampling import MAX_CACHE_SALT_LENGTH, Integer, TruncationFields
+from server.schemas.sampling import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, Integer, TruncationFields
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -30,7 +30,8 @@ class EmbeddingRequest(TruncationFields):
 
     `pooling` says of which hidden states: "last" token, or the "mean" over all; the model's own by default. Vectors have
     length 1 unless `use_activation` is false. `dimensions` keeps the first so many numbers of each, and makes their length 1
-    again: of use for models that were trained for it. `priority` and `cache_salt` as of completions.
+    again: of use for models that were trained for it. `priority`, `deadline_ms` and `cache_salt` as of
+    completions.
     """
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_EMBEDDINGS)
@@ -43,6 +44,7 @@ class EmbeddingRequest(TruncationFields):
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
 
     @property

@@ -27,6 +27,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 64
 """These travel to the executor with every choice of a call."""
 MAX_CACHE_SALT_LENGTH = 1024
+MAX_DEADLINE_MS = 86_400_000
 MAX_LOGPROB_ENTRIES = 2048
 """Sequences times logprobs per token: all of them are encoded for each step, while everybody else waits."""
 MAX_PROMPT_LOGPROB_ENTRIES = 2**19
@@ -96,8 +97,9 @@ class PromptSideFields(TruncationFields):
 class GenerationFields(WireModel):
     """How to generate. None means: not given, take the default (of the model, then OpenAI's).
 
-    `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common prefix is shared only
-    between requests with the same salt, so that nobody learns from the time an answer takes what others have asked.
+    `deadline_ms`: refused at once if the queue is longer than that, and dropped if it has not been begun by then (429 both
+    times). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common prefix is shared
+    only between requests with the same salt, so that nobody learns from the time an answer takes what others have asked.
     """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -122,6 +124,7 @@ class GenerationFields(WireModel):
     min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (

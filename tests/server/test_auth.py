@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import DeadlinePassed
 from tests.server.fakes import House, error_of
 
 KEYS = {"api_keys": ["key-one", "schlüssel"]}
@@ -149,3 +150,33 @@ async def test_neither_host_nor_forwarded_headers_matter() -> None:
     assert response.status_code == 401
     assert response.headers["x-request-id"] != "mine"
     assert response.headers.get_list("x-request-id") == [response.headers["x-request-id"]]
+
+
+async def test_a_key_is_a_tenant_and_none_is_nobody() -> None:
+    house = House(options=KEYS)
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    async with house.client() as client:
+        for key in ("key-one", "schlüssel", "key-one"):
+            headers = {b"authorization": b"Bearer " + key.encode()}
+            assert (await client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
+    one, two, again = (asked.tenant for asked in house.engine.requests)
+    assert one == again != two
+    assert one and two and "key" not in one, "something of the key's hash"
+    assert house.engine.embedded[0].tenant == one
+    plain = House()
+    await plain.chat()
+    assert plain.engine.requests[0].tenant == ""
+
+
+async def test_a_deadline_reaches_the_engine() -> None:
+    house = House()
+    assert (await house.chat(deadline_ms=250)).status_code == 200
+    assert house.engine.requests[0].deadline_ms == 250
+    for wrong in (0, -1, 1.5, "1", True):
+        response = await house.chat(deadline_ms=wrong)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "deadline_ms", wrong
+    house.engine.refusal = DeadlinePassed("too late", 7)
+    response = await house.chat(deadline_ms=1)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+    assert response.json()["error"]["code"] == "deadline_exceeded"

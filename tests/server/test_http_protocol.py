@@ -120,6 +120,8 @@ async def test_large_bodies_and_kept_connections_pass(running: Running) -> None:
         b"HELLO\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
         b"GET /live HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://[x HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /live HTTP/1.1\r\nHost: x\r\nbad\x00name: y\r\n\r\n",
         b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",

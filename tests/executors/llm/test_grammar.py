@@ -175,6 +175,12 @@ def test_logits_and_tokenizer_of_different_widths(tmp_path, width):
     assert allowed[: min(width, SIZE - 3)].all()
     assert not allowed[SIZE - 3 :].any(), "special tokens, and what is no token"
     assert not state.take(SIZE + 5)
+    state = compiler.begin('start: "a"', ())
+    assert state.take(*compiler.vocabulary().tokenizer.tokenize_str("a"))
+    own_end = SIZE - 3
+    assert state.mask().ids.tolist() == ([own_end] if own_end < width else [])
+    assert state.take(own_end) == (own_end < width)
+    assert state.mask().ids.tolist() == ([own_end] if own_end < width else [])
 
 
 @pytest.mark.parametrize(

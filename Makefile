@@ -18,7 +18,7 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve demo test sim chaos test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ install: $(STAMP)  ## make .venv and install everything into it
 
 serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 	@exec $(BIN)/cohort serve $(ARGS)
+
+demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answer
+	@exec $(BIN)/cohort demo $(ARGS)
 
 test: $(STAMP)  ## unit, simulation and end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
@@ -40,6 +43,9 @@ test-clients: $(STAMP)  ## real clients, each in its own environment, against a 
 
 test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
+
+chaos: $(STAMP)  ## kill, stop and crash the executor under streams of every kind
+	$(BIN)/python -m pytest tests/chaos -s $(ARGS)
 
 test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
 	tools/ops/packages.sh debootstrap

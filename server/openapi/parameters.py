@@ -98,6 +98,9 @@ PARAMETERS: dict[str, Parameter] = {
     "return_token_strs": Parameter("vLLM", "false", "Tell each token's text as well."),
     # how to run
     "priority": Parameter("vLLM", "0", "Lower comes first. An error unless the server runs with --scheduling-policy priority."),
+    "deadline_ms": Parameter(
+        "Cohort", "none", "Milliseconds until it must have begun: 429 where the queue is longer, or when they are over."
+    ),
     "cache_salt": Parameter(
         "vLLM", "none", "Only requests with the same salt share KV of a common prefix, so that times tell nobody else."
     ),

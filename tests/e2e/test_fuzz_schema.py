@@ -115,7 +115,9 @@ class Fuzzer:
             return
         self.answers[(case.path, response.status_code)] += 1
         assert response.status_code != 503, response.text
-        case.validate_response(response, checks=CHECKS)
+        # Schemathesis does not count 413 among the refusals.
+        too_large = [negative_data_rejection] if response.status_code == 413 else []
+        case.validate_response(response, checks=CHECKS, excluded_checks=too_large)
         if response.headers["content-type"].startswith("text/event-stream"):
             chunk = operation_of(case.method, case.path).chunk
             assert chunk is not None
@@ -249,6 +251,6 @@ def test_every_limit_and_both_sides_of_it(serve: Serve, tmp_path: Path) -> None:
 def test_long(serve: Serve, name: str) -> None:
     begun = time.monotonic()
     with serve(name) as server:
-        fuzzer = fuzz(server, examples=400, first_seed=1)
+        fuzzer = fuzz(server, examples=200, first_seed=1)
     print(dict(fuzzer.answers), f"unanswered: {fuzzer.unanswered}", f"{time.monotonic() - begun:.0f} s")
-    assert sum(fuzzer.answers.values()) > 3000
+    assert sum(fuzzer.answers.values()) > 1800

@@ -68,7 +68,7 @@ check: $(STAMP)  ## format, lint, types, imports, promises
 api-docs: $(STAMP)  ## rewrite docs/api.md and docs/openapi.json from the wire types
 	$(BIN)/python -m tools.api_docs write
 
-fuzz: $(STAMP)  ## send what the API's description allows, and what it does not, for ten minutes or so
+fuzz: $(STAMP)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py
 
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"

@@ -98,6 +98,8 @@ def environment(url: str) -> dict[str, str]:
         "CLIENT_MODEL_DIR": str(weights_dir()),
         "CLIENT_MAIN_PYTHON": sys.executable,
         "CLIENT_VLLM": str(vllm.folder() / "bin/vllm"),
+        # Ten otherwise, each of which loads torch.
+        "GUIDELLM__MAX_WORKER_PROCESSES": "2",
         "HF_HOME": str(FOLDER / "hf"),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",

@@ -62,9 +62,9 @@ def reference(model_dir: str, pairs: list[tuple[list[int], list[int]]]) -> list[
     [
         {"tokenizer_backend": "remote"},
         {"tokenizer_backend": "huggingface", "num_concurrent": 4, "batch_size": 3},
-        {"tokenizer_backend": "huggingface", "batch_size": 8},
+        {"tokenizer_backend": "huggingface", "batch_size": 8, "tokenized_requests": False},
     ],
-    ids=["remote", "concurrent", "batches"],
+    ids=["remote", "concurrent", "as-text"],
 )
 def test_loglikelihoods(url: str, api_key: str, model: str, model_dir: str, how: dict[str, Any]) -> None:
     tokenizer = {} if how["tokenizer_backend"] == "remote" else {"tokenizer": model_dir}
@@ -77,7 +77,8 @@ def test_loglikelihoods(url: str, api_key: str, model: str, model_dir: str, how:
         **tokenizer,
         **how,
     )
-    chat = how["tokenizer_backend"] == "huggingface"
+    # It renders the chat's form itself, if it has the tokenizer and may send ids.
+    chat = bool(tokenizer) and how.get("tokenized_requests", True)
     results = evaluate(lm, "cohort_capitals", apply_chat_template=chat)["results"]
     results |= evaluate(lm, "cohort_text")["results"]
     assert len(lm.told) == len(lm.pairs) == 12 * 4 + 6 + 1, "a text is longer than the context"

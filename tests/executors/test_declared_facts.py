@@ -26,6 +26,7 @@ from executors.contract import (
 from executors.llm.executor import LlmExecutor
 from executors.qwen3.executor import Qwen3ModelExecutor
 from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import Driver, config
 
 EXECUTORS: dict[str, type[LlmExecutor]] = {"llm": LlmExecutor, "qwen3": Qwen3ModelExecutor}
@@ -34,6 +35,7 @@ FLAGS = {
     "dynamic_batching": ("batched_equals_alone",),
     "continuous_batching": ("interleaved_equals_alone", "preempted_equals_uninterrupted"),
     "speculative": ("verify_equals_sequential", "verify_in_a_mixed_batch", "single_sequence_verification"),
+    "grammars": ("grammar_is_kept", "grammar_resumes_anywhere", "broken_grammar_fails_alone"),
 }
 """Conformance cases that must pass, and concern the executor, where the flag is True."""
 TYPES = {
@@ -56,7 +58,9 @@ SIZES = {"max_batch_size", "max_sequence_length", "max_batched_tokens", "max_in_
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), QWEN3)
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("model"), QWEN3)
+    write_tokenizer(checkpoint, 200)  # grammars are about its texts
+    return checkpoint
 
 
 async def started(name: str, path: Path, **changes: Any) -> LlmExecutor:

@@ -62,12 +62,17 @@ from executors.facts import (
     ModelInfo,
     OptimizationConfig,
 )
-from executors.sampling_params import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, NOTHING_LEFT
+from executors.sampling_params import (
+    GRAMMAR_TOO_LARGE,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    NOTHING_LEFT,
+)
 from executors.slots import SlotTable
 from executors.tensor import Tensor
 
 __all__ = [
-    "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY", "NOTHING_LEFT",
+    "GRAMMAR_TOO_LARGE", "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY", "NOTHING_LEFT",
     "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput",
     "ExecutorAttentionConfig", "ExecutorCapabilities", "ExecutorConfig", "ExecutorDied", "ExecutorError",
     "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",

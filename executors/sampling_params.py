@@ -27,6 +27,9 @@ NOTHING_LEFT = "the sampling settings forbid every token"
 """`ItemOutput.error` of a sequence whose logits are finite, yet its settings leave none to choose: its sender's mistake,
 and no fault of the executor."""
 
+GRAMMAR_TOO_LARGE = "the grammar cannot be followed any further"
+"""Begins the `ItemOutput.error` of a sequence whose grammar reached the compiler's limits on the way: its sender's, likewise."""
+
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Each way a logit grows by a factor of 100 at most, so that no float32 in use overflows."""
 
@@ -237,6 +240,14 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             return banned.issuperset(self.allowed_token_ids)
         return len(banned) >= width
+
+    def restricted_by(self) -> str | None:
+        """The setting that most likely left nothing to choose, None if none restricts."""
+        if self.bad_words:
+            return "bad_words"
+        if self.allowed_token_ids is not None:
+            return "allowed_token_ids"
+        return "min_tokens" if self.min_tokens else None
 
     @property
     def greedy(self) -> bool:

@@ -25,7 +25,7 @@ from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
 from engine.policies.budget import MIN_CHUNK
 from engine.request import FinishReason, TokenDelta
-from executors.contract import NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
 
 
 class Scheduler:
@@ -345,10 +345,14 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, message: str) -> TokenDelta | None:
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
+        if seq.request.grammar is not None and message.startswith(GRAMMAR_TOO_LARGE):
+            self.finish(seq, FinishReason.ABORT)
+            refused = InvalidRequest(message, "structured_outputs", "invalid_value")
+            return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
         if message == NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
             self.finish(seq, FinishReason.ABORT)
-            culprit = "bad_words" if seq.request.sampling.bad_words else None
+            culprit = seq.request.sampling.restricted_by()
             said = f"{message} at position {len(seq.output_token_ids)} of the output"
             error = InvalidRequest(said, culprit, "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=error)

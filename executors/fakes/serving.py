@@ -162,7 +162,10 @@ class FakeServing(FakeExecutor):
             return None
         return tuple(
             self._describe(
-                digests[k : k + 1], int(start.prompt_token_ids[pos + k + 1]), start.prompt_logprobs, ranked=True
+                digests[k : k + 1],
+                int(start.prompt_token_ids[pos + k + 1]),
+                start.prompt_logprobs,
+                ranked=True,
             )
             for k in range(known)
         )

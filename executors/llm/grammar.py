@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from executors.errors import InvalidInput, Unsupported
+from executors.sampling_params import GRAMMAR_TOO_LARGE
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -51,11 +52,13 @@ class Mask(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """`tokenizer` of llguidance; ids from `num_tokens` on are no tokens; `ends`: those that look like end tokens."""
+    """`tokenizer` of llguidance; ids from `num_tokens` on are no tokens; `ends`: those that look like end tokens; `special`:
+    int64, rising, all special tokens."""
 
     tokenizer: LLTokenizer
     num_tokens: int
     ends: tuple[int, ...]
+    special: np.ndarray
 
 
 class GrammarCompiler:
@@ -169,7 +172,7 @@ def _read(file: Path) -> Vocabulary:
 
     found = LLTokenizer(str(file))
     if found.is_special_token(found.eos_token):
-        return Vocabulary(found, found.vocab_size, tuple(found.eos_tokens))
+        return Vocabulary(found, found.vocab_size, tuple(found.eos_tokens), _special(found))
     # It recognised no end token and took the first id for one, which then could not stand for its text.
     fields = json.loads(file.read_bytes())
     number = found.vocab_size
@@ -178,7 +181,12 @@ def _read(file: Path) -> Vocabulary:
         "normalized": False, "special": True,
     }  # fmt: skip
     fields["added_tokens"] = [*(fields.get("added_tokens") or ()), end]
-    return Vocabulary(LLTokenizer(json.dumps(fields), eos_token=number), number, ())
+    made = LLTokenizer(json.dumps(fields), eos_token=number)
+    return Vocabulary(made, number, (), _special(made))
+
+
+def _special(tokenizer: LLTokenizer) -> np.ndarray:
+    return np.array([i for i in range(tokenizer.vocab_size) if tokenizer.is_special_token(i)], np.int64)
 
 
 def _num_bytes(grammar: str) -> int:
@@ -242,6 +250,7 @@ class GrammarState:
         self._end_set = frozenset(self._ends.tolist())
         self._own_ends = np.array(tokenizer.eos_tokens, np.int64)
         self._num_tokens, self._width = vocabulary.num_tokens, width
+        self._special = vocabulary.special[vocabulary.special < vocabulary.num_tokens]
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._words = np.zeros(max(self._num_words, -(-width // 32)), np.uint32)
         self._last: tuple[np.ndarray, Mask] | None = None
@@ -292,6 +301,7 @@ class GrammarState:
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._num_words)
         words[self._num_words :] = 0
+        self._refuse_special(words)
         if self._matcher.is_accepting():
             np.bitwise_and.at(words, self._own_ends >> 5, ~_bits(self._own_ends))
             np.bitwise_or.at(words, self._ends >> 5, _bits(self._ends))
@@ -301,11 +311,19 @@ class GrammarState:
             self._last = words.copy(), Mask(ids[: np.searchsorted(ids, self._width)], negated)
         return self._last[1]
 
+    def _refuse_special(self, words: np.ndarray) -> None:
+        """Take out special tokens that the mask allows and the matcher would not take: to a negated pattern such as `~/a/` their
+        bytes are as good as any, until one is consumed."""
+        special = self._special
+        for token in special[(words[special >> 5] & _bits(special)) != 0].tolist():
+            if token not in self._own_ends and self._matcher.validate_tokens([token]) != 1:
+                words[token >> 5] &= ~np.uint32(1 << (token & 31))
+
     def error(self) -> str | None:
         """Why the matcher cannot go on, if that is so: its limits were reached, or the library has a fault."""
         if not self._matcher.is_error():
             return None
-        return f"the grammar cannot be followed any further: {_one_line(self._matcher.get_error())}"
+        return f"{GRAMMAR_TOO_LARGE}: {_one_line(self._matcher.get_error())}"
 
 
 def _bits(ids: np.ndarray) -> np.ndarray:

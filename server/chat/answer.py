@@ -91,6 +91,11 @@ class Parsers:
         return 0 if self._tools is None else self._tools.num_calls
 
     @property
+    def all_finished(self) -> bool:
+        """At least one call, and none without its end."""
+        return self._tools is not None and 0 < self._tools.num_calls == self._tools.num_finished
+
+    @property
     def done(self) -> bool:
         """True if nothing that comes is shown: there may be one call, and it is complete."""
         return self._one_call and self._tools is not None and self._tools.num_finished > 0
@@ -165,7 +170,8 @@ class Answer:
         A call that the client named ends with "stop", as OpenAI and vLLM have it: whether one was made is no news.
         """
         named = self._reading.choice.mode == "named"
-        calls = self._parsers.num_calls > 0 and not named
+        # One that a stop string cut off is not to be carried out.
+        calls = self._parsers.all_finished and not named
         return "tool_calls" if calls and engine_reason == "stop" else engine_reason
 
     def take(self, delta: TextDelta) -> None:

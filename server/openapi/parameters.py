@@ -56,6 +56,7 @@ PARAMETERS: dict[str, Parameter] = {
     # how much
     "max_tokens": Parameter("OpenAI", "what fits the context", "Most tokens to generate."),
     "CompletionRequest.max_tokens": Parameter("OpenAI", "16", "Most tokens to generate."),
+    "CompletionRequest.max_completion_tokens": Parameter("OpenAI", "16", "The newer name of max_tokens; it wins."),
     "max_completion_tokens": Parameter("OpenAI", "what fits the context", "The newer name of max_tokens; it wins."),
     "min_tokens": Parameter("vLLM", "0", "Tokens before an end token or stop string may end the answer."),
     "n": Parameter("OpenAI", "1", "Choices per prompt."),
@@ -74,7 +75,9 @@ PARAMETERS: dict[str, Parameter] = {
     "presence_penalty": Parameter("OpenAI", "0", "Subtracted from the logits of tokens that were in the answer."),
     "frequency_penalty": Parameter("OpenAI", "0", "The same, times how often they were."),
     "logit_bias": Parameter("OpenAI", "none", "Added to the logits of tokens, by id."),
-    "bad_words": Parameter("vLLM", "none", "Words that must not come."),
+    "bad_words": Parameter(
+        "vLLM", "none", "Words that must not come, spelled as they begin a text and after a space; inside other tokens they may."
+    ),
     "allowed_token_ids": Parameter("vLLM", "all", "The only token ids that may come."),
     "seed": Parameter("OpenAI", "random", "The same seed gives the same answer; the answer tells the one used."),
     "response_format": Parameter("OpenAI", "text", "Text, any JSON object, or JSON that follows a schema, always strictly."),

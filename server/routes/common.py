@@ -118,6 +118,11 @@ def text_request(
     check_do_sample(fields, temperature)
     if max_tokens is not None:
         check_min_tokens(fields.min_tokens or 0, max_tokens)
+    if grammar is not None and fields.include_stop_str_in_output:
+        message = (
+            "'include_stop_str_in_output' would put text behind what the answer has to follow; leave it out."
+        )
+        raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
     return TextRequest(
         request_id=call_id,
         continues_prompt=continues_prompt,

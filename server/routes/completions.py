@@ -130,7 +130,7 @@ class _CompletionCall:
 
     def _usage(self, generation: Generation) -> Usage:
         """What was counted; the token that is computed for `max_tokens` 0 is not."""
-        if self._body.max_tokens != 0:
+        if self._body.output_limit != 0:
             return generation.usage
         return replace(generation.usage, completion_tokens=0)
 

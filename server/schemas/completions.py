@@ -62,12 +62,14 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
     rules: ClassVar[Rules] = Rules(
         refused={
             "messages": "'messages' belongs to /v1/chat/completions; a completion has 'prompt'.",
+            "top_logprobs": "'top_logprobs' belongs to /v1/chat/completions; a completion has 'logprobs': N.",
             "tools": "'tools' are not supported for completions; use /v1/chat/completions.",
         }
     )
 
     prompt: Prompt
     max_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -81,6 +83,11 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
         if isinstance(self.prompt[0], int):
             return [self.prompt]  # one prompt in token ids
         return list(self.prompt)
+
+    @property
+    def output_limit(self) -> int | None:
+        """The newer name wins where both are sent."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def num_generated(self) -> int:
@@ -153,7 +160,7 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
 
     def _check_nothing(self) -> None:
         """Rules of `max_tokens` 0."""
-        if self.max_tokens != 0:
+        if self.output_limit != 0:
             return
         if not self.echo and self.prompt_logprobs is None:
             message = "'max_tokens' should be at least 1, unless 'echo' or 'prompt_logprobs' ask about the prompt alone."

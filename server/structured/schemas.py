@@ -75,6 +75,27 @@ def refusal(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code="invalid_value")
 
 
+def _close_zero(node: dict[str, Any]) -> None:
+    """The compiler takes 0 for more than `exclusiveMinimum` 0 where the other bound is below 1, and likewise from below. A bound
+    a little beside 0 allows less than was asked, and nothing else. Modifies `node`."""
+    for open_, closed, others, sign in (
+        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1.0),
+        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1.0),
+    ):
+        if not _is_number(node.get(open_)) or node[open_] != 0:
+            continue
+        bounds = [sign * node[name] for name in others if _is_number(node.get(name))]
+        if bounds and 0 < min(bounds) < 1:
+            node.pop(open_)
+            least = sign * min(1e-9, min(bounds) / 1000)
+            kept = node.get(closed)
+            node[closed] = max(least, kept, key=lambda one: sign * one) if _is_number(kept) else least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 class _Walk:
     """Copies a schema. Keywords that it does not know may hold schemas too, since `$ref` can lead anywhere."""
 
@@ -92,6 +113,7 @@ class _Walk:
             for name, value in node.items()
             if not (name == "uniqueItems" and value is False)
         }
+        _close_zero(copy)
         if self._closed and ("properties" in copy or "patternProperties" in copy):
             copy.setdefault("additionalProperties", False)
         return copy

@@ -20,11 +20,16 @@ from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine, TextRequest
 from executors import reference_sampler
 from executors.contract import (
+    GRAMMAR_TOO_LARGE,
+    NOTHING_LEFT,
     ExecutorConfig,
     ExecutorMemoryConfig,
+    ItemOutput,
     OptimizationConfig,
     SampledToken,
     SamplingParams,
+    UnifiedBatch,
+    UnifiedOutput,
 )
 from executors.fakes.oracle import expected_tokens
 from executors.llm.executor import LlmExecutor
@@ -233,3 +238,31 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
         assert core.stats().preemptions > 0
     finally:
         await core.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "sampling", "grammar", "param"),
+    [
+        (GRAMMAR_TOO_LARGE + ": too many expressions", SamplingParams(), "start: /a/", "structured_outputs"),
+        (NOTHING_LEFT, SamplingParams(min_tokens=5, stop_token_ids=(1,)), "start: /a/", "min_tokens"),
+        (NOTHING_LEFT, SamplingParams(allowed_token_ids=(1,)), None, "allowed_token_ids"),
+        (NOTHING_LEFT, SamplingParams(bad_words=((1,),)), None, "bad_words"),
+    ],
+)
+async def test_what_the_client_asked_for_and_cannot_go_on_is_the_clients_mistake(
+    error, sampling, grammar, param
+) -> None:
+    made = fake()
+    step = made.unified_decode
+
+    async def failing(batch: UnifiedBatch) -> UnifiedOutput:
+        free = tuple(replace(start, grammar=None) for start in batch.starts)  # fakes know none
+        output = await step(replace(batch, starts=free))
+        output.details[0] = ItemOutput(error=error)
+        return output
+
+    made.unified_decode = failing  # type: ignore[method-assign]
+    async with engine(made) as core:
+        with pytest.raises(InvalidRequest) as refused:
+            await run(core, replace(request([3], 9, sampling), grammar=grammar))
+    assert (refused.value.status, refused.value.param) == (400, param)

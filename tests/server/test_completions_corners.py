@@ -393,3 +393,11 @@ async def test_stop_strings_split_over_chunks_change_nothing(house: House) -> No
     house.engine.script = says("He", "llo", stop_reason="X")
     answer = await both(house, echo=True, prompt="<", stop=["X"])
     assert (answer["choices"][0]["text"], answer["choices"][0]["stop_reason"]) == ("<Hello", "X")
+
+
+async def test_the_newer_name_of_max_tokens_counts_here_too(house: House) -> None:
+    assert (await house.complete(max_completion_tokens=40)).status_code == 200
+    assert (await house.complete(max_tokens=7, max_completion_tokens=40)).status_code == 200
+    assert [asked.max_tokens for asked in house.engine.requests] == [40, 40]
+    refused = await house.complete(top_logprobs=3)
+    assert refused.status_code == 400 and error_of(refused)["param"] == "top_logprobs"

@@ -325,3 +325,41 @@ def test_compose() -> None:
             {"name": "b", "json_schema": {}},
         ]
     }
+
+
+@pytest.mark.parametrize(
+    ("schema", "sides"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, (1, 0.25)),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, (1, 0.0005)),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, (-1, -0.25)),
+        ({"exclusiveMinimum": 0, "minimum": 0.2, "maximum": 0.5}, (1, 0.25)),
+    ],
+)
+def test_a_bound_that_leaves_zero_out_does(schema: dict[str, Any], sides: tuple[int, float]) -> None:
+    """The compiler would take 0 there."""
+    import llguidance
+
+    tokenizer = llguidance.LLTokenizer("executors/tiny/weights/tokenizer.json")
+    constraint = read(response_format=named(type="number", **schema))
+    assert constraint is not None
+
+    def accepts(text: str) -> bool:
+        matcher = llguidance.LLMatcher(tokenizer, alone(constraint), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        taken = matcher.try_consume_tokens(tokenizer.tokenize_str(text))
+        return taken == len(tokenizer.tokenize_str(text)) and matcher.is_accepting()
+
+    assert accepts(str(sides[1]))
+    assert not any(accepts(zero) for zero in ("0", "-0", "0.0", "-0.0"))
+
+
+def test_bounds_on_both_sides_of_zero_stay_as_they_are() -> None:
+    for schema in (
+        {"exclusiveMinimum": 0, "maximum": 5},
+        {"exclusiveMinimum": 0},
+        {"exclusiveMaximum": 0, "minimum": -2},
+    ):
+        constraint = read(response_format=named(type="number", **schema))
+        assert constraint is not None
+        assert schema.items() <= constraint.grammar["json_schema"].items()

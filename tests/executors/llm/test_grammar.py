@@ -340,3 +340,19 @@ def test_rows_behind_a_forbidden_draft_have_no_mask(compiler, texts):
         slots.close()
     assert [mask and ids_of(mask) for mask in found.masks] == [{a}, {b, c}, set(ENDS), None]
     assert [mask and ids_of(mask) for mask in again.masks] == [{a}, {b, c}, {c}, set(ENDS)]
+
+
+@pytest.mark.parametrize("pattern", ["~/a/", "~/x.*/", "~/[0-9]+/"])
+def test_a_negated_pattern_allows_no_token_that_is_not_taken(pattern: str) -> None:
+    """Special tokens look like any other bytes to it, until one is consumed."""
+    compiler = GrammarCompiler(TINY, 1024)
+    state = compiler.begin(f"start: A\nA: {pattern}", (2,))
+    for _ in range(3):
+        mask = state.mask()
+        allowed = set(range(1024)) - set(mask.ids.tolist()) if mask.negated else set(mask.ids.tolist())
+        assert allowed
+        for token in sorted(allowed):
+            length = len(state)
+            assert state.take(token), token
+            state.rewind(length)
+        assert state.take(max(allowed - {2}))

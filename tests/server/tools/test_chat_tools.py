@@ -366,3 +366,20 @@ async def test_an_executor_without_grammars_says_so(house: House, body: dict[str
     response = await house.chat(**body)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+async def test_a_call_that_a_stop_string_cut_is_none_to_carry_out(house: House) -> None:
+    house.engine.script = spells(F + '<tool_call>\n{"name": "g", "arguments": {"x": ')
+    answer = (await house.chat(tools=TOOLS, stop=["Rome"])).json()["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["f", "g"]
+    choices, _ = await streamed(house, tools=TOOLS, stop=["Rome"])
+    assert choices[0]["finish_reason"] == "stop"
+
+
+async def test_text_behind_a_grammar_is_refused(house: House) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
+    response = await house.chat(response_format=schema, include_stop_str_in_output=True)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "include_stop_str_in_output"
+    assert (await house.chat(include_stop_str_in_output=True)).status_code == 200

@@ -61,6 +61,12 @@ class ChoiceOptions:
     """A stop string counts only where a token after the first so many completes it; it may begin in their text."""
 
 
+def begins_at(offset: int, shown: str, own: str) -> int:
+    """Where a token's text begins: at `offset`, or behind what became certain with it. Bytes that turn out to be no character are
+    shown when the next token comes, as the first part of what is `shown` then."""
+    return offset + len(shown) - len(own) if own and "\ufffd" not in own and shown.endswith(own) else offset
+
+
 class Choice:
     """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text.
 
@@ -125,16 +131,14 @@ class Choice:
         hidden = ends_here and not self._options.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push(token.token_id)
         if self._options.logprobs:
-            logprobs.append(self._logprob_text(token))
+            logprobs.append(self._logprob_text(token, text))
         self._offset += len(text)
         return self._stops.push(text, ignored=early)
 
-    def _logprob_text(self, token: SampledToken) -> TokenText:
-        of = self._tokenizer
+    def _logprob_text(self, token: SampledToken, shown: str) -> TokenText:
+        of, own = self._tokenizer, self._tokenizer.token_text(token.token_id)
         top = tuple((of.token_text(i), of.token_bytes(i), logprob) for i, logprob in token.top_logprobs)
-        return TokenText(
-            token, of.token_text(token.token_id), of.token_bytes(token.token_id), self._offset, top
-        )
+        return TokenText(token, own, of.token_bytes(token.token_id), begins_at(self._offset, shown, own), top)
 
     def _ending(self, delta: TokenDelta, parts: list[str]) -> tuple[str | None, str | int | None]:
         """Finish reason and stop reason; adds the text held back so far when the choice is over."""

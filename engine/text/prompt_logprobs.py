@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from engine.text.choice import TokenText
+from engine.text.choice import TokenText, begins_at
 from engine.text.detokenizer import detokenizer
 from engine.text.tokenizer import Tokenizer
 from executors.contract import SampledToken
@@ -28,8 +28,9 @@ async def prompt_texts(
         top = tuple(
             (tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs
         )
-        entries.append(TokenText(token, tokenizer.token_text(id_), tokenizer.token_bytes(id_), offset, top))
-        offset += len(stream.push(id_))
+        own, shown = tokenizer.token_text(id_), stream.push(id_)
+        entries.append(TokenText(token, own, tokenizer.token_bytes(id_), begins_at(offset, shown, own), top))
+        offset += len(shown)
         told += 1 + len(top)
         if told >= _AT_ONCE:
             await asyncio.sleep(0)

@@ -149,10 +149,18 @@ def test_streaming_says_the_same(reference_server: ServerProcess, prompt: Any, m
         assert whole["usage"]["completion_tokens"] == 0
 
 
-def test_offsets_find_each_token_in_the_text(reference_server: ServerProcess) -> None:
-    choice = complete(reference_server, prompt="plain text", max_tokens=6, echo=True, logprobs=0)["choices"][
-        0
-    ]
+@pytest.mark.parametrize("seed", range(12))
+def test_offsets_find_each_token_in_the_text(reference_server: ServerProcess, seed: int) -> None:
+    """Also behind bytes that are no character."""
+    asked = {
+        "prompt": "plain text",
+        "max_tokens": 12,
+        "echo": True,
+        "logprobs": 0,
+        "seed": seed,
+        "temperature": 1.0,
+    }
+    choice = complete(reference_server, **asked)["choices"][0]
     text, found = choice["text"], choice["logprobs"]
     assert text.startswith("plain text")
     assert found["tokens"][0] == "<s>"

@@ -96,12 +96,30 @@ def executor_pid(server: ServerProcess) -> int:
     return int(executor["pid"])
 
 
-async def strike(server: ServerProcess, number: signal.Signals) -> None:
-    """Send the executor a signal; wait for one that is ready to be struck."""
+async def ready_pid(server: ServerProcess) -> int:
+    """The executor's process, once the server is ready: what is about to be struck is asked for before there is no time."""
     async with asyncio.timeout(PATIENCE):
         while True:
             if (await asyncio.to_thread(server.get, "/ready")).status_code == 200:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(await asyncio.to_thread(executor_pid, server), number)
-                    return
+                pid = await asyncio.to_thread(executor_pid, server)
+                if pid in server.children():  # not one whose death nobody has noticed yet
+                    return pid
+            await asyncio.sleep(0.02)
+
+
+async def strike(server: ServerProcess, number: signal.Signals) -> None:
+    """Send the executor a signal; wait for one that is ready to be struck."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(await ready_pid(server), number)
+
+
+async def restarts(server: ServerProcess, cause: str, least: int) -> float:
+    """How often the executor was started again for that cause, once it is so often."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = await asyncio.to_thread(
+                server.metric, f'cohort_executor_restarts_total{{cause="{cause}"}}'
+            )
+            if found >= least:
+                return found
             await asyncio.sleep(0.02)

@@ -9,12 +9,12 @@ The model's end tokens count in every case: they belong to the model, not to how
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from engine.text.tokenizer_files import read_json
 from executors.contract import ConfigError
 from server.sampling_defaults import FILE, SamplingDefaults
 
@@ -35,7 +35,7 @@ class GenerationConfig:
 def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> GenerationConfig:
     """Read what the two flags name. Raises ConfigError, one line naming the file or the flag."""
     models = model_dir / FILE
-    own = _read(models)
+    own = read_json(models)
     end_tokens = _end_tokens(own, models)
     if choice == AUTO:
         values, origin = own, str(models)
@@ -47,7 +47,7 @@ def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> Generat
             raise ConfigError(
                 f"--generation-config {choice}: it should be {AUTO}, {' or '.join(NEUTRAL)}, or a directory with a {FILE}"
             )
-        values, origin = _read(path), str(path)
+        values, origin = read_json(path), str(path)
         end_tokens |= _end_tokens(values, path)
     return GenerationConfig(_defaults(values, origin, override), end_tokens)
 
@@ -64,19 +64,6 @@ def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any
         # A file's `do_sample: false` would make it 0 again.
         values = {name: value for name, value in values.items() if name != "do_sample"}
     return SamplingDefaults.of({**values, **override}, origin)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The object in a file, {} where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a JSON object is expected, not {type(values).__name__}")
-    return values
 
 
 def _end_tokens(values: Mapping[str, Any], path: Path) -> frozenset[int]:

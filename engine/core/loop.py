@@ -4,6 +4,9 @@
 
 Only the loop task mutates sequences and KV state. Everything else leaves a command that is applied between two steps, so
 that an abort takes effect within one step.
+
+Longer than other files: what callers ask, the loop and recovery share every field. What could be told apart is (`delivery.py`,
+`backlog.py`, `recovery.py`); callers' half is to be next (docs/roadmap.md).
 """
 
 from __future__ import annotations

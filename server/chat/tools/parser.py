@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import ClassVar, TypeVar
 
@@ -37,7 +38,7 @@ _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-class ToolParser:
+class ToolParser(ABC):
     """Reads one choice's text. One writer: whoever calls `push` and `finish`.
 
     `names` are the functions on offer. `hidden` is notation that consists of special tokens of the model: it is never
@@ -98,10 +99,9 @@ class ToolParser:
 
     # Notations differ in these.
 
+    @abstractmethod
     def _parse(self) -> Wait[None]:
         """The whole text."""
-        raise NotImplementedError
-        yield
 
     def _trim(self, text: str) -> str:
         """Text without what is notation at its end if a call follows: blanks, here."""

@@ -18,11 +18,11 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test sim chaos test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve demo test sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-clients, bench, bench-peers, tiny-train and tiny-eval."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, soak, test-clients, bench, bench-peers, tiny-train and tiny-eval."
 
 install: $(STAMP)  ## make .venv and install everything into it
 
@@ -46,6 +46,15 @@ test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to ins
 
 chaos: $(STAMP)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)
+
+soak: $(STAMP)  ## half an hour under everything at once: memory, descriptors and KV blocks stay flat; ARGS="--minutes 30"
+	$(BIN)/python -m tests.soak $(ARGS)
+
+soak-ci: $(STAMP)  ## the same for two minutes
+	$(BIN)/python -m tests.soak --minutes 2 $(ARGS)
+
+hostile: $(STAMP)  ## 10,000 hostile inputs: each is refused, and two streams beside them do not change
+	$(BIN)/python -m pytest -m slow tests/hostile -s $(ARGS)
 
 test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
 	tools/ops/packages.sh debootstrap

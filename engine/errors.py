@@ -85,3 +85,11 @@ class SequenceFailed(EngineError):
     status = 500
     type = "executor_error"
     code = "sequence_failed"
+
+
+class ReaderTooSlow(EngineError):
+    """More of the answer waits for its reader than is kept for one."""
+
+    status = 408
+    type = "request_timeout"
+    code = "reader_too_slow"

@@ -149,5 +149,8 @@ class Observer:
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """A sequence ended; `outcome` is its finish reason."""
 
+    def refused(self, code: str) -> None:
+        """A call was told to come back later; `code` is the error's: overloaded or deadline_exceeded."""
+
     def restarted(self, cause: str) -> None:
         """The executor was started anew."""

@@ -99,6 +99,7 @@ class Bootstrap:
         signals = Signals()
         signals.install()
         state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
+        state.write_timeout = settings.write_timeout
         state.reasoning_fields = reasoning_fields(settings.reasoning_field)
         core = LateCore()
         app = create_app(
@@ -242,6 +243,7 @@ class Bootstrap:
             defaults=defaults,
             pooling=default_pooling(self.model_dir),
             fingerprint=f"cohort-{digest}",
+            salt_per_key=self.settings.cache_salt_per_key,
         )
 
     def _notation(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> ModelNotation:
@@ -300,6 +302,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         recovery_timeout=settings.recovery_timeout,
         max_queued_seqs=settings.max_queued_seqs,
         max_queued_tokens=settings.max_queued_tokens,
+        max_queue_wait=settings.max_queue_wait,
         scheduling_policy=settings.scheduling_policy or ("fair" if len(settings.api_key) > 1 else "fcfs"),
         target_itl=None if target is None else target / 1000,
         prefix_caching=settings.enable_prefix_caching,

@@ -144,6 +144,13 @@ def serve(
     max_queued_tokens: Annotated[
         Number, flag("Tokens of prompts that may wait, likewise [4194304].", "--max-queued-tokens")
     ] = None,
+    max_queue_wait: Annotated[
+        Seconds,
+        flag(
+            "Seconds that a request may have to wait to be begun, by what was measured; likewise [60].",
+            "--max-queue-wait",
+        ),
+    ] = None,
     scheduling_policy: Annotated[
         Text,
         flag(
@@ -165,6 +172,14 @@ def serve(
         flag(
             "Find KV of earlier requests by the prefix of a prompt [on].",
             "--enable-prefix-caching/--no-enable-prefix-caching",
+        ),
+    ] = None,
+    cache_salt_per_key: Annotated[
+        bool | None,
+        flag(
+            "Share KV of a common prefix only between requests with the same API key, so that times tell no tenant what "
+            "another has asked [off].",
+            "--cache-salt-per-key/--no-cache-salt-per-key",
         ),
     ] = None,
     deterministic: Annotated[
@@ -266,6 +281,13 @@ def serve(
     drain_timeout: Annotated[
         Seconds, flag("Seconds that running requests get after SIGTERM [30].", "--drain-timeout")
     ] = None,
+    write_timeout: Annotated[
+        Seconds,
+        flag(
+            "Seconds in which a client must have taken something of what is sent to it, or it is gone [60].",
+            "--write-timeout",
+        ),
+    ] = None,
     max_body_bytes: Annotated[
         Text, flag("Largest request body [16MiB].", "--max-body-bytes", metavar="BYTES")
     ] = None,
@@ -286,7 +308,7 @@ def serve(
 
     try:
         chosen, notes = settings.load(flags, os.environ)
-        listener = listen(chosen.host, chosen.port)
+        listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except settings.SettingsError as error:
         fail(str(error))
 

@@ -23,7 +23,8 @@ class Choice:
         self._begun = not (side.echo or body.return_token_ids or body.echoed_logprobs is not None)
         """False while the stream has not shown what stands before the generated text."""
         self._text: list[str] = []
-        self._tokens: list[TokenText] = []
+        self._logprobs_so_far = CompletionLogprobs()
+        self._logprob_sum, self._logprob_count = 0.0, 0
         self._ids: list[int] = []
         self._finish = "stop"
         self._stop_reason: str | int | None = None
@@ -31,23 +32,25 @@ class Choice:
     @property
     def mean_logprob(self) -> float:
         """Per generated token, the one that ended the choice included."""
-        logprobs = [one.token.logprob or 0.0 for one in self._tokens]
-        return sum(logprobs) / len(logprobs) if logprobs else -float("inf")
+        return self._logprob_sum / self._logprob_count if self._logprob_count else -float("inf")
 
-    def take(self, delta: TextDelta) -> None:
-        """Keep a delta for the whole answer."""
+    def take(self, delta: TextDelta) -> int:
+        """Keep a delta for the whole answer; returns how many bytes its logprobs take."""
         delta = self._counted(delta)
         self._text.append(delta.text)
         self._ids.extend(delta.token_ids)
-        self._tokens.extend(delta.logprobs or ())
         if delta.finish_reason is not None:
             self._finish, self._stop_reason = delta.finish_reason, delta.stop_reason
+        tokens = delta.logprobs or ()
+        self._logprob_sum += sum(one.token.logprob or 0.0 for one in tokens)
+        self._logprob_count += len(tokens)
+        return 0 if self._body.logprobs is None else self._add(self._logprobs_so_far, tokens)
 
     def answer(self, index: int) -> bytes:
         """The whole choice, encoded, as number `index` of the answer."""
         body, side = self._body, self.side
         text = side.echo + "".join(self._text)
-        logprobs = None if body.logprobs is None else self._logprobs(self._tokens, side.logprobs)
+        logprobs = None if body.logprobs is None else self._logprobs_so_far.encoded(side.logprobs)
         answer = {
             "index": index,
             "text": text,
@@ -79,9 +82,12 @@ class Choice:
 
     def _logprobs(self, tokens: Sequence[TokenText], before: CompletionLogprobs | None) -> bytes:
         own = CompletionLogprobs()
-        as_ids = bool(self._body.return_tokens_as_token_ids)
-        own.add(tokens, self._body.logprobs or 0, as_ids, len(self.side.echo))
+        self._add(own, tokens)
         return own.encoded(before)
+
+    def _add(self, to: CompletionLogprobs, tokens: Sequence[TokenText]) -> int:
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return to.add(tokens, self._body.logprobs or 0, as_ids, len(self.side.echo))
 
     def _counted(self, delta: TextDelta) -> TextDelta:
         """The delta; of one that `max_tokens` 0 only had computed, its end."""

@@ -1,16 +1,19 @@
-"""Uvicorn's HTTP/1.1 protocol with an end to patience: on what it takes in before a request is complete, and for how long.
+"""Uvicorn's HTTP/1.1 protocol with an end to patience: on what it takes in before a request is complete, for how long, on
+what a client leaves unread, and on how many there are.
 
-Uvicorn relies on a proxy for both. Middleware comes too late: it runs once the headers are complete.
+Uvicorn relies on a proxy for all of it. Middleware comes too late: it runs once the headers are complete.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import http_error_response
+from server.unread import unread_bytes
 
 log = structlog.get_logger("server")
 
@@ -20,15 +23,43 @@ HEAD_TIMEOUT = 30.0
 """Seconds for request line and headers."""
 BODY_TIMEOUT = 60.0
 """Seconds without a byte of the body."""
-_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+HIGH_WATER = 64 * 1024
+"""Bytes of an answer beyond which it is the client's turn to read."""
+MAX_PIPELINED = 16
+"""Requests that may wait behind the one that is being answered. Browsers and SDKs send none ahead."""
+_RETRY_AFTER = "5"
+"""Seconds, for whom there is no room."""
+_LOOKS = 8
+"""How often, within the write time-out, it is looked whether a client reads."""
+_PHRASES = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 _LINGER = 1.0
 """Seconds to go on reading (and forgetting) after a refusal: closing at once would reset the connection, and the client
 might never see the answer."""
 
 
+def bounded(write_timeout: float, max_connections: int) -> type[BoundedHttpProtocol]:
+    """The protocol with these limits, for Uvicorn, which makes one for each connection."""
+    limits = {"write_timeout": write_timeout, "max_connections": max_connections}
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), limits)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `_overhead` counts bytes since the last ones that were good for something."""
 
+    write_timeout = 60.0
+    """Seconds in which a client that has much to read must have taken something of it."""
+    max_connections = 8192
+    _active: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the one that came last."""
+    _write_timer: asyncio.TimerHandle | None = None
+    _unread = 0
+    _read_at = 0.0
+    """When fewer bytes were unread than before: `_unread` of them."""
     _receiving = False
     _in_head = False
     _refused = False
@@ -41,12 +72,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection on which nothing ever comes is idle like one between requests."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(HIGH_WATER)  # TLS has half a megabyte by default
         self._wait_for_next()
+        if len(self.connections) > self.max_connections:
+            self._refuse(503, "The server has too many connections.", {"retry-after": _RETRY_AFTER})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Timers hold the protocol alive: end them."""
+        """Timers hold the protocol alive: end them. Uvicorn tells the last request only; one that is being answered, with
+        others behind it, is to end just so."""
         self._stop_timer()
+        self._stop_write_timer()
         self._unset_keepalive_if_required()
+        for cycle in (self._active, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -58,7 +99,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._receiving and self._overhead > MAX_HEAD_BYTES:
+        if len(self.pipeline) > MAX_PIPELINED:
+            log.info("a connection was closed: too many requests ahead", pipelined=len(self.pipeline))
+            self.transport.abort()
+        elif self._receiving and self._overhead > MAX_HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.")
         elif not self._receiving and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_next()  # blank lines between requests are none
@@ -87,6 +131,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._moved()
         self._start_timer(BODY_TIMEOUT)
         super().on_headers_complete()
+        if self.pipeline:
+            # Uvicorn stops reading then, and would not see the client go. How many there may be is limited instead.
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
@@ -130,6 +177,47 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self._refuse(408, "The request did not arrive in time.")
 
+    # -- readers ------------------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Called by Uvicorn when it is this request's turn."""
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        """More is unread than goes into the transport's buffer: from now on the client has to read."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._unread, self._read_at = unread_bytes(self.transport), self.loop.time()
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        self._write_timer = self.loop.call_later(self.write_timeout / _LOOKS, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        """A client may be slow: what counts is that its side has taken something, however little. Time until our buffer has
+        room again would not do; behind it the kernel has one of megabytes."""
+        now, unread = self.loop.time(), unread_bytes(self.transport)
+        if unread < self._unread:
+            self._read_at = now
+        self._unread = unread
+        if now - self._read_at < self.write_timeout:
+            self._watch_reader()
+            return
+        self._write_timer = None
+        log.info("a client did not read: its connection is closed", seconds=self.write_timeout, unread=unread)
+        self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     # -- refusing ------------------------------------------------------------------------------------------------------
 
     @property
@@ -138,7 +226,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and (self._in_head or cycle.response_started)
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         """Say so, unless that would break into another response; then close."""
         self._refused = True
         self._stop_timer()
@@ -150,7 +238,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._answering:
                 self.transport.close()
                 return
-        response = http_error_response(status, message, {"connection": "close"})
+        response = http_error_response(status, message, {"connection": "close", **(headers or {})})
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         line = b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES[status])
         self.transport.write(line + head + b"\r\n" + bytes(response.body))

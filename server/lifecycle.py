@@ -19,8 +19,9 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from server.http_protocol import BoundedHttpProtocol
-from server.reaper import Reaper
+from server.http_protocol import bounded
+from server.listener import most_connections
+from server.reaper import Reaper, inherits_orphans
 from server.state import ServerState
 
 log = structlog.get_logger("server")
@@ -98,7 +99,7 @@ async def serve(
     """
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=bounded(state.write_timeout, most_connections()),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -122,8 +123,8 @@ async def serve(
             if state.judge is not None:
                 await state.judge.close()
             http.should_exit = True
-            http.force_exit = signals.second.is_set()
-            await serving
+            async with _in_a_hurry(http, signals):
+                await serving
             state.threads.close()
 
 
@@ -162,6 +163,22 @@ async def _drain(state: ServerState, core: Stoppable, timeout: float, signals: S
     await asyncio.gather(draining, hurry, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def _in_a_hurry(http: uvicorn.Server, signals: Signals) -> AsyncIterator[None]:
+    """Leave the last bytes to themselves once there is a second signal, before or meanwhile."""
+
+    async def force() -> None:
+        await signals.second.wait()
+        http.force_exit = True
+
+    forcing = asyncio.create_task(force())
+    try:
+        yield
+    finally:
+        forcing.cancel()
+        await asyncio.gather(forcing, return_exceptions=True)
+
+
 async def _stop(core: Stoppable) -> None:
     try:
         async with asyncio.timeout(_STOP_TIMEOUT):
@@ -174,7 +191,7 @@ async def _stop(core: Stoppable) -> None:
 async def _background(state: ServerState) -> AsyncIterator[None]:
     """What runs beside serving: watching the stage, and reaping where this process is the container's first."""
     tasks = [asyncio.create_task(_watch_stage(state), name="stage")]
-    if os.getpid() == 1:
+    if inherits_orphans():
         tasks.append(asyncio.create_task(Reaper(os.getpid()).run(), name="reaper"))
     try:
         yield

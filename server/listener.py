@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 
 from server.settings import SettingsError
 
+MAX_CONNECTIONS = 8192
+"""As many as may be open at a time, where the system allows. More than sequences may wait and run. One takes 5 kB, or 14
+once it was used."""
+_OTHER_FILES = 256
+"""Descriptors kept for what is no connection: the executor, logs, a model's files."""
+_UNSENT = 128 * 1024
+"""Bytes that the kernel takes from us ahead of what the network takes from it. Without a limit it is megabytes, for each client
+that does not read."""
+_IDLE, _BETWEEN = 30, 10
+"""Seconds of silence after which the kernel asks whether the other side is still there, and between its questions."""
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound and listening socket. Raises SettingsError, one line, when the address cannot be had."""
+
+def most_connections() -> int:
+    """How many connections may be open. Raises this process's limit of open files to have room for them, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        MAX_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(MAX_CONNECTIONS, soft - _OTHER_FILES))
+    )
+
+
+def listen(host: str, port: int, patience: float = 60.0) -> socket.socket:
+    """A bound and listening socket. Raises SettingsError, one line, when the address cannot be had.
+
+    A connection whose other side has vanished, or takes nothing of what is sent to it, is ended by the kernel after one and a
+    half times `patience` seconds (ourselves, we say so in the log), where it knows how: Linux does.
+    """
     where = f"{host}:{port}"
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -23,4 +53,21 @@ def listen(host: str, port: int) -> socket.socket:
         hint = "; take another with --port" if "in use" in reason else ""
         raise SettingsError(f"cannot listen on {where}: {reason.lower()}{hint}") from None
     listener.setblocking(False)
+    _watch_connections(listener, patience)
     return listener
+
+
+def _watch_connections(listener: socket.socket, patience: float) -> None:
+    """Connections inherit these from the socket that accepts them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    questions = max(1, round((patience - _IDLE) / _BETWEEN))
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE),
+        ("TCP_KEEPINTVL", _BETWEEN),
+        ("TCP_KEEPCNT", questions),
+        ("TCP_USER_TIMEOUT", max(1, round(patience * 1500))),
+        ("TCP_NOTSENT_LOWAT", _UNSENT),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)

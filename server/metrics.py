@@ -74,6 +74,12 @@ class Metrics(Observer):
         self._requests = Counter(
             "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
         )
+        self._refused = Counter(
+            "cohort_requests_refused",
+            "Calls told to come back later (429), by the error's code.",
+            ["code"],
+            registry=self.registry,
+        )
         self._restarts = Counter(
             "cohort_executor_restarts", "Restarts of the executor.", ["cause"], registry=self.registry
         )
@@ -82,6 +88,8 @@ class Metrics(Observer):
         self._output_tokens = self._tokens.labels("output")
         for outcome in ("stop", "length", "abort", "error"):
             self._requests.labels(outcome)
+        for code in ("overloaded", "deadline_exceeded"):
+            self._refused.labels(code)
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
         ProcessCollector(registry=self.registry)
@@ -114,6 +122,10 @@ class Metrics(Observer):
         self._requests.labels(outcome).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._e2e.observe(e2e)
+
+    def refused(self, code: str) -> None:
+        """See Observer."""
+        self._refused.labels(code).inc()
 
     def restarted(self, cause: str) -> None:
         """See Observer."""

@@ -1,4 +1,5 @@
 """Reaping as PID 1: in a container without an init, orphans become this process's children, and stay zombies unless waited for.
+The same holds where whoever started it made it a "child subreaper".
 
 Children that this process started itself are waited for by whoever started them. To leave those alone without knowing them,
 only a zombie that nobody has taken for a while is reaped.
@@ -8,11 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
-INTERVAL = 5.0
+INTERVAL = 2.0
 """Seconds between looks; a zombie is taken at the second look that finds it."""
+
+
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+def inherits_orphans() -> bool:
+    """Whether processes whose parent ends become children of this one."""
+    found = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return os.getpid() == 1 or bool(found.value)
 
 
 class Reaper:

@@ -23,6 +23,7 @@ ENV_PREFIX = "COHORT_"
 DEFAULT_PRESET = "default"
 
 MAX_TARGET_ITL_MS = 60_000.0
+MAX_WRITE_TIMEOUT = 86_400.0
 MAX_SPECULATIVE_TOKENS = 32
 """Each is computed, and most of a long guess is wrong."""
 
@@ -158,9 +159,11 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: Bytes | None = None
     max_queued_seqs: Annotated[int, Field(ge=1)] = 4096
     max_queued_tokens: Annotated[int, Field(ge=1)] = 1 << 22
+    max_queue_wait: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     scheduling_policy: Literal["fcfs", "priority", "fair"] | None = None
     target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
     enable_prefix_caching: bool = True
+    cache_salt_per_key: bool = False
     deterministic: bool = False
     quantization: Text | None = None
     cpu_isa: Text | None = None
@@ -183,6 +186,7 @@ class Settings(BaseSettings):
     executor_option: Options = {}
     recovery_timeout: Annotated[float, Field(gt=0)] = 120.0
     drain_timeout: Annotated[float, Field(ge=0)] = 30.0
+    write_timeout: Annotated[float, Field(gt=0, le=MAX_WRITE_TIMEOUT, allow_inf_nan=False)] = 60.0
     max_body_bytes: Bytes = 16 * 2**20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -231,6 +235,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
             f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
             f"{settings.max_num_seqs}: a step has a token for every running sequence"
         )
+    if settings.cache_salt_per_key and not settings.api_key:
+        raise SettingsError("--cache-salt-per-key has no effect without --api-key")
     if message := _cors_fault(settings):
         raise SettingsError(message)
     return settings, notes

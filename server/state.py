@@ -118,6 +118,8 @@ class ServedModel:
     pooling: DefaultPooling = field(default_factory=DefaultPooling)
     notation: ModelNotation = field(default_factory=ModelNotation)
     fingerprint: str = "cohort"
+    salt_per_key: bool = False
+    """KV of a common prefix is shared only between requests with the same API key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class ServerState:
     """What messages and deltas call reasoning: both names are in use."""
     recovery_timeout: float = 120.0
     write_timeout: float = 60.0
-    """Seconds a client may leave a full socket unread before its stream is given up."""
+    """Seconds in which a client must have taken something of what is sent to it, or its connection is closed."""
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     threads: FencedThreads = field(default_factory=FencedThreads)

@@ -26,8 +26,6 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 _PAUSE_INTERVAL = 0.005
 """Seconds after which a stream that never had to wait lets others run."""
-_CHECK_INTERVAL = 5.0
-"""Seconds between looks at whether a send is stuck."""
 KEEP_ALIVE = 10.0
 """Seconds without a chunk after which a client is told that its stream is alive: proxies end what is silent, and a request
 may wait in the queue, or for the executor to come back."""
@@ -40,7 +38,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
     The request's body must have been read. Raises ClientDisconnected, and whatever `work` raises.
     """
-    return await _race(receive, work, _Sending(timeout=None), None)
+    return await _race(receive, work, _Sending(), None)
 
 
 class EventStream(Response):
@@ -48,28 +46,23 @@ class EventStream(Response):
 
     Headers go out with the first chunk, so an error before it is a plain HTTP error with its own status, which SDKs know
     how to retry. An error later is an SSE event, since the status is spent; so it is for who has waited `keep_alive` seconds
-    for the first chunk.
+    for the first chunk. A client that does not read holds up the generator, no more: `server/http_protocol.py` closes the
+    connection of one that takes nothing for too long.
     """
 
-    def __init__(
-        self,
-        chunks: AsyncGenerator[bytes, None],
-        write_timeout: float,
-        keep_alive: float = KEEP_ALIVE,
-    ) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE) -> None:
         super().__init__(media_type="text/event-stream")
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # nginx would hold chunks back
         del self.headers["content-length"]
         self._chunks = chunks
-        self._write_timeout = write_timeout
         self._keep_alive = keep_alive
         self._started = False
         """Status and headers are sent, or on their way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
-        sending = _Sending(self._write_timeout)
+        sending = _Sending()
         alive = _Alive(self._keep_alive, lambda: self._send(send, _COMMENT))
         try:
             await _race(receive, self._stream(send, sending), sending, alive)
@@ -86,7 +79,7 @@ class EventStream(Response):
         paused = time.monotonic()
         try:
             async for chunk in self._chunks:
-                sending.since = now = time.monotonic()
+                sending.busy, now = True, time.monotonic()
                 if now - paused > _PAUSE_INTERVAL:
                     # With a backlog nothing here waits, least of all a send to a client that has gone: without a pause
                     # neither its going nor any other client would be noticed until all is encoded.
@@ -95,12 +88,12 @@ class EventStream(Response):
                 if sending.gone:
                     raise ClientDisconnected
                 await self._send(send, chunk)
-                sending.since = None
+                sending.busy = False
                 sending.count += 1
         except Exception as error:
             if not self._started or isinstance(error, ClientDisconnected):
                 raise
-            sending.since = time.monotonic()
+            sending.busy = True
             event = error_event(error)
             await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
         finally:
@@ -109,27 +102,15 @@ class EventStream(Response):
 
 
 class _Sending:
-    """When the send in progress began (seconds, monotonic), None between sends. One writer: the streaming task.
+    """How the stream fares. A timer for each chunk would cost more than the chunk; this is looked at every few seconds."""
 
-    A timer per chunk would cost more than the chunk; this costs an assignment, and is looked at every few seconds.
-    """
-
-    def __init__(self, timeout: float | None) -> None:
-        self.since: float | None = None
+    def __init__(self) -> None:
+        self.busy = False
+        """A chunk is on its way, and may wait for its reader. One writer: the streaming task."""
         self.count = 0
-        """Chunks sent."""
-        self.timeout = timeout
+        """Chunks sent. The same writer."""
         self.gone = False
         """The client has closed its connection. One writer: the watcher."""
-
-    @property
-    def stuck(self) -> bool:
-        """True if the client has not read for too long."""
-        return (
-            self.timeout is not None
-            and self.since is not None
-            and time.monotonic() - self.since > self.timeout
-        )
 
 
 class _Alive:
@@ -142,18 +123,13 @@ class _Alive:
         self._since = time.monotonic()
 
     async def look(self, sending: _Sending) -> None:
-        """Called every so often; nothing is sent beside a send that waits for its reader. Raises ClientDisconnected if this one
-        waits too long."""
+        """Called every so often; nothing is sent beside a send that waits for its reader."""
         now = time.monotonic()
-        if sending.count != self._count or sending.since is not None:
+        if sending.count != self._count or sending.busy:
             self._count, self._since = sending.count, now
         elif now - self._since >= self.interval:
             self._since = now
-            try:
-                async with asyncio.timeout(sending.timeout):
-                    await self._tell()
-            except TimeoutError:
-                raise ClientDisconnected from None
+            await self._tell()
 
 
 async def _race(
@@ -161,13 +137,11 @@ async def _race(
 ) -> Result:
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive, sending))
-    interval = None if sending.timeout is None else min(_CHECK_INTERVAL, sending.timeout)
-    if alive is not None and interval is not None:
-        interval = min(interval, alive.interval / 2)
+    interval = None if alive is None else alive.interval / 2
     try:
         while not task.done():
             await asyncio.wait((task, watcher), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and (watcher.done() or sending.stuck):
+            if not task.done() and watcher.done():
                 raise ClientDisconnected
             if not task.done() and alive is not None:
                 await alive.look(sending)

@@ -26,6 +26,7 @@ class Admission:
         self.info = info
         self.max_queued_seqs = config.max_queued_seqs
         self.max_queued_tokens = config.max_queued_tokens
+        self.max_queue_wait = config.max_queue_wait
         capacities = [info.max_model_len]
         if kv.layout.num_blocks:
             capacities.append(kv.layout.capacity_tokens)
@@ -34,9 +35,12 @@ class Admission:
         self.max_model_len = min(capacities)
         """Most tokens one sequence may have, prompt and output."""
 
-    def check(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:
+    def check(
+        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False
+    ) -> None:
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
-        wait already; `now` in seconds of the engine's clock."""
+        wait already; `now` in seconds of the engine's clock. `continues`: part of a call that was let in; how long the rest of
+        it waits is its own doing."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -51,19 +55,31 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
-        if request.deadline is not None:
-            wait = backlog.wait(len(ids))
-            if now + wait >= request.deadline:
-                message = (
-                    f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
-                )
-                raise DeadlinePassed(message, backlog.retry_after())
-        if queued >= self.max_queued_seqs:
-            raise Overloaded(f"{queued} requests are waiting already", backlog.retry_after())
-        if backlog.count and backlog.tokens + len(ids) > self.max_queued_tokens:
-            raise Overloaded(
-                f"requests of {backlog.tokens} tokens are waiting already", backlog.retry_after()
+        self._check_queue(request, queued, backlog, now, continues)
+
+    def _check_queue(
+        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool
+    ) -> None:
+        """Raises DeadlinePassed or Overloaded."""
+        wait = 0.0 if continues else backlog.wait(request)
+        if request.deadline is not None and now + wait >= request.deadline:
+            message = (
+                f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
             )
+            raise DeadlinePassed(message, backlog.retry_after(request))
+        if wait > self.max_queue_wait:
+            message = f"the queue is about {wait:.0f} s long, more than the {self.max_queue_wait:g} s allowed"
+            raise Overloaded(message, backlog.retry_after(request))
+        too_many = queued >= self.max_queued_seqs
+        too_long = (
+            backlog.count > 0 and backlog.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
+        )
+        if not (too_many or too_long) or backlog.within_share(
+            request, self.max_queued_seqs, self.max_queued_tokens
+        ):
+            return
+        said = f"{queued} requests" if too_many else f"requests of {backlog.tokens} tokens"
+        raise Overloaded(f"{said} are waiting already", backlog.retry_after(request))
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.request import Request
 
 _MEMORY = 10.0
-"""Seconds of computing after which a measurement counts 1/e."""
+"""Seconds of computing prompts after which a measurement of their pace counts 1/e."""
+_KEPT = math.exp(-1 / 32)
+"""What counts of how long sequences took, with each one more that ends."""
 MAX_RETRY_AFTER = 300
 """Seconds. Longer estimates are guesses about requests that have not come yet."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """So many sequences, with so many tokens of prompts."""
+
+    count: int = 0
+    tokens: int = 0
 
 
 class Backlog:
@@ -19,47 +33,70 @@ class Backlog:
     loop.
 
     - `count` of them, and `tokens` of their prompts.
+
+    How long they wait is the longer of two times: until the prompts before them are computed, and until as many sequences have
+    ended as are missing slots or blocks for them. Those are taken to end in the order in which they began, each as long after
+    that as others took. What comes before whom is the queue policy's order, simplified.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str = "fcfs", clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self.tokens = 0
-        self._seconds = 0.0
-        self._computed = 0.0
+        self._policy = policy
+        self._clock = clock
+        self._groups: dict[str | int, Waiting] = {}
+        """By tenant or by priority, where the policy tells them apart."""
+        self._prompt_seconds = 0.0
+        self._prompt_tokens = 0.0
+        self._begun: dict[Sequence, float] = {}
+        """When those were admitted that have not ended, the oldest first."""
+        self._took = 0.0
         self._ended = 0.0
+        self._num_slots = self._capacity = 1
         self._deadlines: list[tuple[float, int, Sequence]] = []
+
+    # -- who waits -----------------------------------------------------------------------------------------------------
 
     def enter(self, seq: Sequence) -> None:
         """It waits from now on."""
-        self.count += 1
-        self.tokens += seq.prompt_len
+        self._count(seq, 1)
         if seq.request.deadline is not None:
             heapq.heappush(self._deadlines, (seq.request.deadline, seq.seq_id, seq))
 
-    def leave(self, seq: Sequence) -> None:
-        """It was admitted for the first time, or ended before."""
-        self.count -= 1
-        self.tokens -= seq.prompt_len
+    def begin(self, seq: Sequence) -> None:
+        """It was admitted for the first time."""
+        self._leave(seq)
+        self._begun[seq] = self._clock()
+
+    def end(self, seq: Sequence) -> None:
+        """It ended, in whatever way."""
+        began = self._begun.pop(seq, None)
+        if began is None:
+            self._leave(seq)
+        else:
+            self._took = self._took * _KEPT + self._clock() - began
+            self._ended = self._ended * _KEPT + 1
+
+    def _leave(self, seq: Sequence) -> None:
+        self._count(seq, -1)
         if not self.count:
             self._deadlines.clear()
+            self._capacity = self._num_slots  # what the next ones need of the pool is not known
 
-    def observe(self, seconds: float, tokens: int, ended: int) -> None:
-        """A step took so long for so many tokens, and so many sequences ended with it."""
-        kept = math.exp(-seconds / _MEMORY)
-        self._seconds = self._seconds * kept + seconds
-        self._computed = self._computed * kept + tokens
-        self._ended = self._ended * kept + ended
+    def _count(self, seq: Sequence, change: int) -> None:
+        self.count += change
+        self.tokens += change * seq.prompt_len
+        key = self._group(seq.request)
+        group = self._groups.setdefault(key, Waiting())
+        group.count += change
+        group.tokens += change * seq.prompt_len
+        if not group.count:
+            del self._groups[key]
 
-    def wait(self, tokens: int = 0) -> float:
-        """Seconds, about, until a request that comes now with so many tokens is begun: what waits must be computed, and where
-        sequences wait it is for others to end. 0 before anything was measured."""
-        by_tokens = (self.tokens + tokens) * self._seconds / self._computed if self._computed else 0.0
-        by_ends = self.count * self._seconds / self._ended if self._ended else 0.0
-        return max(by_tokens, by_ends) if self.count else 0.0
-
-    def retry_after(self) -> int:
-        """Whole seconds after which what waits now will have been begun, at least 1."""
-        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait())))
+    def _group(self, request: Request) -> str | int:
+        if self._policy == "priority":
+            return request.priority
+        return request.tenant if self._policy == "fair" else ""
 
     def expired(self, now: float) -> Iterator[Sequence]:
         """Sequences still waiting whose deadline has passed, each once."""
@@ -67,3 +104,65 @@ class Backlog:
             seq = heapq.heappop(self._deadlines)[2]
             if seq.status is SequenceStatus.WAITING:
                 yield seq
+
+    def within_share(self, request: Request, max_seqs: int, max_tokens: int) -> bool:
+        """Where tenants are told apart: whether this one has less of a full queue than its equal share. So one with a thousand
+        requests shuts nobody out, and the queue is at most twice as long as it may be."""
+        if self._policy != "fair":
+            return False
+        own, tenants = self._groups.get(request.tenant), len(self._groups)
+        if own is None:
+            return tenants > 0
+        return own.count * tenants < max_seqs and own.tokens * tenants < max_tokens and tenants > 1
+
+    # -- how long ------------------------------------------------------------------------------------------------------
+
+    def opens(self, num_slots: int) -> None:
+        """So many sequences can be computed at once, if the pool has room for them."""
+        self._num_slots = self._capacity = num_slots
+
+    def stuck(self, running: int) -> None:
+        """Beside so many running sequences there is no room for another one."""
+        self._capacity = max(1, running)
+
+    def observe(self, seconds: float, prompt_tokens: int) -> None:
+        """A step took so long, with so many tokens of prompts in it."""
+        if prompt_tokens:
+            kept = math.exp(-seconds / _MEMORY)
+            self._prompt_seconds = self._prompt_seconds * kept + seconds
+            self._prompt_tokens = self._prompt_tokens * kept + prompt_tokens
+
+    def ahead(self, request: Request) -> Waiting:
+        """What is begun before a request that comes now."""
+        own = self._group(request)
+        if self._policy == "priority":
+            before = [group for key, group in self._groups.items() if key <= own]  # type: ignore[operator]  # all int
+            return Waiting(sum(one.count for one in before), sum(one.tokens for one in before))
+        mine = self._groups.get(own, Waiting())
+        # Of others no more than of its own, and one of each that may come before it.
+        others = [group for key, group in self._groups.items() if key != own]
+        count = sum(min(group.count, mine.count + 1) for group in others)
+        tokens = sum(min(group.tokens, mine.tokens + group.tokens // group.count) for group in others)
+        return Waiting(mine.count + count, mine.tokens + tokens)
+
+    def wait(self, request: Request) -> float:
+        """Seconds, about, until a request that comes now is begun. 0 if nothing is before it, or nothing was measured yet."""
+        ahead = self.ahead(request)
+        if not ahead.count:
+            return 0.0
+        by_tokens = ahead.tokens * self._prompt_seconds / self._prompt_tokens if self._prompt_tokens else 0.0
+        return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._begun))))
+
+    def _until_ended(self, count: int) -> float:
+        """Seconds until so many sequences have ended, those that will be admitted meanwhile included."""
+        if count <= 0 or not self._ended:
+            return 0.0
+        each = self._took / self._ended
+        rounds, number = divmod(count - 1, self._capacity)
+        began = next(islice(self._begun.values(), number, None), None)
+        left = each if began is None else max(0.0, began + each - self._clock())
+        return rounds * each + left
+
+    def retry_after(self, request: Request) -> int:
+        """Whole seconds after which what is before this request now will have been begun, at least 1."""
+        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait(request))))

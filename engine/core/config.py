@@ -29,6 +29,9 @@ class EngineConfig:
     """Waiting sequences beyond which a request is refused as overloaded."""
     max_queued_tokens: int = 1 << 22
     """Tokens of waiting prompts beyond which a request is refused as overloaded, unless nothing waits."""
+    max_queue_wait: float = 60.0
+    """Seconds. A request that would wait longer to be begun, by what was measured, is refused as overloaded. 60 is what proxies
+    wait for an answer's first byte, and the longest `Retry-After` that OpenAI's client obeys."""
     recovery_timeout: float = 120.0
     """Seconds for which a failing restart is tried again before the engine gives up for good."""
     restart_pause: float = 0.5

@@ -1,7 +1,7 @@
 """The journal: which tokens exist.
 
 A token exists once committed here; clients only ever see committed tokens, and a restarted executor is told of them so
-that it goes on behind them. Logprobs are recorded beside the token and never computed again.
+that it goes on behind them. Logprobs go to the reader with the token they belong to, and are never computed again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Journal:
 
     def commit(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> None:
         """Make tokens exist, in order of position."""
-        seq.output.extend(tokens)
         seq.output_token_ids.extend([token.token_id for token in tokens])
         seq.num_known_tokens += len(tokens)
 
@@ -48,6 +47,5 @@ class Journal:
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
         """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""
-        del seq.output[num_tokens:]
         del seq.output_token_ids[num_tokens:]
         seq.num_known_tokens = seq.prompt_len + len(seq.output_token_ids)

@@ -3,33 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
+from engine.core.pending import PendingTokens, num_entries
+from engine.errors import ReaderTooSlow
 from engine.request import TokenDelta
+
+MAX_BYTES = 64 * 2**20
+"""Bytes of tokens one reader may be behind by, as they are packed: 16 million tokens, or 266,000 with 20 alternatives each. One
+choice of a model with a context of 128k never gets there, however slowly its client reads."""
+_AT_ONCE = 1024
+"""Entries (tokens and their alternatives) that one `take` gives: what is made of them, text and JSON, is 50 times as large and
+exists outside of any bound but this one."""
 
 
 class Mailbox:
     """Deltas for one reader, by the reader's own keys (a choice index, say).
 
-    Written by the loop task (`put`), read by one task (`take`). Deltas not yet taken are merged, so that a slow or dead
-    reader costs no more than its sequences' tokens, which `max_tokens` bounds.
+    Written by the loop task (`put`), read by one task (`take`). A delta goes through as it is where the reader keeps up. Where
+    it does not, tokens are merged and packed, and taken out a piece at a time, each key in its turn. A reader that is more than
+    `max_bytes` behind is given up: `on_full` is called, once, and should end its sequences; what is held is still given, then
+    `take` raises. Nothing is ever left out in between.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, on_full: Callable[[], None] | None = None) -> None:
+        self.num_bytes = 0
+        """Of the tokens that wait, packed."""
+        self._max_bytes = max_bytes
+        self._on_full = on_full
+        self._full = False
         self._deltas: dict[int, TokenDelta] = {}
+        """What each key is to be given next; its end, if there is one, belongs behind the packed tokens."""
+        self._packed: dict[int, PendingTokens] = {}
+        """Tokens that come after those of `_deltas`, where there are any."""
         self._filled = asyncio.Event()
 
     def put(self, key: int, delta: TokenDelta) -> None:
         """Add a delta; never blocks."""
+        if self._full:
+            return
         held = self._deltas.get(key)
         if held is None:
             self._deltas[key] = delta
         else:
-            held.merge(delta)
+            self._append(key, held, delta)
         self._filled.set()
 
+    def _append(self, key: int, held: TokenDelta, delta: TokenDelta) -> None:
+        if delta.tokens:
+            packed = self._packed.setdefault(key, PendingTokens())
+            before = packed.num_bytes
+            packed.append(delta.tokens)
+            self.num_bytes += packed.num_bytes - before
+        held.merge(replace(delta, tokens=[]))
+        if self.num_bytes > self._max_bytes:
+            self._full = True
+            if self._on_full is not None:
+                self._on_full()
+
     async def take(self) -> dict[int, TokenDelta]:
-        """Wait for deltas and take all there are; never empty. Cancelling it loses none."""
+        """Wait for deltas and take what there is, up to a bound; never empty. Cancelling it loses none.
+
+        Raises ReaderTooSlow once all that was held is taken, if there would have been more.
+        """
         await self._filled.wait()
-        self._filled.clear()
-        deltas, self._deltas = self._deltas, {}
-        return deltas
+        if not self._deltas:
+            raise ReaderTooSlow(f"more than {self._max_bytes} bytes of the answer waited to be read")
+        room, taken = _AT_ONCE, {}
+        for key in list(self._deltas):
+            if room <= 0:
+                break
+            taken[key] = delta = self._next(key, room)
+            room -= _entries(delta)
+        if not self._deltas and not self._full:
+            self._filled.clear()
+        return taken
+
+    def _next(self, key: int, room: int) -> TokenDelta:
+        delta, packed = self._deltas.pop(key), self._packed.get(key)
+        if packed is None:
+            return delta
+        if (room := room - _entries(delta)) > 0:
+            before = packed.num_bytes
+            delta.tokens += packed.take(room)
+            self.num_bytes += packed.num_bytes - before
+        if not packed.num_tokens:
+            del self._packed[key]
+            return delta
+        # The others' turn comes first. How it ended is told with its last token.
+        self._deltas[key] = replace(delta, tokens=[], prompt_logprobs=None, pooled=None)
+        return replace(delta, finish_reason=None, stop_token_id=None, error=None)
+
+
+def _entries(delta: TokenDelta) -> int:
+    return len(delta.tokens) * num_entries(delta.tokens[0]) if delta.tokens else 0

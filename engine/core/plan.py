@@ -19,6 +19,9 @@ class StepPlan:
     """What one step grants; filled by `Scheduler.schedule`, then packed into a UnifiedBatch."""
 
     budget: int
+    """Tokens that are left of the step."""
+    for_prompts: int = 0
+    """Tokens of those that prompts may take without making the running streams wait too long."""
     grants: dict[Sequence, int] = field(default_factory=dict)
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
     preempted: bool = False

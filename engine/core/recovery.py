@@ -1,38 +1,123 @@
-"""Bringing the executor back. What became of the sequences is the scheduler's business: see `Scheduler.rewind`."""
+"""After a failure: who is to blame gets an error, the executor is brought back, everybody else is computed anew."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from engine.core.config import MAX_RESTART_PAUSE, EngineConfig
-from executors.contract import ExecutorError, ModelExecutor
+from engine.core.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_PAUSE, EngineConfig
+from engine.core.health import Health
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.errors import EngineError, ExecutorFailed
+from engine.request import Stage
+from executors.contract import (
+    ExecutorDied,
+    ExecutorError,
+    InvalidInput,
+    ModelExecutor,
+    UnifiedBatch,
+    Unsupported,
+)
 
 logger = logging.getLogger("cohort.engine")
 
+MORE_DEATHS_FROM_OUTSIDE = 2
+"""So many more, all of them while it is computed alone, make a culprit where each was SIGKILL or silence: somebody may kill
+executors faster than a token comes, or the kernel because of this very request."""
+_STEADY = 60.0
+"""Seconds after which an executor that was brought back did not die of being started: that is no restart loop."""
+_TICK = 0.25
+"""Seconds between looks at what waits while the executor is away."""
 
-async def restart(
-    executor: ModelExecutor,
-    epoch: int,
-    config: EngineConfig,
-    clock: Callable[[], float],
-    note: Callable[[str], None],
-) -> bool:
-    """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over.
 
-    `note` hears why each try failed.
-    """
-    deadline = clock() + config.recovery_timeout
-    pause = config.restart_pause
-    while True:
+class Recovery:
+    """What the loop task does when a step failed or the executor died. What becomes of sequences is `Scheduler.rewind`."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        health: Health,
+        clock: Callable[[], float],
+        fail: Callable[[Iterable[Sequence], EngineError], None],
+        meanwhile: Callable[[], None],
+        trying: Callable[[ExecutorDied | None], None],
+    ) -> None:
+        """`fail` gives sequences an error for an answer; `meanwhile` is called now and then while the executor is away;
+        `trying` before each try to bring it back, with what the last one died of if that was a death."""
+        self._executor = executor
+        self._scheduler = scheduler
+        self._config = config
+        self._health = health
+        self._clock = clock
+        self._fail = fail
+        self._meanwhile = meanwhile
+        self._trying = trying
+        self._fruitless = 0
+        self._back_at = clock()
+
+    def gave_something(self) -> None:
+        """A token came: the restarts before it were not for nothing."""
+        self._fruitless = 0
+
+    async def recover(self, batch: UnifiedBatch | None, error: ExecutorError) -> str | None:
+        """A step failed, or the executor died between steps (`batch` None): everything is recomputed from what is committed.
+
+        Nothing is lost but time, unless a sequence was in several failed steps in a row: then it gets a typed error. Returns
+        why nothing can be served any more, None if it can.
+        """
+        logger.error("executor failed: %s: %s", type(error).__name__, error)
+        health, scheduler = self._health, self._scheduler
+        health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
+        health.detail = str(error)
+        epoch = scheduler.journal.open_epoch()
+        # What was refused has its reason in the step: no need to try it again as it was.
+        suspects = scheduler.rewind(batch, at_fault=isinstance(error, (InvalidInput, Unsupported)))
+        died = isinstance(error, ExecutorDied)
+        if self._clock() - self._back_at > _STEADY:
+            self._fruitless = 0
+        self._fruitless += died
+        by_chance = isinstance(error, ExecutorDied) and error.from_outside
+        most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
+        culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
+        scheduler.num_resumed -= len(culprits)
+        code = "executor_died" if died else error.kind
+        self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
+        if self._fruitless > MAX_FRUITLESS_RESTARTS:
+            health.detail = f"the executor died {self._fruitless} times without a token in between: {error}"
+            return health.detail
+        if not await self._restart(epoch, error):
+            return f"the executor cannot be restarted: {health.detail}"
+        self._back_at, health.detail = self._clock(), ""
+        if health.stage is Stage.RECOVERING:
+            health.stage = Stage.READY
+        return None
+
+    async def _restart(self, epoch: int, error: ExecutorError) -> bool:
+        """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over."""
+        coming = asyncio.create_task(self._begin(epoch, error))
         try:
-            await executor.begin_epoch(epoch)
-            return True
-        except ExecutorError as error:
-            note(str(error))
-            logger.error("restart failed, next try in %.1f s: %s", pause, error)
-        if clock() + pause > deadline:
-            return False
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, MAX_RESTART_PAUSE)
+            while not (await asyncio.wait((coming,), timeout=_TICK))[0]:
+                self._meanwhile()
+            return coming.result()
+        finally:
+            coming.cancel()
+
+    async def _begin(self, epoch: int, error: ExecutorError) -> bool:
+        deadline = self._clock() + self._config.recovery_timeout
+        pause = self._config.restart_pause
+        while True:
+            self._trying(error if isinstance(error, ExecutorDied) else None)
+            try:
+                await self._executor.begin_epoch(epoch)
+                return True
+            except ExecutorError as failure:
+                error, self._health.detail = failure, str(failure)
+                logger.error("restart failed, next try in %.1f s: %s", pause, error)
+            if self._clock() + pause > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_RESTART_PAUSE)

@@ -7,32 +7,29 @@ and recompute after preemption or a crash are the same grant.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.backlog import Backlog
-from engine.core.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
 from engine.core.plan import StepPlan, pack
 from engine.core.policies import Policies
+from engine.core.roster import Roster
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import InvalidRequest, SequenceFailed
-from engine.kv.kv_cache_manager import Hit, KvCacheManager
+from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.budget import MIN_CHUNK
 from engine.request import FinishReason, TokenDelta
 from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
 
 
-class Scheduler:
-    """Owns the waiting and running sequences. Called by the loop task only; never waits, touches no executor.
-
-    - `waiting`: sequences without KV, new or preempted, in the order of the queue policy.
-    - `running`: sequences with a slot and KV, in order of admission; a dict, for its O(1) removal.
+class Scheduler(Roster):
+    """The roster, with steps made of it and their results taken in. Called by the loop task only; never waits, touches no
+    executor.
     """
 
     def __init__(
@@ -44,68 +41,11 @@ class Scheduler:
         policies: Policies | None = None,
         backlog: Backlog | None = None,
     ) -> None:
-        """A sequence in `backlog` leaves it when it is admitted, or ends before."""
-        self.kv = kv
-        self.journal = journal
-        self.max_num_batched_tokens = max_num_batched_tokens
         self.policies = policies or Policies()
-        self._backlog = backlog
-        self.waiting = self.policies.queue
-        self.running: dict[Sequence, None] = {}
-        self.num_preemptions = 0
+        super().__init__(kv, journal, max_num_seqs, self.policies.queue, backlog)
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.num_steps = 0
-        self.num_resumed = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self._num_slots = max_num_seqs
-        self._free_slots = deque(range(max_num_seqs))
-        self._in_flight: dict[int, list[Sequence]] = {}
-        self._released: list[int] = []
-        self._rolled_back: list[Sequence] = []
-        self._suspects: dict[Sequence, None] = {}
         self._plain = _PlainTokens()
-
-    # -- sequences come and go ---------------------------------------------------------------------------------------
-
-    def add(self, seq: Sequence) -> None:
-        """Queue a new sequence."""
-        self.waiting.add(seq)
-
-    def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence now; what steps in flight still compute for it is dropped. Ending it twice is harmless."""
-        if seq.finished:
-            return
-        if seq.status is SequenceStatus.RUNNING:
-            del self.running[seq]
-        else:
-            self.waiting.remove(seq)
-        if seq.status is SequenceStatus.WAITING and self._backlog is not None:
-            self._backlog.leave(seq)
-        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
-        self._suspects.pop(seq, None)
-        self.policies.queue.gone(seq)
-        if not seq.in_flight:
-            self._let_go(seq)
-
-    def _let_go(self, seq: Sequence) -> None:
-        """Give back all a finished sequence holds, once no step in flight uses it."""
-        self.kv.free(seq)
-        if seq.slot is not None:
-            self._free_slots.append(seq.slot)
-            seq.slot = None
-        if seq.started_epoch == self.journal.epoch:
-            self._released.append(seq.seq_id)
-        seq.started_epoch = None
-
-    def take_released(self) -> list[int]:
-        """Ids of sequences the executor must release, each exactly once."""
-        released, self._released = self._released, []
-        return released
-
-    def take_rolled_back(self) -> list[Sequence]:
-        """Sequences preempted by the last `schedule`, whose KV in the executor must be truncated to 0."""
-        rolled_back, self._rolled_back = self._rolled_back, []
-        return rolled_back
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -117,17 +57,34 @@ class Scheduler:
             self._grant_suspect(plan)
             return self._pack(plan) if plan.grants else None
         chunks = self._grant_decodes(plan)
-        # What follows are prompts: how much of them the running streams can bear beside them, with or without a token in
-        # this very step.
-        streams = len(self.running) - len(chunks)
-        if not self._stream_waits(chunks):
-            plan.budget = min(plan.budget, self.policies.budget.prompt_tokens(streams, plan.budget))
-        for seq in chunks:
-            if seq.status is SequenceStatus.RUNNING:
-                self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
-        if not plan.preempted:
-            self._admit_waiting(plan)
+        if chunks or (self.waiting and self._slots_to_run_in()):
+            self._grant_prompts(chunks, plan)
+        elif self.waiting:
+            self._no_room()
         return self._pack(plan) if plan.grants else None
+
+    def _grant_prompts(self, chunks: SequenceOf[Sequence], plan: StepPlan) -> None:
+        """Prompts go on that are begun already, and others are admitted: behind them, unless the policy says otherwise."""
+        # How much of them the running streams can bear beside them, with or without a token in this very step.
+        streams = len(self.running) - len(chunks)
+        plan.for_prompts = plan.budget
+        if not self._stream_waits(chunks):
+            plan.for_prompts = min(plan.budget, self.policies.budget.prompt_tokens(streams, plan.budget))
+        for seq in chunks:
+            if plan.budget > 0 and seq.status is SequenceStatus.RUNNING:
+                self._admit_waiting(plan, before=seq)
+                self._grant_prompt(seq, plan)
+        self._admit_waiting(plan)
+
+    def _share(self, seq: Sequence, plan: StepPlan) -> int:
+        """Tokens of its prompt that the step has room for."""
+        return min(plan.budget, max(plan.for_prompts, self.policies.queue.owed(seq)))
+
+    def _grant_prompt(self, seq: Sequence, plan: StepPlan) -> None:
+        """Its next chunk, or all that is left of it."""
+        count = min(seq.num_uncomputed_tokens, self._share(seq, plan))
+        if self._grant(seq, count, plan):
+            plan.for_prompts = max(0, plan.for_prompts - count)
 
     def _stream_waits(self, chunks: SequenceOf[Sequence]) -> bool:
         """Whether somebody's stream stands still until it is computed anew: after a restart, or preempted. Small chunks would
@@ -196,60 +153,39 @@ class Scheduler:
         plan.budget -= count
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        """Roll back to nothing computed; it keeps its slot and its place in the queue."""
-        self.kv.free(seq)
-        seq.num_computed_tokens = 0
-        seq.status = SequenceStatus.PREEMPTED
-        del self.running[seq]
-        self.waiting.add(seq)
-        if seq.started_epoch == self.journal.epoch:
-            self._rolled_back.append(seq)
-        self.num_preemptions += 1
-
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort.
+    def _admit_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
+        """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort. With
+        `before` only those that the policy puts before that running sequence.
 
         Room for all its known tokens is taken at once: admitted sequences never starve each other half way. One that would
         read what this very step computes is passed over, for this step only.
         """
         admitted: list[Sequence] = []
-        for seq in self.waiting:
-            if plan.budget <= 0 or not (self._free_slots or self._num_waiting_slots()):
-                break
-            if seq.in_flight or (seq.slot is None and not self._free_slots):
-                continue  # preempted with a step out, whose result comes first; or those with slots must go before it
-            if seq.slot is None and not self.waiting.may_take_slot(seq, self._num_slots):
-                continue
+        for seq in self._candidates(plan, before):
             hit = self.kv.find(seq)
             if hit.pending:
                 continue
             if not self.kv.fits(seq, hit):
+                self._no_room()
                 break
             self._admit(seq, hit)
             admitted.append(seq)
-            self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
+            self._grant_prompt(seq, plan)
         for seq in admitted:
             self.waiting.remove(seq)
 
-    def _num_waiting_slots(self) -> int:
-        """Slots held by sequences that do not run: preempted ones, and for a moment finished ones."""
-        return self._num_slots - len(self._free_slots) - len(self.running)
-
-    def _admit(self, seq: Sequence, hit: Hit) -> None:
-        if seq.slot is None:
-            seq.slot = self._free_slots.popleft()
-            self.policies.queue.took_slot(seq)
-        self.kv.begin(seq, hit)
-        if seq.status is SequenceStatus.WAITING:
-            if self._backlog is not None:
-                self._backlog.leave(seq)
-            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
-            if hit.looked_up:
-                self.prefix_queries += seq.prompt_len
-                self.prefix_hits += seq.num_cached_tokens
-        seq.status = SequenceStatus.RUNNING
-        self.running[seq] = None
+    def _candidates(self, plan: StepPlan, before: Sequence | None) -> Iterator[Sequence]:
+        """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes."""
+        if plan.preempted:
+            return  # somebody has just given way: not for newcomers
+        for seq in self.waiting.candidates(self._num_slots):
+            if self._share(seq, plan) <= 0 or not self._slots_to_run_in():
+                return
+            if before is not None and not self.waiting.precedes(seq, before):
+                return
+            # One preempted with a step out waits for its result. One without a slot waits until those with slots have gone.
+            if not seq.in_flight and (seq.slot is not None or self._free_slots):
+                yield seq
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""
@@ -260,10 +196,12 @@ class Scheduler:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def observe(self, batch: UnifiedBatch, seconds: float) -> None:
-        """A step took so long; the budget policy learns from it."""
+        """A step took so long: the budget policy learns from it, and how long who waits will wait."""
         decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
         prompt_tokens = batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
         self.policies.budget.observe(decodes, prompt_tokens, seconds)
+        if self._backlog is not None:
+            self._backlog.observe(seconds, prompt_tokens)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
         """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
@@ -367,48 +305,6 @@ class Scheduler:
         self.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
 
-    # -- after a failure -----------------------------------------------------------------------------------------------
-
-    def abandon(self, batch: UnifiedBatch) -> None:
-        """Forget a step of an older epoch that gave no result."""
-        self._in_flight.pop(batch.step_id)
-
-    def rewind(self, failed: UnifiedBatch | None = None) -> list[Sequence]:
-        """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
-
-        Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. Steps still
-        out belong to the older epoch; their results are dropped.
-        """
-        for seq in _once([*self.running, *self.waiting, *self._flying()]):
-            seq.in_flight, seq.num_pending_tokens, seq.num_void_results = 0, 0, 0
-            seq.drafting = False
-            if seq.finished:
-                self._let_go(seq)
-        self.num_resumed += len(self.running)
-        for seq in list(self.running):
-            self._preempt(seq)
-        self.kv.reset()
-        self._rolled_back.clear()  # the new executor life holds nothing to roll back
-        self._released.clear()  # nor anything to release
-        involved = self._in_flight.pop(failed.step_id) if failed is not None else []
-        live = [seq for seq in involved if not seq.finished]
-        for seq in live:
-            seq.num_failed_steps += 1
-            if seq.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE:
-                self._suspects[seq] = None
-        return live
-
-    def check_integrity(self) -> None:
-        """Raises RuntimeError unless blocks and slots are all accounted for. Cheap enough for every idle moment."""
-        holders = _once([*self.running, *self.waiting, *self._flying()])
-        self.kv.check_integrity(holders)
-        slots = [seq.slot for seq in holders if seq.slot is not None] + list(self._free_slots)
-        if len(slots) != len(set(slots)) or len(slots) != self._num_slots:
-            raise RuntimeError("a slot is held twice, or lost")
-
-    def _flying(self) -> list[Sequence]:
-        return [seq for seqs in self._in_flight.values() for seq in seqs]
-
 
 class _PlainTokens(dict[int, SampledToken]):
     """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
@@ -417,7 +313,3 @@ class _PlainTokens(dict[int, SampledToken]):
     def __missing__(self, token_id: int) -> SampledToken:
         token = self[token_id] = SampledToken(token_id)
         return token
-
-
-def _once(seqs: Iterable[Sequence]) -> list[Sequence]:
-    return list(dict.fromkeys(seqs))

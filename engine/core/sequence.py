@@ -41,9 +41,9 @@ class Sequence:
     mailbox_key: int
     siblings: list[Sequence] = field(default_factory=list)
     """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one."""
-    output: list[SampledToken] = field(default_factory=list)
-    """Committed tokens: the journal's record, appended by `Journal.commit` alone."""
     output_token_ids: list[int] = field(default_factory=list)
+    """Committed tokens: the journal's record, appended by `Journal.commit` alone. What else is told of them (logprobs) is the
+    mailbox's: nothing is computed from it."""
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     """Of prompt tokens 1, 2, ... as far as they are committed; appended by `Journal.commit_prompt` alone."""
     status: SequenceStatus = SequenceStatus.WAITING

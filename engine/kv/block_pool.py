@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable, Iterator
+from itertools import repeat
+from operator import ne
+
+SLICE = 8192
+"""Blocks that are looked at in one go, a millisecond's work, when the books are checked."""
 
 
 class BlockPool:
@@ -85,14 +90,27 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Raises RuntimeError unless free + used = total and references equal the given tables."""
-        counted = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counted[block] += 1
-        if counted != self._references:
-            wrong = [b for b in range(self.num_blocks) if counted[b] != self._references[b]]
-            raise RuntimeError(f"references differ from block tables at blocks {wrong[:8]}")
-        if any(bool(count) == (block in self._free) for block, count in enumerate(self._references)):
-            raise RuntimeError("a block is neither free nor used, or both")
-        if sum(self._free.values()) != self.num_kept:
+        for _ in self.integrity(tables):
+            pass
+
+    def integrity(self, tables: Iterable[Iterable[int]]) -> Iterator[None]:
+        """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
+        counted = Counter(block for table in tables for block in table)
+        yield
+        num_free = num_kept = 0
+        for begin in range(0, self.num_blocks, SLICE):
+            references = self._references[begin : begin + SLICE]
+            blocks = range(begin, begin + len(references))
+            if any(map(ne, references, map(counted.get, blocks, repeat(0)))):
+                wrong = [b for b, count in zip(blocks, references, strict=True) if counted[b] != count]
+                raise RuntimeError(f"references differ from block tables at blocks {wrong[:8]}")
+            kept = list(map(self._free.get, blocks))
+            if any((count > 0) != (one is None) for count, one in zip(references, kept, strict=True)):
+                raise RuntimeError("a block is neither free nor used, or both")
+            num_free += len(kept) - kept.count(None)
+            num_kept += kept.count(True)
+            yield
+        if num_free != len(self._free):
+            raise RuntimeError("a block is free that does not exist")
+        if num_kept != self.num_kept:
             raise RuntimeError("blocks worth keeping are miscounted")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from engine.core.sequence import Sequence
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import SLICE, BlockPool
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
 from executors.contract import Int32Array, KvLayout, TableUpdates
 
@@ -209,8 +210,16 @@ class KvCacheManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raises RuntimeError unless free + used = total, references equal the tables of these sequences, and every named
         block is one of them."""
-        self.pool.check_integrity(seq.block_table for seq in sequences)
-        self.cache.check_integrity()
-        kept = sum(not self.pool.num_references(block) for block in self.cache.blocks)
+        for _ in self.integrity(sequences):
+            pass
+
+    def integrity(self, sequences: Iterable[Sequence]) -> Iterator[None]:
+        """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
+        yield from self.pool.integrity(seq.block_table for seq in sequences)
+        yield from self.cache.integrity()
+        kept, named = 0, iter(self.cache.blocks)
+        while some := list(islice(named, SLICE)):
+            kept += sum(not self.pool.num_references(block) for block in some)
+            yield
         if kept != self.pool.num_kept:
             raise RuntimeError(f"{kept} free blocks have a key, {self.pool.num_kept} are kept")

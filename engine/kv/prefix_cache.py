@@ -12,11 +12,13 @@ who can choose prompts must not be able to make two prefixes meet and read the o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from itertools import islice
 
 import numpy as np
 
+from engine.kv.block_pool import SLICE
 from executors.contract import Int32Array
 
 
@@ -85,5 +87,15 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless keys and blocks correspond one to one."""
-        if {key: block for block, key in self.blocks.items()} != self._block_of:
+        for _ in self.integrity():
+            pass
+
+    def integrity(self) -> Iterator[None]:
+        """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
+        if len(self.blocks) != len(self._block_of):
             raise RuntimeError("keys and blocks of the prefix cache differ")
+        entries = iter(self.blocks.items())
+        while some := list(islice(entries, SLICE)):
+            if any(self._block_of.get(key) != block for block, key in some):
+                raise RuntimeError("keys and blocks of the prefix cache differ")
+            yield

@@ -17,12 +17,18 @@ from engine.core.sequence import Sequence
 MOST_TENANTS = 4096
 """Counters that are kept of tenants who have nothing here at the moment."""
 
+_Place = tuple[bool, int]
+"""Of a waiting sequence among those of its tenant: without a slot or with one, and its number."""
+_Entry = tuple[_Place, Sequence]
+_FIRST_WITHOUT_SLOT: _Place = (True, -1)
+
 
 class Fair:
-    """Waiting sequences by tenant (`Request.tenant`); within a tenant first come, first served."""
+    """Waiting sequences by tenant (`Request.tenant`); within a tenant first come, first served, but preempted ones first."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[tuple[int, Sequence]]] = {}
+        self._waiting: dict[str, list[_Entry]] = {}
+        self._places: dict[Sequence, _Place] = {}
         self._num_waiting = 0
         self._served: dict[str, int] = {}
         """Tokens computed for each tenant, and what it was lifted by."""
@@ -39,7 +45,8 @@ class Fair:
         if tenant not in self._live:
             self._arrive(tenant)
         self._live[tenant].add(seq.seq_id)
-        insort(self._waiting.setdefault(tenant, []), (seq.seq_id, seq), key=_first)
+        self._places[seq] = place = (seq.slot is None, seq.seq_id)
+        insort(self._waiting.setdefault(tenant, []), (place, seq), key=_place)
         self._num_waiting += 1
 
     def _arrive(self, tenant: str) -> None:
@@ -52,28 +59,50 @@ class Fair:
 
     def remove(self, seq: Sequence) -> None:
         """Raises ValueError if it is not there."""
-        entries = self._waiting.get(seq.request.tenant, [])
-        at = bisect_left(entries, seq.seq_id, key=_first)
-        if at == len(entries) or entries[at][1] is not seq:
+        place = self._places.pop(seq, None)
+        if place is None:
             raise ValueError(f"{seq} is not waiting")
-        del entries[at]
+        entries = self._waiting[seq.request.tenant]
+        del entries[bisect_left(entries, place, key=_place)]
         if not entries:
             del self._waiting[seq.request.tenant]
         self._num_waiting -= 1
 
     def __iter__(self) -> Iterator[Sequence]:
         """As if each were admitted and charged with its tokens when it is its turn."""
+        return self._in_turn({}, self._num_waiting)
+
+    def candidates(self, num_slots: int) -> Iterator[Sequence]:
+        """Where there are several tenants, none may hold the last eighth of the slots as well: somebody who comes with one
+        request would wait until one of the many has ended. Those who hold a slot already, preempted, may run in it."""
+        if not self._several:
+            return iter(self)
+        most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
+        limits = {
+            tenant: bisect_left(self._waiting[tenant], _FIRST_WITHOUT_SLOT, key=_place)
+            + max(0, most - len(holding))
+            for tenant, holding in self._holding.items()
+            if tenant in self._waiting
+        }
+        return self._in_turn(limits, most)
+
+    def _in_turn(self, limits: dict[str, int], most: int) -> Iterator[Sequence]:
+        """The first so many of each tenant: of those in `limits` what is said there, of the others `most`."""
+        served = self._served
         turns = [
-            (self._served[tenant], entries[0][0], 0, entries) for tenant, entries in self._waiting.items()
+            (served[tenant], entries[0][0], tenant, 0)
+            for tenant, entries in self._waiting.items()
+            if limits.get(tenant, most)
         ]
         heapq.heapify(turns)
         while turns:
-            served, _, at, entries = turns[0]
+            before, _, tenant, at = turns[0]
+            entries = self._waiting[tenant]
             seq = entries[at][1]
             yield seq
-            if at + 1 < len(entries):
-                after = served + seq.num_uncomputed_tokens
-                heapq.heapreplace(turns, (after, entries[at + 1][0], at + 1, entries))
+            if at + 1 < min(len(entries), limits.get(tenant, most)):
+                after = before + seq.num_uncomputed_tokens
+                heapq.heapreplace(turns, (after, entries[at + 1][0], tenant, at + 1))
             else:
                 heapq.heappop(turns)
 
@@ -84,13 +113,16 @@ class Fair:
         """Those of the tenant served least first; of one tenant as admitted."""
         return sorted(running, key=lambda seq: self._served[seq.request.tenant])
 
-    def may_take_slot(self, seq: Sequence, num_slots: int) -> bool:
-        """Where there are several tenants, none may hold the last eighth of the slots as well: somebody who comes with
-        one request would wait until one of the many has ended."""
-        if not self._several:
-            return True
-        kept_free = min(num_slots - 1, max(1, num_slots // 8))
-        return len(self._holding.get(seq.request.tenant, ())) < num_slots - kept_free
+    def precedes(self, seq: Sequence, running: Sequence) -> bool:
+        """If its tenant has been served less: a prompt of thousands of tokens does not keep others waiting to its end."""
+        return self._served[seq.request.tenant] < self._served[running.request.tenant]
+
+    def owed(self, seq: Sequence) -> int:
+        """By how much its tenant is behind every other one that runs: their streams have had that much more, and bear it that
+        a short question is answered in a step or two and not in chunks."""
+        tenant = seq.request.tenant
+        others = [self._served[other] for other in self._holding if other != tenant]
+        return max(0, min(others) - self._served[tenant]) if others else 0
 
     def took_slot(self, seq: Sequence) -> None:
         """Preempted ones keep theirs."""
@@ -122,5 +154,5 @@ def most_present(candidates: Iterable[Sequence]) -> Sequence:
     return next(seq for seq in reversed(listed) if counts[seq.request.tenant] == most)
 
 
-def _first(entry: tuple[int, Sequence]) -> int:
+def _place(entry: _Entry) -> _Place:
     return entry[0]

@@ -24,11 +24,17 @@ class QueuePolicy(Protocol):
 
     def __len__(self) -> int: ...
 
+    def owed(self, seq: Sequence) -> int:
+        """Tokens of its prompt that a step may compute however long the streams beside it wait for that."""
+
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """Running sequences, given in order of admission, the most important first."""
 
-    def may_take_slot(self, seq: Sequence, num_slots: int) -> bool:
-        """Whether a waiting sequence may have one of the free slots, of so many in all."""
+    def candidates(self, num_slots: int) -> Iterator[Sequence]:
+        """Those that may run now, from the first to be admitted on, where there are so many slots in all."""
+
+    def precedes(self, seq: Sequence, running: Sequence) -> bool:
+        """Whether a waiting sequence should be begun before the prompt of a running one goes on."""
 
     def took_slot(self, seq: Sequence) -> None:
         """It has one, until it is gone."""
@@ -43,9 +49,9 @@ class QueuePolicy(Protocol):
 class _Indifferent:
     """A policy to which it is all one who has been served how much."""
 
-    def may_take_slot(self, seq: Sequence, num_slots: int) -> bool:
-        """Always."""
-        return True
+    def owed(self, seq: Sequence) -> int:
+        """None."""
+        return 0
 
     def took_slot(self, seq: Sequence) -> None:
         """Nothing."""
@@ -81,6 +87,10 @@ class _Sorted(ABC):
     def __iter__(self) -> Iterator[Sequence]:
         return (seq for _, seq in self._entries)
 
+    def candidates(self, num_slots: int) -> Iterator[Sequence]:
+        """All."""
+        return iter(self)
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -95,6 +105,10 @@ class Fcfs(_Indifferent, _Sorted):
     def key(self, seq: Sequence) -> int:
         return seq.seq_id
 
+    def precedes(self, seq: Sequence, running: Sequence) -> bool:
+        """Never: who came first goes on."""
+        return False
+
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """As admitted."""
         return running
@@ -105,6 +119,10 @@ class Priority(_Indifferent, _Sorted):
 
     def key(self, seq: Sequence) -> tuple[int, int]:
         return seq.request.priority, seq.seq_id
+
+    def precedes(self, seq: Sequence, running: Sequence) -> bool:
+        """If it is more important."""
+        return seq.request.priority < running.request.priority
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """By the same key."""

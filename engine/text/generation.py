@@ -114,7 +114,7 @@ class Generation:
         self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
         self._core = core
         self._tokenizer = tokenizer
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(on_full=self._abort_all)
         end_tokens = tokenizer.eos_token_ids - frozenset(request.stop_token_ids)
         options = ChoiceOptions(
             request.stop,
@@ -202,9 +202,13 @@ class Generation:
         self._abort()
 
     def _abort(self) -> None:
+        self._abort_all()
+        self._seq_ids.clear()
+
+    def _abort_all(self) -> None:
+        """What was computed so far is still to be read."""
         for seq_id in self._seq_ids.values():
             self._core.abort(seq_id)
-        self._seq_ids.clear()
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         while self._seq_ids:
@@ -218,14 +222,15 @@ class Generation:
                     text = replace(text, prompt_logprobs=told)
                 if text.text or text.token_ids or text.finish_reason or text.prompt_logprobs:
                     yield text
+                if delta.finish_reason is FinishReason.ERROR and index in self._seq_ids:
+                    del self._seq_ids[index]
+                    self._abort()
+                    raise delta.error or SequenceFailed("the sequence failed")
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
-        if delta.finish_reason is FinishReason.ERROR:
-            del self._seq_ids[index]
-            self._abort()
-            raise delta.error or SequenceFailed("the sequence failed")
         choice = self._choices[index]
-        text = choice.push(delta)
+        failed = delta.finish_reason is FinishReason.ERROR  # behind its tokens
+        text = choice.push(replace(delta, finish_reason=None) if failed else delta)
         self.usage.completion_tokens += len(text.token_ids)
         prompt, number = divmod(index, self.request.n)
         if not number:

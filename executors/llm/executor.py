@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import torch
 
 from executors.contract import (
-    AttentionType,
     BatchModelExecutor,
     DecodeInput,
     DecodeOutput,
@@ -39,7 +37,6 @@ from executors.contract import (
     MemoryStatus,
     ModelInfo,
     NotReady,
-    OutOfMemory,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -54,36 +51,21 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
-from executors.kernels.cpu import kernels_in_use
 from executors.llm import sizing
 from executors.llm.attention import AttentionBackend, choose_attention
 from executors.llm.direct import DirectRunner
+from executors.llm.faults import step_fault
 from executors.llm.grammar import GrammarCompiler
-from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
+from executors.llm.kv_cache import KvCache, free_bytes, plan_kv
+from executors.llm.loaded import Loaded
 from executors.llm.loader import LoadedModel, load_model
-from executors.llm.memory import PressureGauge, cpu_threads, memory_limit
-from executors.llm.memory_status import memory_status
+from executors.llm.memory import PressureGauge, cpu_threads
 from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
 
-_TOUCH_MOST = 4 << 30
-"""Bytes of KV made real memory ahead of requests, and never more than a quarter of what is free."""
-
 Load = Callable[[ProgressCallback], LoadedModel]
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """All that exists between warmup and shutdown."""
-
-    source: LoadedModel
-    info: ModelInfo
-    plan: KvPlan
-    runner: ModelRunner
-    unified: UnifiedRunner
-    direct: DirectRunner
 
 
 class LlmExecutor(BatchModelExecutor):
@@ -107,7 +89,7 @@ class LlmExecutor(BatchModelExecutor):
         if load is None:
             raise InvalidInput("LlmExecutor needs a model and its info, or a way to load them")
         self._load = load
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._state = ExecutorState.INITIALIZING
         self._gauge = PressureGauge()
@@ -128,53 +110,20 @@ class LlmExecutor(BatchModelExecutor):
 
     def capabilities(self) -> ExecutorCapabilities:
         """See the contract."""
-        loaded = self._ready()
-        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        return ExecutorCapabilities(
-            max_batch_size=self.config.max_num_seqs,
-            max_batched_tokens=self.config.max_num_batched_tokens,
-            max_sequence_length=loaded.info.max_model_len,
-            attention_types=(
-                AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
-                AttentionType.SLIDING_WINDOW,
-            ),
-            memory=sizing.requirements(self.config, loaded.source),
-            dynamic_batching=True,
-            continuous_batching=True,
-            speculative=True,
-            dtypes=("float32", "bfloat16", "float16"),
-            devices=devices,
-            grammars=loaded.unified.grammars.compiler.unsupported is None,
-        )  # fmt: skip
+        return self._ready().capabilities(self.config)
 
     def status(self) -> ExecutorStatus:
         """See the contract."""
-        status, loaded = self._stats.status(self._state, self._memory_status()), self._loaded
-        if loaded is None:
-            return status
-        notes = (
-            loaded.runner.attention.note,
-            loaded.plan.note,
-            loaded.source.note,
-            loaded.unified.grammars.compiler.unsupported,
-        )
-        return replace(status, notes=tuple(note for note in notes if note))
-
-    def _memory_status(self) -> MemoryStatus:
         loaded = self._loaded
         if loaded is None:
-            return MemoryStatus()
-        promised = loaded.source.parameter_bytes + loaded.runner.cache.num_bytes
-        return memory_status(loaded.runner.device, promised, self._gauge)
+            return self._stats.status(self._state, MemoryStatus())
+        return replace(self._stats.status(self._state, loaded.memory(self._gauge)), notes=loaded.notes)
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
-        used = self._blocks_used() / self._loaded.runner.cache.num_blocks if self._loaded else 0.0
+        loaded = self._loaded
+        used = loaded.blocks_used() / loaded.runner.cache.num_blocks if loaded else 0.0
         return self._stats.metrics(self.config.max_num_seqs, min(1.0, used))
-
-    def _blocks_used(self) -> int:
-        """Entries of all block tables; a block that sequences share counts for each."""
-        return int(self._loaded.unified.slots.num_blocks.sum()) if self._loaded else 0
 
     def kv_layout(self) -> KvLayout:
         """See the contract."""
@@ -182,18 +131,7 @@ class LlmExecutor(BatchModelExecutor):
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         """Blocks and bytes of KV."""
-        if self._loaded is None:
-            return None
-        layout = self._loaded.plan.layout
-        return {
-            "blocks_total": layout.num_blocks,
-            "blocks_in_tables": self._blocks_used(),
-            "block_size": layout.block_size,
-            "bytes_per_block": layout.bytes_per_block,
-            "bytes_total": layout.num_blocks * layout.bytes_per_block,
-            "capacity_tokens": layout.capacity_tokens,
-            "sequences": len(self._loaded.unified.slots),
-        }
+        return self._loaded.cache_snapshot() if self._loaded is not None else None
 
     def supports_native_unified_decode(self) -> bool:
         """True: a step is one forward, or the model's own fallback inside one call."""
@@ -224,18 +162,7 @@ class LlmExecutor(BatchModelExecutor):
             raise
         self._stats = StepStats()
         self._state = ExecutorState.READY
-        self._touch_kv(self._loaded.runner.cache)
-
-    def _touch_kv(self, cache: KvCache) -> None:
-        """Prepare the memory of the first blocks while nobody is waiting for it."""
-        loaded, kernels = self._loaded, kernels_in_use()
-        if kernels is None or cache.spec.device.type != "cpu":
-            return
-        num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
-        threads = torch.get_num_threads()
-        for i in range(threads):
-            wanted = kernels, num_bytes, (i, threads), lambda: self._loaded is not loaded
-            threading.Thread(target=cache.touch, args=wanted, name="kv-memory", daemon=True).start()
+        self._loaded.touch_kv()
 
     def _check(self, source: LoadedModel) -> None:
         """Raises ConfigError for a loaded model that this executor is not made for. This one takes any."""
@@ -244,7 +171,7 @@ class LlmExecutor(BatchModelExecutor):
         """What computes the forwards."""
         return ModelRunner(model, self._attention(cache), cache)
 
-    def _build(self, source: LoadedModel) -> _Loaded:
+    def _build(self, source: LoadedModel) -> Loaded:
         self._check(source)
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
@@ -267,7 +194,7 @@ class LlmExecutor(BatchModelExecutor):
             )
         except MemoryError:  # a limit on address space
             raise sizing.slots_do_not_fit(config, info.max_model_len) from None
-        return _Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
+        return Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
 
     def _grammars(self, width: int) -> GrammarCompiler:
         directory = self.config.tokenizer or self.config.model
@@ -278,7 +205,7 @@ class LlmExecutor(BatchModelExecutor):
         wanted = config.optimization
         return choose_attention(cache.spec, config.attention.backend, wanted.deterministic, wanted.cpu_isa)
 
-    def _try_out(self, loaded: _Loaded) -> None:
+    def _try_out(self, loaded: Loaded) -> None:
         self._progress("warmup", 0, 1)
         length = min(2 * loaded.runner.cache.block_size, loaded.info.max_model_len)
         for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
@@ -292,6 +219,7 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         if self._loaded is not None:
             self._loaded.unified.grammars.close()
+            self._loaded.dropped = True
         self._loaded = None
         self._state = ExecutorState.SHUTDOWN
 
@@ -302,7 +230,7 @@ class LlmExecutor(BatchModelExecutor):
         self._step_failed = False
         self._state = ExecutorState.READY
 
-    def _ready(self) -> _Loaded:
+    def _ready(self) -> Loaded:
         if self._loaded is None:
             raise NotReady(f"the executor is {self._state}: call warmup first")
         return self._loaded
@@ -317,18 +245,9 @@ class LlmExecutor(BatchModelExecutor):
         except ExecutorError:
             self._stats.failed += 1
             raise
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            self._stats.failed += 1
-            raise OutOfMemory(str(error)) from error
         except Exception as error:
             self._stats.failed += 1
-            # torch's CPU allocator has no exception of its own.
-            kind = (
-                OutOfMemory
-                if "not enough memory" in str(error) or "can't allocate memory" in str(error)
-                else StepFailed
-            )
-            raise kind(f"{type(error).__name__}: {error}") from error
+            raise step_fault(error) from error
         finally:
             self._state = before
             self._stats.current_batch_size = 0

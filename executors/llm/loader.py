@@ -54,6 +54,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
     try:
         decoder = Decoder(decoder_config, dtype, device, kernels, int8)
+        if config.optimization.deterministic:
+            decoder.be_steady()
         if config.memory.kv_cache_memory_bytes is not None:
             plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
         _check_room(decoder, config)

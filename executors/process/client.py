@@ -278,7 +278,7 @@ class RemoteExecutor(BatchModelExecutor):
         if self._closed:
             raise NotReady("the executor was shut down")
         if life is not None and life.death is not None:
-            raise ExecutorDied(str(life.death), life.death.cause)
+            raise ExecutorDied(str(life.death), life.death.cause, from_outside=life.death.from_outside)
         if life is None or not life.is_ready:
             raise NotReady("the executor is not loaded")
         return life

@@ -190,9 +190,9 @@ class Life:
         if self.death is None:
             self._stream.send(_frame(message))
 
-    def kill(self, cause: str, reason: str) -> None:
+    def kill(self, cause: str, reason: str, *, from_outside: bool = False) -> None:
         """Pass the verdict and end the process."""
-        self._die(ExecutorDied(f"executor process {self.pid}: {reason}", cause))
+        self._die(ExecutorDied(f"executor process {self.pid}: {reason}", cause, from_outside=from_outside))
 
     async def stop(self) -> None:
         """Ask it to end, wait `shutdown_s`, kill it; returns when it is reaped. Outstanding calls that it does not answer
@@ -271,7 +271,7 @@ class Life:
             self._exited()
         reason = self._watch.verdict(now)
         if reason is not None and self.death is None:
-            self.kill("hang", reason)
+            self.kill("hang", reason, from_outside=self._watch.is_silent(now))
 
     def _exited(self) -> None:
         """The process is gone, or this is only a tick."""
@@ -288,7 +288,8 @@ class Life:
             self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
-            self.kill("signal", f"killed by {_signal_name(-status)}")
+            killed = -status == signal.SIGKILL
+            self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=killed)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
         else:
@@ -335,7 +336,7 @@ class Life:
         """An instance for one raise: tracebacks grow on shared ones."""
         if self._stopping:
             return NotReady("the executor was shut down")
-        return ExecutorDied(str(death), death.cause)
+        return ExecutorDied(str(death), death.cause, from_outside=death.from_outside)
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

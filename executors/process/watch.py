@@ -109,12 +109,15 @@ class HangWatch:
             return self._limits.slow_call_s
         return max(self._limits.step_floor_s, self._limits.step_factor * cost * tokens)
 
+    def is_silent(self, now: float) -> bool:
+        """Nothing was heard for too long: its I/O thread stands still, too, as if it were stopped."""
+        allowed = self._limits.loading_silence_s if self._loading else self._limits.silence_s
+        return now - self._heard_at > allowed
+
     def verdict(self, now: float) -> str | None:
         """Why the child counts as hung, None if it does not."""
-        silent = now - self._heard_at
-        allowed = self._limits.loading_silence_s if self._loading else self._limits.silence_s
-        if silent > allowed:
-            return f"no heartbeat for {silent:.1f} s"
+        if self.is_silent(now):
+            return f"no heartbeat for {now - self._heard_at:.1f} s"
         deadline = self.deadline_s()
         if deadline is not None and now - self._since > deadline:
             return f"a step took longer than its deadline of {deadline:.1f} s"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.text.generation import TextDelta, TokenText
+from engine.text.generation import TextDelta
 from server.chat.notation import ModelNotation
 from server.chat.reasoning import Place, ReasoningParser, ReasoningTokens, Thought
 from server.chat.tools.choice import ToolChoice
@@ -140,7 +140,6 @@ class Answer:
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._arguments: list[list[str]] = []
-        self._tokens: list[TokenText] = []
         self._ids: list[int] = []
         self._finish = "stop"
         self._stop_reason: str | int | None = None
@@ -188,7 +187,6 @@ class Answer:
                 case CallArguments(index, text):
                     self._arguments[index].append(text)
         self._ids.extend(delta.token_ids)
-        self._tokens.extend(delta.logprobs or ())
         if delta.finish_reason is not None:
             self._finish = self.reason(delta.finish_reason)
             self._stop_reason = delta.stop_reason
@@ -210,11 +208,6 @@ class Answer:
     def finish(self) -> dict[str, Any]:
         """Why the choice ended."""
         return {"finish_reason": self._finish, "stop_reason": self._stop_reason}
-
-    @property
-    def tokens(self) -> list[TokenText]:
-        """All tokens, where logprobs were asked for."""
-        return self._tokens
 
     @property
     def token_ids(self) -> list[int]:

@@ -70,30 +70,42 @@ class FencedThreads:
         """The result of `work`, a pure function. Raises what it raises, or DeadlineExceeded `seconds` after it began."""
         loop = asyncio.get_running_loop()
         fenced = _Fenced(work)
-        working = loop.run_in_executor(self._pool, fenced.run)
-
-        timer: asyncio.TimerHandle | None = None
-
-        def look() -> None:
-            nonlocal timer
-            # Work that waited behind other work began later than this timer.
-            left = seconds - fenced.running_for()
-            if left <= 0:
-                fenced.stop(DeadlineExceeded)
-            elif fenced.has_grown():
-                fenced.stop(MemoryExceeded)
-            elif not working.done():
-                timer = loop.call_later(min(left, _LOOK_EVERY), look)
-
-        timer = loop.call_later(min(seconds, _LOOK_EVERY), look)
+        watch = _Watch(loop, fenced, seconds)
         try:
-            return await working
+            # The future has no name here: an error's traceback leads to this frame, and the future holds the error. In such a
+            # circle the work and its input, megabytes perhaps, would stay until the garbage collector comes round.
+            return await loop.run_in_executor(self._pool, fenced.run)
+        except asyncio.CancelledError:
+            fenced.stop(DeadlineExceeded)  # nobody waits for it any more: others need its thread
+            raise
         finally:
-            timer.cancel()
+            watch.end()
 
     def close(self) -> None:
         """Take no more work; what runs ends by its deadline."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Watch:
+    """Looks at a piece of work every so often, and stops it where it takes too long or too much; until `end`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fenced: _Fenced[Any], seconds: float) -> None:
+        self._loop, self._fenced, self._seconds = loop, fenced, seconds
+        self._timer = loop.call_later(min(seconds, _LOOK_EVERY), self._look)
+
+    def end(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        # Work that waited behind other work began later than this timer.
+        left = self._seconds - self._fenced.running_for()
+        if left <= 0:
+            self._fenced.stop(DeadlineExceeded)
+        elif self._fenced.has_grown():
+            self._fenced.stop(MemoryExceeded)
+        else:
+            self._timer = self._loop.call_later(min(left, _LOOK_EVERY), self._look)
 
 
 class _Fenced(Generic[Result]):
@@ -105,6 +117,8 @@ class _Fenced(Generic[Result]):
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._begun: float | None = None
+        self._stopped = False
+        """There is nobody to do it for. Set and looked at under the lock: the work may be about to begin."""
         self.watched = False
         """Whether memory is. Written by the working thread."""
         self._may_reach: int | None = None
@@ -124,8 +138,11 @@ class _Fenced(Generic[Result]):
         return now > self._may_reach
 
     def run(self) -> Result:
+        with self._lock:
+            if self._stopped:
+                raise DeadlineExceeded
+            self._thread = threading.get_ident()
         _here.fenced = self
-        self._thread = threading.get_ident()
         self._begun = time.monotonic()
         try:
             return self._work()
@@ -136,6 +153,7 @@ class _Fenced(Generic[Result]):
 
     def stop(self, reason: type[DeadlineExceeded]) -> None:
         with self._lock:
+            self._stopped = True
             if self._thread is not None:
                 target = ctypes.c_ulong(self._thread)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(reason))

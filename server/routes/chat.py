@@ -20,7 +20,8 @@ from server.routes.common import json_response, read, state_of, tell_ignored, un
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
-from server.wire import ChatChoice, Chunks, chat_logprobs, delta_members, usage_object
+from server.whole import Room
+from server.wire import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
 
 router = APIRouter()
 
@@ -33,11 +34,11 @@ async def chat_completions(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model)
     tell_ignored(request, unread(model, body.chat_template_kwargs))
-    asked, reading = await ask(state, model, body)
+    asked, reading = await while_connected(request.receive, ask(state, model, body))
     call = _ChatCall(state, model, name, body, asked, reading)
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
-        return EventStream(call.stream(), state.write_timeout)
+        return EventStream(call.stream())
     return json_response(await while_connected(request.receive, call.collect()))
 
 
@@ -80,9 +81,13 @@ class _ChatCall:
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""
         prompt_logprobs = None
+        logprobs = [ChatLogprobs() for _ in self._answers]
+        room = Room("top_logprobs" if self._body.top_logprobs else "logprobs")
+        as_ids = bool(self._body.return_tokens_as_token_ids)
         async with self._start() as generation:
             async for delta in generation:
                 self._answers[delta.index].take(delta)
+                room.take(logprobs[delta.index].add(delta.logprobs or (), as_ids))
                 if delta.prompt_logprobs is not None:
                     count = self._body.prompt_logprobs or 0
                     prompt_logprobs = await encoded_prompt_logprobs(delta.prompt_logprobs, count)
@@ -94,7 +99,7 @@ class _ChatCall:
             "model": self._name,
             "system_fingerprint": self._model.fingerprint,
             "seed": generation.seed,
-            "choices": [self._choice(answer) for answer in self._answers],
+            "choices": list(map(self._choice, self._answers, logprobs)),
             "usage": usage_object(usage, self._reasoning_tokens),
         }
         if prompt_logprobs is not None:
@@ -103,12 +108,11 @@ class _ChatCall:
             answer["prompt_token_ids"] = self._asked.prompts[0]
         return answer
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
-        as_ids = bool(self._body.return_tokens_as_token_ids)
+    def _choice(self, answer: Answer, logprobs: ChatLogprobs) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": answer.index,
             "message": answer.message(self._reasoning_fields),
-            "logprobs": None if self._body.num_logprobs is None else chat_logprobs(answer.tokens, as_ids),
+            "logprobs": None if self._body.num_logprobs is None else msgspec.Raw(logprobs.encoded()),
             **answer.finish,
         }
         if self._body.return_token_ids:

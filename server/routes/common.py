@@ -20,6 +20,7 @@ from server.middleware import IGNORED
 from server.schemas.base import Model, parse
 from server.schemas.extras import MAX_TOLD, screen
 from server.schemas.sampling import GenerationFields
+from server.schemas.volume import check_volume
 from server.state import ServedModel, ServerState
 from server.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 
@@ -73,6 +74,7 @@ def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
 def _parse_large(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
     """Without the garbage collector, which would go through millions of new objects again and again and find nothing:
     that is most of the time, and the parser holds up every other thread meanwhile."""
+    check_volume(body)
     enabled = gc.isenabled()
     try:
         gc.disable()
@@ -90,6 +92,12 @@ def json_response(data: Any, status: int = 200) -> Response:
 def new_id(prefix: str) -> str:
     """Minted here: a client's own id is never used as one."""
     return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def cache_salt(model: ServedModel, asked: str | None) -> str | None:
+    """What the KV of a request's prefix is shared by: the salt that was asked for and, where keys are told apart, something
+    of the key's hash. Behind a separator that no hash has, a client's salt cannot pass for another key."""
+    return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
 
 
 def text_request(
@@ -151,7 +159,7 @@ def text_request(
         ignore_eos=bool(fields.ignore_eos),
         skip_special_tokens=fields.skip_special_tokens is not False,
         priority=fields.priority or 0,
-        cache_salt=fields.cache_salt,
+        cache_salt=cache_salt(model, fields.cache_salt),
         tenant=TENANT.get(),
         deadline_ms=fields.deadline_ms,
         grammar=grammar,

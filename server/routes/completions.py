@@ -30,6 +30,7 @@ from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
 from server.structured.service import for_body
+from server.whole import Room
 from server.wire import Chunks, usage_object
 
 router = APIRouter()
@@ -42,10 +43,10 @@ async def completions(request: Request) -> Response:
     body = await read(request, CompletionRequest)
     body.check()
     model, name = state.require(body.model)
-    call = await _CompletionCall.prepare(state, model, name, body)
+    call = await while_connected(request.receive, _CompletionCall.prepare(state, model, name, body))
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
-        return EventStream(call.stream(), state.write_timeout)
+        return EventStream(call.stream())
     return json_response(await while_connected(request.receive, call.collect()))
 
 
@@ -103,11 +104,12 @@ class _CompletionCall:
 
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""
+        room = Room("logprobs")
         async with self._model.engine.start(self._asked) as generation:
             async for delta in generation:
                 choice = self._choices[delta.index]
                 await choice.side.take(delta)
-                choice.take(delta)
+                room.take(choice.take(delta))
             usage = self._usage(generation)
         return {
             "id": self._asked.request_id,

@@ -18,7 +18,7 @@ from engine.text.generation import Usage
 from server.auth import TENANT
 from server.middleware import RESPONSE_ID
 from server.prompts import input_ids, truncation_of
-from server.routes.common import json_response, new_id, read, state_of
+from server.routes.common import cache_salt, json_response, new_id, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 from server.streaming import while_connected
@@ -37,7 +37,7 @@ async def embeddings(request: Request) -> Response:
     body = await read(request, EmbeddingRequest)
     body.check()
     model, name = state.require(body.model)
-    asked = await _asked(state, model, body)
+    asked = await while_connected(request.receive, _asked(state, model, body))
     request.scope[RESPONSE_ID] = asked.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
 
@@ -46,7 +46,8 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
     """What to ask of the engine. Raises InvalidRequest."""
     width = model.info.hidden_size
     if body.dimensions is not None and body.dimensions > width:
-        message = f"'dimensions' is {body.dimensions}, and this model's vectors have {width}."
+        # Their number is not told back: it may have thousands of digits.
+        message = f"'dimensions' is more than this model's vectors have, which is {width}."
         raise InvalidRequest(message, param="dimensions", code="invalid_value")
     pooling = body.pooling or model.pooling.kind
     if pooling is None:
@@ -69,7 +70,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         prompts,
         pooling,
         body.priority or 0,
-        body.cache_salt,
+        cache_salt(model, body.cache_salt),
         TENANT.get(),
         body.deadline_ms,
     )

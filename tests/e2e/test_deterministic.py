@@ -1,4 +1,6 @@
-"""`--deterministic` on a trained bf16 model: tokens and logprobs bit for bit the same, whatever happens around a request."""
+"""`--deterministic` on a trained model, in float32, bf16 and int8: tokens and logprobs bit for bit the same, whatever happens
+around a request. What other families of models do is in tests/executors/llm/test_deterministic.py, kills at every position in
+tests/chaos."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import pytest
 from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, TokenDelta
 from executors.contract import (
     ConfigError,
     ExecutorConfig,
@@ -30,40 +32,57 @@ from executors.process import connect
 from executors.tiny import weights_dir
 from tests.engine.harness import read
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-_BYTES_PER_TOKEN = 2 * 3 * 2 * 64 * 2  # keys and values, layers, KV heads, head_dim, bf16
+_NUMBERS_PER_TOKEN = 2 * 3 * 2 * 64  # keys and values, layers, KV heads, head_dim
+OUTPUT = 40
+_RNG = random.Random(2)
+COMMON = [_RNG.randrange(896) for _ in range(64)]
+"""Four blocks that half of the prompts begin with."""
+SETTINGS = (
+    SamplingParams(temperature=0.0, logprobs=2),
+    SamplingParams(temperature=1.0, seed=1, logprobs=2),
+    SamplingParams(temperature=0.8, seed=2, top_p=0.9, logprobs=2),
+    SamplingParams(temperature=1.3, seed=3, top_k=30, min_p=0.02, logprobs=2),
+    SamplingParams(temperature=0.7, seed=4, frequency_penalty=0.7, repetition_penalty=1.1, logprobs=2),
+)
+
+
+def asks() -> list[Request]:
+    prompts = [[_RNG.randrange(896) for _ in range(length)] for length in (1, 30, 150, 47, 16)]
+    prompts += [COMMON + [_RNG.randrange(896) for _ in range(length)] for length in (1, 9, 80)]
+    return [
+        Request("e2e", np.array(prompt, np.int32), SETTINGS[number % len(SETTINGS)], OUTPUT)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+ASKED = asks()
+CHOICES = [replace(ASKED[6], sampling=replace(SETTINGS[1], choice=choice)) for choice in range(3)]
 
 
 @asynccontextmanager
-async def deterministic(pool_tokens: int, **limits: Any) -> AsyncIterator[EngineCore]:
+async def deterministic(
+    kind: str, pool_tokens: int, mode: str = "inline", **limits: Any
+) -> AsyncIterator[EngineCore]:
+    dtype = "bfloat16" if kind == "int8" else kind
     config = ExecutorConfig(
         "llm",
         model=str(weights_dir()),
+        dtype=dtype,
         max_num_seqs=16,
-        memory=ExecutorMemoryConfig(kv_cache_memory_bytes=pool_tokens * _BYTES_PER_TOKEN),
-        optimization=OptimizationConfig(deterministic=True),
+        memory=ExecutorMemoryConfig(
+            kv_cache_memory_bytes=pool_tokens * _NUMBERS_PER_TOKEN * (4 if dtype == "float32" else 2)
+        ),
+        optimization=OptimizationConfig(deterministic=True, quantization="int8" if kind == "int8" else None),
         max_model_len=512,
     )
-    core = EngineCore(connect(config), EngineConfig(max_num_seqs=16, **limits))
+    core = EngineCore(connect(config, mode), EngineConfig(max_num_seqs=16, **limits))
     try:
         await core.start()
         yield core
     finally:
         await core.stop()
-
-
-def asks(count: int) -> list[Request]:
-    rng = random.Random(2)
-    return [
-        Request(
-            "e2e",
-            np.array([rng.randrange(896) for _ in range(rng.choice((1, 30, 150)))], np.int32),
-            SamplingParams(temperature=1.0, seed=number, logprobs=2),
-            40,
-        )
-        for number in range(count)
-    ]
 
 
 async def answers(core: EngineCore, asked: list[Request]) -> list[list[SampledToken]]:
@@ -76,29 +95,66 @@ async def answers(core: EngineCore, asked: list[Request]) -> list[list[SampledTo
         assert whole.error is None
         return whole.tokens
 
-    return list(await asyncio.gather(*(one(request) for request in asked)))
+    return list(await asyncio.gather(*map(one, asked)))
 
 
-async def test_a_request_is_the_same_alone_in_a_batch_preempted_and_after_a_death() -> None:
-    try:
-        await _same_in_every_way()
-    except ConfigError as error:
-        # Without AVX512 or a compiler it cannot be had, and says so.
-        assert "deterministic: needs" in str(error)
+async def choices(core: EngineCore, asked: list[Request]) -> list[list[SampledToken]]:
+    """Of one call: they share the prompt's KV."""
+    mailbox = Mailbox()
+    core.submit_choices(asked, mailbox)
+    whole = [TokenDelta() for _ in asked]
+    while any(one.finish_reason is None for one in whole):
+        for key, delta in (await mailbox.take()).items():
+            whole[key].merge(delta)
+    return [one.tokens for one in whole]
 
 
-async def _same_in_every_way() -> None:
-    asked = asks(8)
-    async with deterministic(8192, prefix_caching=False, max_in_flight=1) as core:
-        alone = [(await answers(core, [request]))[0] for request in asked]
-        together = await answers(core, asked)
-        assert together == alone
-        mailbox = Mailbox()
-        core.submit(replace(asked[1], max_tokens=300), mailbox)
-        begun = await mailbox.take()
-        os.kill(core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        rest = await read(mailbox)
-        assert (begun[0].tokens + rest.tokens)[:40] == alone[1] and core.stats().epoch == 2
-    async with deterministic(512, max_num_batched_tokens=48) as core:
-        assert await answers(core, asked) == alone, "in chunks, preempted, and with prefixes found"
+async def alone(kind: str) -> tuple[list[list[SampledToken]], list[list[SampledToken]]]:
+    """Each request, and each choice as a request, with nothing beside it and nothing kept from before."""
+    async with deterministic(kind, 8192, prefix_caching=False, max_in_flight=1) as core:
+        return (
+            [(await answers(core, [one]))[0] for one in ASKED],
+            [(await answers(core, [one]))[0] for one in CHOICES],
+        )
+
+
+async def _same_in_every_way(kind: str) -> None:
+    expected, expected_choices = await alone(kind)
+    async with deterministic(kind, 8192) as core:
+        assert await answers(core, ASKED) == expected, "together"
+        before = core.stats().prefix_hits
+        assert await answers(core, ASKED[::-1]) == expected[::-1], "in another order, with prefixes found"
+        assert core.stats().prefix_hits - before > 64 * 3
+        assert await choices(core, CHOICES) == expected_choices, "choices of one call"
+    small = {"max_num_batched_tokens": 48, "max_in_flight": 2, "num_speculative_tokens": 3}
+    async with deterministic(kind, 512, **small) as core:
+        got, forked = await asyncio.gather(answers(core, ASKED), choices(core, CHOICES))
+        assert got == expected, "in chunks, preempted, with guesses verified"
+        assert forked == expected_choices
         assert core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted(kind: str) -> None:
+    try:
+        await _same_in_every_way(kind)
+    except ConfigError as error:
+        # Without a compiler, or on another kind of CPU, it cannot be had, and says so.
+        assert "needs Cohort's own kernels" in str(error)
+
+
+async def test_a_request_is_the_same_after_a_death() -> None:
+    try:
+        expected, _ = await alone("bfloat16")
+        async with deterministic("bfloat16", 8192, "process") as core:
+            mailboxes = [Mailbox() for _ in ASKED]
+            for one, mailbox in zip(ASKED, mailboxes, strict=True):
+                core.submit(replace(one, max_tokens=120), mailbox)
+            begun = [(await mailbox.take())[0] for mailbox in mailboxes]
+            os.kill(core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            rest = await asyncio.gather(*map(read, mailboxes))
+            assert core.stats().epoch == 2
+        got = [(first.tokens + more.tokens)[:OUTPUT] for first, more in zip(begun, rest, strict=True)]
+        assert got == expected
+    except ConfigError as error:
+        assert "needs Cohort's own kernels" in str(error)

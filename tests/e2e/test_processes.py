@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.checkpoints import write_model, write_tokenizer
 from tests.e2e.conftest import ECHO
+from tests.e2e.littering_executor import FILE
 from tests.e2e.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -94,6 +96,26 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+def test_orphans_that_it_inherits_are_reaped(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """As process 1 of a container would: here it is made a "child subreaper", which asks for no privileges."""
+    executor = f"{__name__.replace('test_processes', 'littering_executor')}:LitteringFactory"
+    args = [str(tokenizer_dir), "--executor", executor, *ECHO[2:]]
+    litter = tmp_path / "litter"
+    with ServerProcess(args, tmp_path, enter=_become_subreaper, env={FILE: str(litter)}) as server:
+        orphan, deadline = int(litter.read_text()), time.monotonic() + 30
+        while Path(f"/proc/{orphan}").exists():
+            # With nobody to wait for it, a zombie stays for ever.
+            assert time.monotonic() < deadline, _state(orphan)
+            time.sleep(0.05)
+        assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4}).status_code == 200
+        assert server.metric('cohort_executor_restarts_total{cause="exit"}') == 0
+
+
+def _become_subreaper() -> None:
+    set_child_subreaper = 36
+    assert ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0
 
 
 def test_metrics_while_the_executor_hangs(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ async def test_a_step_is_out_while_the_next_is_put_together() -> None:
         running = asyncio.create_task(run(core, request([1], 30)))
         await asyncio.sleep(0.02)
         assert len(core._flights) == 2
-        pending = core._flights[1].batch.pending
+        pending = core._flights.out[1].batch.pending
         assert pending is not None and pending.all(), "its input is being sampled"
         await running
     async with engine(overlapped(), max_in_flight=1) as core:  # type: ignore[arg-type]

@@ -2,13 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from structlog.testing import capture_logs
 
+from engine.text.generation import TextDelta, TextRequest
 from server import http_protocol
-from tests.server.fakes import House
+from server.listener import listen
+from tests.server.fakes import House, Script
 from tests.server.test_lifecycle import Running, run
 
 
@@ -164,3 +171,184 @@ async def test_pipelined_requests_are_answered_in_order_each_with_its_own_id(run
     assert statuses == [b"200", b"404", b"200", b"200", b"200", b"200"]
     ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id:")]
     assert len(set(ids)) == 6
+
+
+# -- readers ---------------------------------------------------------------------------------------------------------------
+
+
+def talks(size: int, count: int) -> Script:
+    """So many deltas of so many characters, as quickly as they are taken."""
+
+    def script(request: TextRequest) -> Iterator[TextDelta]:
+        for _ in range(count):
+            yield TextDelta(0, "x" * size, (1,))
+        yield TextDelta(0, "", (1,), finish_reason="stop")
+
+    return script
+
+
+STREAM = b'{"prompt": "Hi", "stream": true}'
+WHOLE = b'{"prompt": "Hi"}'
+
+
+def post(body: bytes, close: bytes = b"Connection: close\r\n") -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
+    return head % (close, len(body)) + body
+
+
+@pytest.fixture
+async def impatient(house: House) -> AsyncIterator[Running]:
+    """A server that waits a second for its readers."""
+    house.state.write_timeout = 1.0
+    one = run(house)
+    one.loads.set()
+    one.core.work.set()
+    await one.until("/ready", 200)
+    yield one
+    one.signals.arrived()
+    await asyncio.wait_for(one.task, 10)
+
+
+def dial(running: Running, buffer: int = 8192) -> socket.socket:
+    """A client whose kernel takes little for it."""
+    host, port = running.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.setblocking(False)
+    client.connect_ex((host, int(port)))
+    return client
+
+
+async def until(ready: Callable[[], bool], within: float = 10.0) -> None:
+    for _ in range(int(within / 0.02)):
+        if ready():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came to that")
+
+
+async def send(client: socket.socket, data: bytes) -> None:
+    await asyncio.sleep(0.05)  # until it is connected
+    await asyncio.get_running_loop().sock_sendall(client, data)
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"), [(STREAM, b"Connection: close\r\n"), (WHOLE, b"")], ids=["stream", "whole"]
+)
+async def test_a_client_that_never_reads_is_given_up(impatient: Running, body: bytes, kept: bytes) -> None:
+    engine = impatient.house.engine
+    engine.script = talks(10_000, 400)
+    with dial(impatient) as client, capture_logs() as logs:
+        await send(client, post(body, kept))
+        await until(lambda: bool(engine.requests))
+        began = time.monotonic()
+        await until(lambda: any("did not read" in line["event"] for line in logs))
+        assert 0.9 < time.monotonic() - began < 8
+        await until(lambda: not engine.open)
+        if body == STREAM:
+            assert engine.aborted == [engine.requests[0].request_id]
+        assert await impatient.get("/live") == 200
+
+
+async def test_a_client_that_reads_slowly_gets_everything(impatient: Running) -> None:
+    """For several times the write time-out: what counts is that it takes something."""
+    impatient.house.engine.script = talks(10_000, 60)
+    loop, got, began = asyncio.get_running_loop(), b"", time.monotonic()
+    with dial(impatient) as client:
+        await send(client, post(STREAM))
+        while piece := await loop.sock_recv(
+            client, 4096 if (slow := time.monotonic() - began < 2.5) else 2**20
+        ):
+            got += piece
+            await asyncio.sleep(0.15 if slow else 0)
+    assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert got.count(b"x" * 10_000) == 60
+
+
+async def test_little_is_made_for_who_does_not_read(running: Running) -> None:
+    """What a stream's client does not read is not encoded: the engine's mailbox holds it in its own form."""
+    made = 0
+
+    def script(request: TextRequest) -> Iterator[TextDelta]:
+        nonlocal made
+        for _ in range(5000):
+            made += 1
+            yield TextDelta(0, "x" * 10_000, (1,))
+
+    running.house.engine.script = script
+    with dial(running) as client:
+        await send(client, post(STREAM))
+        await until(lambda: made > 0)
+        before = -1
+        while made != before:
+            before = made
+            await asyncio.sleep(0.3)
+        assert made * 10_000 < 2_000_000
+    await until(lambda: bool(running.house.engine.aborted))
+
+
+async def test_connections_inherit_what_finds_the_dead() -> None:
+    with listen("127.0.0.1", 0, 45.0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for name, value in (
+                ("TCP_KEEPIDLE", 30),
+                ("TCP_KEEPINTVL", 10),
+                ("TCP_USER_TIMEOUT", 67_500),
+                ("TCP_NOTSENT_LOWAT", 131_072),
+            ):
+                if hasattr(socket, name):
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+async def test_too_many_connections(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol.BoundedHttpProtocol.__subclasses__()[-1], "max_connections", 3)
+    held = [dial(running) for _ in range(3)]
+    try:
+        await asyncio.sleep(0.1)
+        answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status_of(answer) == 503
+        assert b"retry-after: 5" in answer
+    finally:
+        for client in held:
+            client.close()
+    await asyncio.sleep(0.1)
+    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_the_limit_of_files_makes_room() -> None:
+    code = (
+        "import resource as r; from server.listener import most_connections as m;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (300, {hard})); print(m(), r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    )
+    for hard, expected in ((1000, "744 1000"), (300, "44 300"), (9000, "8192 8448")):
+        command = [sys.executable, "-c", code.format(hard=hard)]
+        assert subprocess.check_output(command, text=True).strip() == expected
+
+
+async def test_who_pipelines_and_goes_ends_what_runs(running: Running) -> None:
+    """The request that is being answered hears of it, not only the one that came last."""
+    engine = running.house.engine
+    engine.script = lambda request: (TextDelta(0, "a", (1,)), asyncio.Event())
+    for body in (STREAM, WHOLE):
+        engine.aborted.clear()
+        engine.paused.clear()
+        client = dial(running)
+        await send(client, post(body, b""))
+        await asyncio.wait_for(engine.paused.wait(), 5)
+        await asyncio.get_running_loop().sock_sendall(client, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        await asyncio.sleep(0.1)
+        assert not engine.aborted
+        client.close()
+        await until(lambda: bool(engine.aborted), 2)
+
+
+async def test_who_sends_too_many_requests_ahead_is_closed(running: Running) -> None:
+    running.house.engine.script = lambda request: (TextDelta(0, "a", (1,)), asyncio.Event())
+    ahead = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n" * (http_protocol.MAX_PIPELINED + 1)
+    answer, _ = await talk(running, post(STREAM, b"") + ahead)
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    await until(lambda: bool(running.house.engine.aborted), 2)

@@ -1,17 +1,21 @@
 """Requests that are made to cost much: refused cheaply, and never on the event loop's time."""
 
 import gc
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from server.schemas import base
+from server import whole
+from server.schemas import base, volume
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from tests.server.fakes import House, error_of
+from tests.server.fakes import House, error_of, events, spells
 
 COUNT = 400_000
 CASES: list[tuple[str, bytes, str]] = [
@@ -80,7 +84,7 @@ def test_names_of_union_members_are_no_fields() -> None:
 
 
 async def test_the_collector_stays_out_of_parsing(house: House) -> None:
-    body = b'{"prompt":"a","foo":[1' + b",[]" * 300_000 + b"]}"
+    body = b'{"prompt":"a","foo":[1' + b",[]" * 130_000 + b"]}"
     collections = []
     gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
     try:
@@ -88,7 +92,7 @@ async def test_the_collector_stays_out_of_parsing(house: House) -> None:
             assert (await client.post("/v1/completions", content=body)).status_code == 200
     finally:
         gc.callbacks.pop()
-    assert len(collections) < 50, "300,000 lists make some 400 collections"
+    assert len(collections) < 20, "130,000 lists make some 180 collections"
     assert gc.isenabled()
 
 
@@ -114,3 +118,64 @@ async def test_logprobs_of_many_choices(house: House) -> None:
     response = await house.complete(prompt=["a"] * 100, logprobs=20)
     assert error_of(response)["param"] == "logprobs"
     assert (await house.chat(n=64, logprobs=True, top_logprobs=20)).status_code == 200
+
+
+HOARDS = {
+    "values": b'{"prompt":"a","foo":[1' + b",5" * 8_000_000 + b"]}",
+    "lists and objects": b'{"prompt":"a","foo":[1' + b",[]" * 500_000 + b"]}",
+    "keys": b'{"prompt":"a","foo":{"a":1' + b',"a":1' * 500_000 + b"}}",
+}
+
+
+@pytest.mark.usefixtures("frozen")
+@pytest.mark.parametrize("what", HOARDS)
+async def test_hoards_are_refused_before_they_are_parsed(house: House, what: str) -> None:
+    async with house.client() as client:
+        response = await client.post("/v1/completions", content=HOARDS[what])
+    assert response.status_code == 400
+    assert what in error_of(response)["message"]
+
+
+def test_what_stands_in_strings_is_not_counted() -> None:
+    volume.check_volume(json.dumps({"prompt": ',[{:"\\' * 300_000}).encode())
+    volume.check_volume(json.dumps({"prompt": ["\\" * 1001 + '"[' * 131_000]}).encode())
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='ab\\",:[{}]\n\u00e9'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a\\",:['), inner),
+)
+
+
+@given(JSON, st.integers(1, 12))
+def test_counting_in_pieces_equals_counting_one_by_one(value: Any, chunk: int) -> None:
+    def counted(value: Any) -> tuple[int, int, int]:
+        if not isinstance(value, list | dict):
+            return 0, 0, 0
+        inner = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
+        commas, containers, keys = (
+            (sum(column) for column in zip(*inner, strict=True)) if inner else (0, 0, 0)
+        )
+        return commas + max(0, len(value) - 1), containers + 1, keys + len(value) * isinstance(value, dict)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(volume, "_CHUNK", chunk)
+        *_, found = volume.running_counts(json.dumps(value, ensure_ascii=False).encode())
+    assert tuple(found.tolist()) == counted(value)
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+async def test_whole_answers_end_where_their_logprobs_grow_too_large(
+    house: House, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream has no such end."""
+    monkeypatch.setattr(whole, "MAX_LOGPROB_BYTES", 2000)
+    house.engine.script = spells("x" * 200)
+    asked: dict[str, Any] = {"logprobs": True} if route == "chat" else {"logprobs": 1}
+    response = await getattr(house, route)(**asked)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "logprobs"
+    assert error_of(response)["code"] == "answer_too_large"
+    assert house.engine.aborted == [house.asked().request_id]
+    assert (await getattr(house, route)()).status_code == 200
+    assert events(await getattr(house, route)(stream=True, **asked))[-1] == "[DONE]"

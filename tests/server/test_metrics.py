@@ -79,6 +79,7 @@ async def test_observer(house: House) -> None:
     metrics.tokens(2, 0.1)
     metrics.finished("stop", 10, 3, 1.5)
     metrics.finished("abort", 5, 0, 0.1)
+    metrics.refused("overloaded")
     metrics.restarted("signal")
     found = await samples(house)
     assert found["cohort_time_to_first_token_seconds_sum", ""] == 0.2
@@ -88,5 +89,7 @@ async def test_observer(house: House) -> None:
     assert found["cohort_tokens_total", "kind=output"] == 3
     assert found["cohort_requests_total", "outcome=stop"] == 1
     assert found["cohort_requests_total", "outcome=length"] == 0
+    assert found["cohort_requests_refused_total", "code=overloaded"] == 1
+    assert found["cohort_requests_refused_total", "code=deadline_exceeded"] == 0
     assert found["cohort_executor_restarts_total", "cause=signal"] == 1
     assert found["cohort_e2e_request_latency_seconds_count", ""] == 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from engine.core import scheduler as scheduling
+from engine.core.backlog import Backlog
 from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
@@ -15,6 +16,7 @@ from engine.kv import kv_cache_manager as managing
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.kv.prefix_cache import PrefixCache, block_key
+from engine.policies.fair import Fair
 from engine.request import FinishReason
 from executors.contract import UnifiedBatch
 
@@ -88,6 +90,10 @@ def _abort_in_flight_lets_go(patch: pytest.MonkeyPatch) -> None:
         else:
             self.waiting.remove(seq)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        if self._backlog is not None:
+            self._backlog.end(seq)
+        self._suspects.pop(seq, None)
+        self.waiting.gone(seq)
         released = seq.started_epoch == self.journal.epoch
         self._let_go(seq)
         seq.started_epoch = self.journal.epoch if released and seq.in_flight else None
@@ -235,6 +241,42 @@ def _embedding_leaves_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "finish", stay)
 
 
+def _slots_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A tenant that has all the slots it may have gets none of them back to run in, where its sequences were preempted."""
+    candidates = Fair.candidates
+
+    def without_holders(self: Fair, num_slots: int) -> Iterator[Sequence]:
+        if not self._several:
+            return candidates(self, num_slots)
+        most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
+        limits = {tenant: max(0, most - len(holding)) for tenant, holding in self._holding.items()}
+        return self._in_turn(limits, most)
+
+    patch.setattr(Fair, "candidates", without_holders)
+
+
+def _removed_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
+    """A tenant's first sequence leaves the fair queue, whichever was meant."""
+    remove = Fair.remove
+
+    def first(self: Fair, seq: Sequence) -> None:
+        entries = self._waiting.get(seq.request.tenant)
+        remove(self, entries[0][1] if entries else seq)
+
+    patch.setattr(Fair, "remove", first)
+
+
+def _aborted_ones_still_wait(patch: pytest.MonkeyPatch) -> None:
+    """Who ends before being begun counts as waiting for ever."""
+    end = Backlog.end
+
+    def begun_only(self: Backlog, seq: Sequence) -> None:
+        if seq in self._begun:
+            end(self, seq)
+
+    patch.setattr(Backlog, "end", begun_only)
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -258,5 +300,8 @@ MUTANTS: dict[str, Mutate] = {
         _prompt_from_the_cache,
         _prompt_told_twice,
         _embedding_leaves_late,
+        _slots_for_nobody,
+        _removed_from_the_wrong_place,
+        _aborted_ones_still_wait,
     )
 }

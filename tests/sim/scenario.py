@@ -237,6 +237,9 @@ class Run:
         core.check_integrity()
         if stats.kv_blocks_used or stats.running or stats.waiting:
             raise Broken(f"something is left: {stats}")
+        backlog = core._backlog
+        if backlog.count or backlog.tokens or backlog._groups or backlog._begun:
+            raise Broken(f"the backlog is {backlog.count} sequences of {backlog.tokens} tokens")
         twice = [seq_id for seq_id, count in self.executor.released.items() if count > 1]
         if twice:
             raise Broken(f"released more than once: {twice}")
@@ -324,8 +327,14 @@ class Run:
             )
             if poisoned:
                 return
-        if isinstance(error, ExecutorFailed) and self.executor.fired >= 3 and self.executor.broken is None:
-            return  # in three failed steps in a row
+        # In three failed steps in a row; one that was refused counts as two.
+        enough = 3 - ("refused" in self.scenario.faults.by_step.values())
+        if (
+            isinstance(error, ExecutorFailed)
+            and self.executor.fired >= enough
+            and self.executor.broken is None
+        ):
+            return
         raise Broken(f"{type(error).__name__}: {error}") from error
 
 

@@ -200,6 +200,12 @@ class Decoder:
             yield from layer.mlp.packing(kind, plain, fused)
         yield self.lm_head, Packing(kind)
 
+    def be_steady(self) -> None:
+        """For `--deterministic`: a token's hidden state does not depend on what else is in its step, bit for bit. Linears and
+        attention have to be the kernels' for that; norms, softmax and sums of torch keep to rows by themselves."""
+        for layer in self.layers:
+            layer.mlp.be_steady()
+
     def finish(self) -> None:
         """Called once, when all parameters are loaded."""
         if self._kernels is not None:

@@ -1,0 +1,44 @@
+"""What the engine makes of a configuration within the limits of an executor that is warm."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.core.backlog import Backlog
+from engine.core.config import EngineConfig
+from engine.core.journal import Journal
+from engine.core.policies import Policies
+from engine.core.scheduler import Scheduler
+from engine.kv.kv_cache_manager import KvCacheManager
+from executors.contract import ConfigError, ModelExecutor
+
+logger = logging.getLogger("cohort.engine")
+
+
+def make_scheduler(
+    executor: ModelExecutor, config: EngineConfig, journal: Journal, backlog: Backlog
+) -> Scheduler:
+    """A scheduler for this executor. Raises ConfigError for what the executor cannot do."""
+    limits = executor.capabilities()
+    if config.num_speculative_tokens and not limits.speculative:
+        raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
+    most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens
+    return Scheduler(
+        KvCacheManager(executor.kv_layout(), executor.info().name, config.prefix_caching),
+        journal,
+        max_num_seqs=min(config.max_num_seqs, limits.max_batch_size),
+        max_num_batched_tokens=min(config.max_num_batched_tokens, most_tokens),
+        policies=Policies.of(config),
+        backlog=backlog,
+    )
+
+
+def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:
+    """How many steps may be out at once."""
+    limits = executor.capabilities()
+    # On a CPU the host's work takes the cores that compute the step: overlap then makes streams less even.
+    apart = limits.devices != ("cpu",)
+    wanted = config.max_in_flight or (limits.max_in_flight if apart else 1)
+    if wanted > limits.max_in_flight:
+        logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)
+    return min(wanted, limits.max_in_flight)

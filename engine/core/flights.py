@@ -1,0 +1,84 @@
+"""`Flights`: the steps that are out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.core.inbox import Inbox
+from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, UnifiedOutput
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was submitted and whose result is not in yet."""
+
+    batch: UnifiedBatch
+    result: asyncio.Task[UnifiedOutput]
+    began: float
+    """When it was submitted, or when the step before it was done, if that came later."""
+
+
+class Flights:
+    """Steps out, the oldest first: they are executed in the order of their submission. Used by the loop task only."""
+
+    def __init__(self, executor: ModelExecutor, inbox: Inbox, clock: Callable[[], float]) -> None:
+        self.out: deque[Flight] = deque()
+        self.limit = 1
+        """As many as may be out at once."""
+        self._executor = executor
+        self._inbox = inbox
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self.out)
+
+    @property
+    def room(self) -> bool:
+        """One more may be submitted."""
+        return len(self.out) < self.limit
+
+    async def take_off(self, batch: UnifiedBatch) -> None:
+        """Submit a step; it is on its way when this returns."""
+        step = asyncio.create_task(self._executor.unified_decode(batch), name=f"step {batch.step_id}")
+        self.out.append(Flight(batch, step, self._clock()))
+        await asyncio.sleep(0)
+
+    async def landed(self) -> Flight | None:
+        """The oldest step, not among those out any more, once its result is in, be that an error. None if a command came
+        first while another step could be submitted."""
+        flight = self.out[0]
+        if self.room and not flight.result.done():
+            await self._command_or(flight.result)
+            if not flight.result.done():
+                return None
+        with contextlib.suppress(ExecutorError):
+            await flight.result
+        self.out.popleft()
+        return flight
+
+    def seconds(self, flight: Flight) -> float:
+        """How long a step that has landed just now took; the next one's time begins with its end."""
+        now = self._clock()
+        if self.out:
+            self.out[0].began = now
+        return now - flight.began
+
+    async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
+        """Wait for a step's end or a command, whichever comes first."""
+        self._inbox.read()  # nothing was awaited since commands were applied
+        command = asyncio.create_task(self._inbox.news())
+        try:
+            await asyncio.wait((result, command), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            command.cancel()
+
+    async def cancel(self) -> None:
+        """Nobody wants their results any more."""
+        for flight in self.out:
+            flight.result.cancel()
+        await asyncio.gather(*(flight.result for flight in self.out), return_exceptions=True)
+        self.out.clear()

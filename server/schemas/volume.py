@@ -1,0 +1,83 @@
+"""How much a JSON body holds, counted before it is parsed: pydantic makes objects of all of it at once, and no other Python
+thread runs meanwhile.
+
+Measured with 16 MiB: one text is parsed in 4 ms; 5.6 million empty lists keep everybody waiting for 0.27 s and take 0.8 GB, 1.5
+million different keys 0.63 s. Counting takes 20 to 50 ms, most of it without Python's lock. What is let through: 0.2 s at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InvalidRequest
+
+MAX_VALUES = 2**20 + 2**16
+"""Values separated by commas: a little more than the most ids that a field takes, whose own error is the better one."""
+MAX_CONTAINERS = 2**17
+"""Lists and objects."""
+MAX_KEYS = 2**17
+_CHUNK = 2**20
+"""Bytes looked at in one go."""
+_COMMA, _COLON, _QUOTE, _BACKSLASH = b',:"\\'
+_OPENING = (ord("["), ord("{"))
+
+
+def check_volume(body: bytes) -> None:
+    """Raises InvalidRequest for a body that holds too many values, lists and objects, or keys. What stands in strings does not
+    count. JSON that is not valid may count for anything: it is refused soon enough."""
+    if not _exceeds(_counts(np.frombuffer(body, np.uint8))):  # nearly always, and no string is looked for
+        return
+    for found in running_counts(body):
+        if name := _exceeds(found):
+            message = f"The request body holds too much: {name}."
+            raise InvalidRequest(message, code="invalid_value")
+
+
+def running_counts(body: bytes) -> Iterator[NDArray[np.int64]]:
+    """Commas, opening brackets and colons outside of strings, up to the end of each piece that was looked at."""
+    found = np.zeros(3, np.int64)
+    inside = False
+    for piece in _pieces(body):
+        chars = np.frombuffer(piece, np.uint8)
+        parity = (
+            np.cumsum(chars == _QUOTE, dtype=np.uint8) & 1
+        )  # modulo 256 on the way, which keeps it odd or even
+        found = found + _counts(chars[parity == inside])
+        inside ^= bool(parity[-1])
+        yield found
+
+
+def _counts(chars: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Commas, opening brackets and colons."""
+    opening = sum(int(np.count_nonzero(chars == one)) for one in _OPENING)
+    commas, colons = (int(np.count_nonzero(chars == one)) for one in (_COMMA, _COLON))
+    return np.array([commas, opening, colons], np.int64)
+
+
+def _exceeds(found: NDArray[np.int64]) -> str | None:
+    """What there is too much of."""
+    limits = ((MAX_VALUES, "values"), (MAX_CONTAINERS, "lists and objects"), (MAX_KEYS, "keys"))
+    for count, (limit, name) in zip(found.tolist(), limits, strict=True):
+        if count > limit:
+            return f"more than {limit} {name}"
+    return None
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """The body in pieces, without escaped quotes; none ends within an escape."""
+    begin = 0
+    while begin < len(body):
+        end = min(begin + _CHUNK, len(body))
+        run = end
+        while run > begin and body[run - 1] == _BACKSLASH:
+            run -= 1
+        if (end - run) % 2 and end < len(body):
+            end += 1
+        piece = body[begin:end]
+        begin = end
+        if _BACKSLASH in piece:
+            piece = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        yield piece

@@ -1,0 +1,243 @@
+"""What waits: how long it will take, who is refused for it, and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.core.backlog import MAX_RETRY_AFTER, Backlog
+from engine.core.mailbox import Mailbox
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.errors import DeadlinePassed, Overloaded
+from engine.request import Observer, Request
+from executors.contract import UnifiedBatch, UnifiedOutput
+from executors.fakes.failures import Failure
+from executors.fakes.oracle import expected_tokens
+from tests.engine.harness import engine, fake, read, request, run
+from tests.engine.policies.test_fair import seq
+
+
+def asked(tenant: str = "", priority: int = 0) -> Request:
+    return replace(seq(0, tenant).request, priority=priority)
+
+
+class Past:
+    """A backlog, and a clock that is set by hand."""
+
+    def __init__(self, num_slots: int, policy: str = "fcfs") -> None:
+        self.now = 0.0
+        self.backlog = Backlog(policy, lambda: self.now)
+        self.backlog.opens(num_slots)
+
+    def begin(self, *seqs: Sequence) -> None:
+        for one in seqs:
+            self.backlog.enter(one)
+            self.backlog.begin(one)
+
+    def end(self, *seqs: Sequence) -> None:
+        for one in seqs:
+            self.backlog.end(one)
+
+    def wait(self, waiting: int) -> float:
+        """So many wait: how long does the next one?"""
+        for number in range(self.backlog.count, waiting):
+            self.backlog.enter(seq(number, tokens=100))
+        return self.backlog.wait(asked())
+
+
+def test_the_estimate_follows_what_was_measured() -> None:
+    past = Past(4)
+    assert (past.backlog.wait(asked()), past.backlog.retry_after(asked())) == (0.0, 1)
+    assert past.wait(10) == 0.0, "nothing was measured yet"
+    past.backlog.observe(1.0, 500)
+    past.backlog.observe(9.0, 0)
+    assert past.wait(10) == pytest.approx(2.0), "1000 tokens; steps without prompts tell nothing of them"
+    past = Past(4)
+    old = [seq(number) for number in range(4)]
+    past.begin(*old)
+    past.now = 20.0
+    past.end(*old)
+    past.begin(*(seq(number) for number in range(4)))
+    past.now = 25.0
+    # The four end in 15 s, the next four 20 s later, and so on.
+    assert past.wait(3) == pytest.approx(15.0)
+    assert past.wait(4) == pytest.approx(35.0)
+    assert past.wait(10) == pytest.approx(55.0)
+    assert past.backlog.retry_after(asked()) == 55
+    past.backlog.stuck(2)
+    assert past.wait(10) > 100, "the pool has room for two only"
+    past.now = 90.0
+    assert past.wait(0) < 130, "who is over the time ends any moment, not long ago"
+    for number in range(500):
+        past.backlog.enter(seq(number))
+    assert past.backlog.retry_after(asked()) == MAX_RETRY_AFTER
+
+
+def test_long_answers_that_are_about_to_end_keep_nobody_waiting() -> None:
+    past = Past(64)
+    for _ in range(2):
+        together = [seq(number) for number in range(64)]
+        past.begin(*together)
+        past.now += 170
+        assert past.wait(63) == pytest.approx(10 if past.now > 180 else 0)
+        past.now += 10
+        past.end(*together)
+
+
+def test_what_was_measured_alone_tells_how_many_do_together() -> None:
+    past = Past(64)
+    for number in range(100):
+        past.begin(one := seq(number))
+        past.backlog.observe(0.02, 30)
+        past.now += 0.5
+        past.end(one)
+    assert past.wait(63) < 5, "64 slots are free: only their prompts are in the way"
+    assert past.wait(640) > 4.5, "ten rounds"
+
+
+def test_others_count_as_far_as_they_come_before() -> None:
+    backlog = Backlog("fair")
+    for number in range(100):
+        backlog.enter(seq(number, "many", tokens=50))
+    backlog.enter(seq(200, "few"))
+    assert (backlog.ahead(asked("many")).count, backlog.ahead(asked("many")).tokens) == (101, 5010)
+    assert (backlog.ahead(asked("few")).count, backlog.ahead(asked("few")).tokens) == (3, 70)
+    assert backlog.ahead(asked("new")).count == 2
+    urgent = Backlog("priority")
+    urgent.enter(Sequence(1, asked(priority=5), Mailbox(), 0))
+    assert (urgent.ahead(asked(priority=4)).count, urgent.ahead(asked(priority=5)).count) == (0, 1)
+    urgent.observe(5.0, 10)
+    assert urgent.wait(asked(priority=4)) == 0.0 < urgent.wait(asked(priority=5))
+
+
+def test_only_who_still_waits_expires_and_once() -> None:
+    backlog = Backlog()
+    begun, late, patient = seq(1, deadline=1.0), seq(2, deadline=1.0), seq(3, deadline=9.0)
+    for one in (begun, late, patient):
+        backlog.enter(one)
+    begun.status = SequenceStatus.RUNNING
+    backlog.begin(begun)
+    assert list(backlog.expired(0.9)) == []
+    assert list(backlog.expired(1.0)) == [late]
+    assert list(backlog.expired(5.0)) == []
+
+
+class Refusals(Observer):
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.outcomes: list[str] = []
+
+    def refused(self, code: str) -> None:
+        self.refusals.append(code)
+
+    def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+        self.outcomes.append(outcome)
+
+
+async def test_a_deadline_that_passes_in_the_queue_drops_the_request() -> None:
+    made, computed = fake(step_delay_ms=10, seqs=1), set()
+    decode = made.unified_decode
+
+    async def watched(batch: UnifiedBatch) -> UnifiedOutput:
+        computed.update(batch.seq_ids.tolist())
+        return await decode(batch)
+
+    made.unified_decode = watched  # type: ignore[method-assign]
+    heard = Refusals()
+    async with engine(made, heard, max_num_seqs=1) as core:
+        running = asyncio.create_task(run(core, request([1], 30)))
+        await asyncio.sleep(0.03)
+        mailbox = Mailbox()
+        seq_id = core.submit(replace(request([2], 5), deadline=core.clock() + 0.05), mailbox)
+        delta = await read(mailbox)
+        assert isinstance(delta.error, DeadlinePassed)
+        assert delta.error.status == 429 and delta.error.retry_after >= 1
+        assert not running.done()
+        assert (await running)[0] == expected_tokens([1], 30)
+        assert seq_id not in computed, "not a token was spent on it"
+        assert (heard.refusals, heard.outcomes) == (["deadline_exceeded"], ["abort", "length"])
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
+        await run(core, request([5], 5))
+        running = asyncio.create_task(run(core, request([1], 20)))
+        waiting = [asyncio.create_task(run(core, request([i], 20))) for i in range(5)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(DeadlinePassed) as refused:
+            core.submit(replace(request([2], 5), deadline=core.clock() + 0.02), Mailbox())
+        assert refused.value.code == "deadline_exceeded"
+        core.submit(replace(request([2], 1), deadline=core.clock() + 60), Mailbox())
+        await asyncio.gather(running, *waiting)
+
+
+async def test_a_deadline_passes_while_the_executor_is_away() -> None:
+    made = fake(seqs=2)
+    made.failures.append(Failure("die", token=9, times=1))
+    begin, away, back = made.begin_epoch, asyncio.Event(), asyncio.Event()
+
+    async def slow(epoch: int) -> None:
+        if epoch > 1:
+            away.set()
+            await back.wait()
+        await begin(epoch)
+
+    made.begin_epoch = slow  # type: ignore[method-assign]
+    async with engine(made, recovery_timeout=30) as core:
+        running = asyncio.create_task(run(core, request([9], 5)))
+        await away.wait()
+        mailbox = Mailbox()
+        core.submit(replace(request([2], 5), deadline=core.clock() + 0.05), mailbox)
+        assert isinstance((await read(mailbox)).error, DeadlinePassed)
+        back.set()
+        assert (await running)[0] == expected_tokens([9], 5)
+
+
+async def test_a_queue_of_so_many_seconds_is_full() -> None:
+    """By what was measured: a request of 20 tokens takes 0.2 s here."""
+    async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1, max_queue_wait=1.0) as core:
+        await run(core, request([5], 20))
+        first, count, refused = Mailbox(), 0, None
+        core.submit(request([0], 20), first)
+        while refused is None and count < 100:
+            try:
+                core.submit(request([count], 20), Mailbox())
+                count += 1
+            except Overloaded as error:
+                refused = error
+        assert refused is not None and refused.status == 429 and refused.retry_after in (2, 3)
+        assert 2 <= count <= 7
+        core.submit(request([77], 2), first, 1)  # a call that is in already is not refused half way
+        assert await core.drain(10)
+
+
+async def test_a_full_queue_is_not_full_for_who_has_little_in_it() -> None:
+    async with engine(
+        fake(step_delay_ms=10, seqs=1), max_num_seqs=1, max_queued_seqs=10, scheduling_policy="fair"
+    ) as core:
+        mailbox = Mailbox()
+        for number in range(10):
+            core.submit(replace(request([number], 5), tenant="many"), mailbox, number)
+        with pytest.raises(Overloaded):
+            core.submit(replace(request([1], 5), tenant="many"), Mailbox())
+        for number in range(5):
+            core.submit(replace(request([number], 5), tenant="few"), mailbox, 100 + number)
+        for tenant in ("many", "few"):
+            with pytest.raises(Overloaded):
+                core.submit(replace(request([1], 5), tenant=tenant), Mailbox())
+        core.submit(replace(request([1], 5), tenant="third"), mailbox, 200)
+        assert await core.drain(10)
+
+
+async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
+    async with engine(fake(step_delay_ms=5, seqs=1), max_num_seqs=1, max_queued_tokens=50) as core:
+        running = asyncio.create_task(run(core, request([1], 20)))
+        await asyncio.sleep(0.02)
+        core.submit(request([1] * 200, 1), Mailbox())  # nothing waits: it may come, however long it is
+        with pytest.raises(Overloaded) as refused:
+            core.submit(request([1], 1), Mailbox())
+        assert isinstance(refused.value.retry_after, int) and refused.value.retry_after >= 1
+        await running
+        await core.drain(5)

@@ -1,0 +1,144 @@
+"""What waits for a reader: in order, complete, in pieces, in little memory, and with an end."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.mailbox import Mailbox
+from engine.core.pending import PendingTokens, num_entries
+from engine.errors import ExecutorFailed, ReaderTooSlow
+from engine.request import FinishReason, TokenDelta
+from executors.contract import SampledToken
+
+LOGPROB = st.floats(allow_nan=False, max_value=0)
+IDS = st.integers(0, 2**31 - 1)
+TOKENS = st.builds(
+    SampledToken,
+    IDS,
+    st.none() | LOGPROB,
+    st.lists(st.tuples(IDS, LOGPROB), max_size=3).map(tuple),
+    st.none() | st.integers(1, 2**40),
+)
+
+
+def token(number: int, alternatives: int = 20) -> SampledToken:
+    top = tuple((1000 + number + i, -0.001 * (number + i)) for i in range(alternatives))
+    return SampledToken(number % 1000, -0.5 - number, top)
+
+
+@given(st.lists(st.lists(TOKENS, max_size=4), max_size=30), st.lists(st.integers(0, 6), min_size=1))
+def test_packed_tokens_come_out_as_they_went_in(parts: list[list[SampledToken]], sizes: list[int]) -> None:
+    packed, turn = PendingTokens(), 0
+    whole, taken = [one for part in parts for one in part], list[SampledToken]()
+    for number, part in enumerate(parts):
+        packed.append(part)
+        if number % 3 == 0:
+            taken += packed.take(sizes[number % len(sizes)])
+        assert packed.num_tokens == sum(map(len, parts[: number + 1])) - len(taken)
+    while packed.num_tokens:
+        piece, turn = packed.take(sizes[turn % len(sizes)]), turn + 1
+        assert piece
+        taken += piece
+    assert taken == whole
+    assert packed.num_bytes == 0 and packed.take(5) == []
+
+
+def test_a_piece_has_no_more_than_was_asked_for() -> None:
+    packed = PendingTokens()
+    packed.append(token(i) for i in range(700))
+    assert len(packed.take(210)) == 10
+    assert len(packed.take(20)) == 1, "one at least"
+    rest = packed.take(10**6)
+    assert rest == [token(i) for i in range(11, 700)]
+
+
+def test_a_token_with_20_alternatives_takes_less_than_300_bytes() -> None:
+    count = 20_000
+    packed = PendingTokens()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            packed.append([token(number)])
+        held = (tracemalloc.get_traced_memory()[0] - before) / count
+    finally:
+        tracemalloc.stop()
+    print(f"{held:.0f} bytes a token")
+    assert held < 300
+    assert packed.num_bytes == count * 252
+
+
+async def test_deltas_are_merged_taken_in_pieces_and_end_last() -> None:
+    mailbox = Mailbox()
+    count = 3000
+    for number in range(count):
+        for key in range(3):
+            mailbox.put(key, TokenDelta([token(number, 4)], num_cached_tokens=7))
+    end = TokenDelta([token(count, 4)], FinishReason.STOP, stop_token_id=count % 1000, num_cached_tokens=7)
+    for key in range(3):
+        mailbox.put(key, end)
+    taken: dict[int, list[SampledToken]] = {0: [], 1: [], 2: []}
+    ended: list[int] = []
+    turns: list[list[int]] = []
+    while len(ended) < 3:
+        deltas = await mailbox.take()
+        assert sum(sum(map(num_entries, delta.tokens)) for delta in deltas.values()) <= 1024 + 5
+        turns.append(list(deltas))
+        for key, delta in deltas.items():
+            assert key not in ended and delta.tokens and delta.num_cached_tokens == 7
+            taken[key] += delta.tokens
+            assert (delta.finish_reason is None) == (delta.stop_token_id is None)
+            if delta.finish_reason is not None:
+                ended.append(key)
+    assert all(tokens == [token(number, 4) for number in range(count + 1)] for tokens in taken.values())
+    assert {key for turn in turns[:3] for key in turn} == {0, 1, 2}, "each in its turn"
+    assert mailbox.num_bytes == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(mailbox.take(), 0.01)
+
+
+async def test_what_comes_once_comes_with_the_first_piece_and_an_error_with_the_last() -> None:
+    mailbox, prompt = Mailbox(), (token(1),)
+    mailbox.put(0, TokenDelta([token(0)], prompt_logprobs=prompt))
+    for number in range(1, 200):
+        mailbox.put(0, TokenDelta([token(number)]))
+    mailbox.put(0, TokenDelta(finish_reason=FinishReason.ERROR, error=ExecutorFailed("gone")))
+    pieces = [(await mailbox.take())[0]]
+    while pieces[-1].finish_reason is None:
+        pieces.append((await mailbox.take())[0])
+    assert len(pieces) > 3
+    assert [piece.prompt_logprobs for piece in pieces] == [prompt] + [None] * (len(pieces) - 1)
+    assert [piece.error is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [one for piece in pieces for one in piece.tokens] == [token(number) for number in range(200)]
+
+
+async def test_a_reader_too_far_behind_gets_what_is_held_and_then_an_error() -> None:
+    gaps = []
+    mailbox = Mailbox(max_bytes=252 * 1000, on_full=lambda: gaps.append(mailbox.num_bytes))
+    for number in range(5000):
+        mailbox.put(number % 2, TokenDelta([token(number // 2)]))
+    assert len(gaps) == 1, "told once"
+    assert 252 * 1000 < mailbox.num_bytes == gaps[0] < 252 * 1010
+    taken: dict[int, list[SampledToken]] = {0: [], 1: []}
+    with pytest.raises(ReaderTooSlow) as told:
+        while True:
+            for key, delta in (await mailbox.take()).items():
+                taken[key] += delta.tokens
+                assert delta.finish_reason is None
+    assert told.value.code == "reader_too_slow"
+    for tokens in taken.values():
+        assert tokens == [token(number) for number in range(len(tokens))], "without a gap"
+    assert 1000 <= sum(map(len, taken.values())) < 1010
+
+
+async def test_a_reader_that_keeps_up_is_handed_the_deltas_themselves() -> None:
+    mailbox = Mailbox()
+    for number in range(3):
+        delta = TokenDelta([token(number)])
+        mailbox.put(5, delta)
+        assert (await mailbox.take())[5] is delta

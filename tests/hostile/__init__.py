@@ -1,0 +1,1 @@
+"""Inputs that must be refused, beside a victim that must not notice."""

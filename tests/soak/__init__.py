@@ -1,0 +1,1 @@
+"""A server under everything at once for a long time: nothing may grow."""

@@ -152,5 +152,8 @@ class Observer:
     def refused(self, code: str) -> None:
         """A call was told to come back later; `code` is the error's: overloaded or deadline_exceeded."""
 
+    def failed(self, code: str) -> None:
+        """A sequence ended in an error that is not its client's; `code` is the error's: sequence_failed for NaN logits, say."""
+
     def restarted(self, cause: str) -> None:
         """The executor was started anew."""

@@ -80,6 +80,12 @@ class Metrics(Observer):
             ["code"],
             registry=self.registry,
         )
+        self._failed = Counter(
+            "cohort_requests_failed",
+            "Sequences that ended in an error that is not their client's, by the error's code.",
+            ["code"],
+            registry=self.registry,
+        )
         self._restarts = Counter(
             "cohort_executor_restarts", "Restarts of the executor.", ["cause"], registry=self.registry
         )
@@ -90,6 +96,8 @@ class Metrics(Observer):
             self._requests.labels(outcome)
         for code in ("overloaded", "deadline_exceeded"):
             self._refused.labels(code)
+        for code in ("sequence_failed", "executor_died"):
+            self._failed.labels(code)
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
         ProcessCollector(registry=self.registry)
@@ -126,6 +134,10 @@ class Metrics(Observer):
     def refused(self, code: str) -> None:
         """See Observer."""
         self._refused.labels(code).inc()
+
+    def failed(self, code: str) -> None:
+        """See Observer."""
+        self._failed.labels(code).inc()
 
     def restarted(self, cause: str) -> None:
         """See Observer."""

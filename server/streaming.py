@@ -88,8 +88,7 @@ class EventStream(Response):
                 if sending.gone:
                     raise ClientDisconnected
                 await self._send(send, chunk)
-                sending.busy = False
-                sending.count += 1
+                sending.busy, sending.at = False, now
         except Exception as error:
             if not self._started or isinstance(error, ClientDisconnected):
                 raise
@@ -102,34 +101,35 @@ class EventStream(Response):
 
 
 class _Sending:
-    """How the stream fares. A timer for each chunk would cost more than the chunk; this is looked at every few seconds."""
+    """How the stream fares. A timer for each chunk would cost more than the chunk; this is looked at now and then."""
 
     def __init__(self) -> None:
         self.busy = False
         """A chunk is on its way, and may wait for its reader. One writer: the streaming task."""
-        self.count = 0
-        """Chunks sent. The same writer."""
+        self.at = time.monotonic()
+        """When the last chunk was sent. The same writer."""
         self.gone = False
         """The client has closed its connection. One writer: the watcher."""
 
 
 class _Alive:
-    """Tells a silent stream's client that it is alive."""
+    """Tells a silent stream's client that it is alive, `interval` seconds after it heard of it last."""
 
     def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.interval = interval
+        self._interval = interval
         self._tell = tell
-        self._count = 0
-        self._since = time.monotonic()
+        self._told = 0.0
+
+    def rest(self, sending: _Sending) -> float:
+        """Seconds until there may be something to tell."""
+        return max(0.0, max(sending.at, self._told) + self._interval - time.monotonic())
 
     async def look(self, sending: _Sending) -> None:
-        """Called every so often; nothing is sent beside a send that waits for its reader."""
-        now = time.monotonic()
-        if sending.count != self._count or sending.busy:
-            self._count, self._since = sending.count, now
-        elif now - self._since >= self.interval:
-            self._since = now
-            await self._tell()
+        """Called when that time may be over; nothing is sent beside a send that waits for its reader."""
+        if self.rest(sending) == 0.0:
+            self._told = time.monotonic()
+            if not sending.busy:
+                await self._tell()
 
 
 async def _race(
@@ -137,10 +137,10 @@ async def _race(
 ) -> Result:
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive, sending))
-    interval = None if alive is None else alive.interval / 2
     try:
         while not task.done():
-            await asyncio.wait((task, watcher), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            rest = None if alive is None else alive.rest(sending)
+            await asyncio.wait((task, watcher), timeout=rest, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and watcher.done():
                 raise ClientDisconnected
             if not task.done() and alive is not None:

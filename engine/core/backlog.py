@@ -164,5 +164,6 @@ class Backlog:
         return rounds * each + left
 
     def retry_after(self, request: Request) -> int:
-        """Whole seconds after which what is before this request now will have been begun, at least 1."""
-        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait(request))))
+        """Whole seconds, at least 1, after which half of what is before this request now will have been begun: there is room
+        then, and nobody has waited in vain for more of it."""
+        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait(request) / 2)))

@@ -40,13 +40,20 @@ class Delivery:
                 self._observe_tokens(seq, len(delta.tokens), now)
             if delta.finish_reason is not None:
                 self.gone(seq)
+            if delta.error is not None:
+                self._count_error(delta.error)
             seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:
         """A typed error is the answer."""
         self.gone(seq)
+        self._count_error(error)
         logger.warning("request %s failed: %s", seq.request.request_id, error.message)
         seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
+
+    def _count_error(self, error: EngineError) -> None:
+        if error.status >= 500:
+            self._observer.failed(str(error.code))
 
     def gone(self, seq: Sequence) -> None:
         """Forget a finished sequence, once."""

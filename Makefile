@@ -11,6 +11,9 @@ TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)
+# Interprets the GPU kernels in tests. CUDA builds of torch bring it along, CPU builds have no use for it otherwise.
+TRITON_VERSION ?= 3.6.0
+TRITON := $(VENV)/.triton-$(TRITON_VERSION)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 # Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
@@ -32,7 +35,7 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answer
 	@exec $(BIN)/cohort demo $(ARGS)
 
-test: $(STAMP)  ## unit, simulation and end-to-end tests
+test: $(STAMP) $(TRITON)  ## unit, simulation and end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
 
 sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
@@ -98,7 +101,7 @@ promises: $(STAMP)  ## rewrite README's feature table from docs/promises.yaml
 	$(BIN)/python -m tools.promises readme
 
 lock: $(STAMP)  ## write the versions installed now to constraints.txt
-	$(PIP) freeze --exclude-editable | sed -E '/^-e |@/d; s/\+[a-z0-9.]+$$//' > constraints.txt
+	$(PIP) freeze --exclude-editable | sed -E '/^-e |@|^triton==/d; s/\+[a-z0-9.]+$$//' > constraints.txt
 
 tiny-train: $(STAMP)  ## train cohort-tiny from scratch (at most an hour)
 	$(BIN)/python -m executors.tiny.train --out .reports/tiny-train $(ARGS)
@@ -124,6 +127,10 @@ $(BIN)/python:
 $(SCHEMA_TOOL):
 	$(PYTHON) -m venv --clear $(@D:/bin=)
 	$(@D)/python -m pip --disable-pip-version-check install --quiet check-jsonschema==$(SCHEMA_VERSION)
+
+$(TRITON): $(STAMP)
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==$(TRITON_VERSION)
+	@touch $@
 
 # Torch first, alone and pinned: no later package finds a reason to fetch another build.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python

@@ -24,13 +24,14 @@ import torch.nn.functional as F
 from executors.errors import ConfigError
 from executors.kernels import cpu_attention
 from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import Attend, KvSpec
+from executors.llm.models.decoder import Attend, Decoder, KvSpec
 from executors.llm.step import StepArrays
 
 _log = logging.getLogger(__name__)
 
 SHORT_QUERY = 8
 QUERY_TILE = 128
+TRITON = "cohort-triton"
 _MERGE_SLACK = 4
 """Blocks of padding that are cheaper than one more call."""
 
@@ -278,7 +279,8 @@ class TorchAttention:
 def choose_attention(
     spec: KvSpec, backend: str = "auto", deterministic: bool = False, isa: str | None = None
 ) -> AttentionBackend:
-    """What this model gets here; `backend` "torch" asks for torch's.
+    """What this model gets here; `backend` "torch" asks for torch's, "triton" for Cohort's Triton kernels (which GPUs get anyway;
+    on a CPU they have to be interpreted, TRITON_INTERPRET=1).
 
     May compile for a second or two. Without a compiler, or where the kernel does not fit, it is torch's, whose note says why.
     Only the kernel is `deterministic`: raises ConfigError where that is asked for and cannot be had.
@@ -290,6 +292,8 @@ def choose_attention(
 
 
 def _choose(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
+    if backend == "triton" or (backend == "auto" and spec.device.type == "cuda"):
+        return _triton(spec, backend)
     if backend == "torch" or not cpu_attention.supports(spec):
         return TorchAttention()
     try:
@@ -297,6 +301,30 @@ def _choose(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
     except cpu_attention.KernelUnavailable as error:
         _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
         return TorchAttention(str(error))
+
+
+def _triton(spec: KvSpec, backend: str) -> AttentionBackend:
+    try:
+        from executors.kernels import triton_attention
+    except ImportError:
+        why = "triton is not installed"
+    else:
+        if triton_attention.supports(spec):
+            return triton_attention.TritonAttention(spec)
+        why = f"Triton kernels have no code for {spec.dtype} and heads of {spec.head_dim}"
+    if backend == "triton":
+        raise ConfigError(f"attention backend triton: {why}")
+    _log.warning("attention: torch, which is slower than Cohort's Triton kernels: %s", why)
+    return TorchAttention(why)
+
+
+def fuse(backend: AttentionBackend, model: object) -> None:
+    """Give a model the forward that goes with this attention, where there is one."""
+    if backend.name == TRITON and isinstance(model, Decoder):
+        from executors.kernels import triton_forward
+
+        if triton_forward.why_not(model) is None:
+            model.fuse(triton_forward.TritonForward(model))
 
 
 def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:

@@ -52,7 +52,7 @@ from executors.contract import (
     Unsupported,
 )
 from executors.llm import sizing
-from executors.llm.attention import AttentionBackend, choose_attention
+from executors.llm.attention import AttentionBackend, choose_attention, fuse
 from executors.llm.direct import DirectRunner
 from executors.llm.faults import step_fault
 from executors.llm.grammar import GrammarCompiler
@@ -169,7 +169,9 @@ class LlmExecutor(BatchModelExecutor):
 
     def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> ModelRunner:
         """What computes the forwards."""
-        return ModelRunner(model, self._attention(cache), cache)
+        attention = self._attention(cache)
+        fuse(attention, model)
+        return ModelRunner(model, attention, cache)
 
     def _build(self, source: LoadedModel) -> Loaded:
         self._check(source)

@@ -63,9 +63,9 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(f"dtype {config.dtype!r} is not supported; supported: auto, {', '.join(DTYPES)}")
     if config.device.split(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {config.device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
-    if config.attention.backend not in ("auto", "torch"):
+    if config.attention.backend not in ("auto", "torch", "triton"):
         raise ConfigError(
-            f"attention backend {config.attention.backend!r} is not supported; supported: auto, torch"
+            f"attention backend {config.attention.backend!r} is not supported; supported: auto, torch, triton"
         )
     if config.optimization.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(

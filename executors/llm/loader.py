@@ -90,8 +90,8 @@ def choose_kernels(
     isa, missing = config.optimization.cpu_isa, ""
     if device.type != "cpu":
         missing = f"they are for CPUs, this model is on {device}"
-    elif config.attention.backend == "torch":
-        missing = "the attention backend torch was asked for"
+    elif config.attention.backend != "auto":
+        missing = f"the attention backend {config.attention.backend} was asked for"
     elif not kernels_support(dtype):
         missing = f"there are none for {DTYPE_NAMES[dtype]}"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from executors.contract import ConfigError, ExecutorStatus
+from executors.llm.attention import fuse
 from executors.llm.executor import LlmExecutor
 from executors.llm.kv_cache import KvCache
 from executors.llm.loader import LoadedModel
@@ -40,4 +41,6 @@ class Qwen3ModelExecutor(LlmExecutor):
             )
 
     def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> Qwen3Runner:
-        return Qwen3Runner(model, self._attention(cache), cache)
+        attention = self._attention(cache)
+        fuse(attention, model)
+        return Qwen3Runner(model, attention, cache)

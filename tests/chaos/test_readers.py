@@ -85,6 +85,7 @@ async def test_ten_dead_readers(tmp_path: Path) -> None:
         with DeadReaders(server, dead(1, 400)):  # code and tables that are made once
             await running(server, CHOICES)
             await running(server, 0)
+        warm = given_up(server)  # that one's answer may have ended before it was given up
         before, tokens = resident_mib(server.pid), server.metric('cohort_tokens_total{kind="output"}')
         forget_peak(server.pid)
         with DeadReaders(server, dead(count, 1800)):
@@ -98,7 +99,7 @@ async def test_ten_dead_readers(tmp_path: Path) -> None:
             f"{grown:.2f} MiB a reader, {tokens:.0f} tokens each; given up {time.monotonic() - began:.1f} s later"
         )
         assert beside == expected
-        assert given_up(server) == count + 1
+        assert given_up(server) == warm + count
         assert server.metric("cohort_kv_cache_usage_ratio") == 0
         assert server.metric('cohort_requests_total{outcome="abort"}') >= count * CHOICES
         assert grown < 1.5

@@ -246,6 +246,10 @@ class Decoder:
             if cpu_forward.why_not(self) is None:
                 self._fused = cpu_forward.CpuForward(self._kernels, self)
 
+    def fuse(self, forward: FusedForward) -> None:
+        """Let this compute the layers wherever it can work with the attention."""
+        self._fused = forward
+
     @property
     def kv_spec(self) -> KvSpec:
         """What the model's attention needs."""

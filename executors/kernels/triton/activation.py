@@ -1,0 +1,42 @@
+"""act(gate) * up of a merged projection, in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
+"""By the names that config.json uses."""
+
+
+@triton.jit
+def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):
+    """TILE elements of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = columns < INNER
+    gate = tl.load(x + row * 2 * INNER + columns, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * INNER + INNER + columns, mask=there, other=0.0).to(tl.float32)
+    if KIND == 0:
+        act = gate / (1.0 + tl.exp(-gate))
+    elif KIND == 1:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        act = 0.5 * gate * (2.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0))
+    elif KIND == 2:
+        act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        act = tl.maximum(gate, 0.0)
+    tl.store(out + row * INNER + columns, (act * up).to(out.dtype.element_ty), mask=there)
+
+
+def gated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """`x` [T, 2 * inner], gate and up side by side, contiguous -> act(gate) * up [T, inner]. `activation`: one of `KINDS`."""
+    inner = x.shape[1] // 2
+    out = torch.empty(len(x), inner, dtype=x.dtype, device=x.device)
+    if len(x):
+        tile = min(1024, triton.next_power_of_2(inner))
+        _gated_kernel[(len(x), triton.cdiv(inner, tile))](
+            x, out, INNER=inner, TILE=tile, KIND=KINDS[activation], num_warps=4
+        )
+    return out

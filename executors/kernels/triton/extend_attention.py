@@ -1,0 +1,114 @@
+"""Causal attention of prompt chunks over paged KV, the chunk's own keys included: they are written before.
+
+FlashAttention-2 (Dao, 2023) with keys found through block tables. A program takes a tile of queries of one key head; the
+query heads that share it lie in the tile side by side, so that a key is read once for all of them. A decode step is a chunk
+of one token: mixed batches run in one call, at the price of tiles that are nearly empty.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _extend_kernel(
+    q, keys, values, out, tiles, q_starts, q_lens, pos_offsets, tables, table_stride, scale, softcap, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; those that are left over idle."""
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    item = tl.load(tiles + 2 * tile)
+    begin = tl.load(tiles + 2 * tile + 1)
+    q_start = tl.load(q_starts + item).to(tl.int64)
+    q_len = tl.load(q_lens + item)
+    offset = tl.load(pos_offsets + item)
+
+    QUERIES: tl.constexpr = ROWS // GROUP
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_PAD)
+    query = begin + rows // GROUP
+    real = (query < q_len) & (rows < QUERIES * GROUP)
+    row_at = ((q_start + query) * KV_HEADS + head) * GROUP + rows % GROUP
+    at = row_at[:, None] * DIM + dims[None, :]
+    block = tl.load(q + at, mask=real[:, None] & (dims[None, :] < DIM), other=0.0)
+
+    last = offset + tl.minimum(begin + QUERIES, q_len)
+    first = tl.maximum(offset + begin + 1 - window, 0) // TILE * TILE if WINDOW else 0
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    found = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    for start in range(first, last, TILE):
+        place = start + tl.arange(0, TILE)
+        there = place < last
+        page = tl.load(tables + item.to(tl.int64) * table_stride + place // PAGE, mask=there, other=0)
+        cell = ((page.to(tl.int64) * KV_HEADS + head) * PAGE + place % PAGE) * DIM
+        key = tl.load(
+            keys + cell[None, :] + dims[:, None], mask=there[None, :] & (dims[:, None] < DIM), other=0.0
+        )
+        scores = tl.dot(block, key, input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
+        own = offset + query
+        seen = there[None, :] & (place[None, :] <= own[:, None])
+        if WINDOW:
+            seen &= place[None, :] > own[:, None] - window
+        scores = tl.where(seen, scores, float("-inf"))
+        peak = tl.maximum(best, tl.max(scores, 1))
+        # With a window a row may not have met a key yet: minus infinity less itself is no number.
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        shares = tl.exp(scores - base[:, None])
+        keep = tl.exp(best - base)
+        value = tl.load(
+            values + cell[:, None] + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
+        )
+        found = found * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+        total = total * keep + tl.sum(shares, 1)
+        best = peak
+    found = found / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
+
+
+def rows_per_tile(group: int, head_dim: int) -> int:
+    """Rows of a tile, a power of two: a query takes `group` of them, one per head."""
+    return max(64 if head_dim > 128 else 128, triton.next_power_of_2(group))
+
+
+def query_tiles(q_lens: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
+    """int32 [tiles, 2]: (item, its first query) of every tile of `queries` queries of the given items, longest items first.
+
+    Tiles of one item come in order: those that have most keys to read last. The device runs them as they come.
+    """
+    counts = -(-q_lens[items] // queries)
+    order = np.argsort(-counts, kind="stable")
+    counts, items = counts[order], items[order]
+    begins = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack((np.repeat(items, counts), begins * queries), 1).astype(np.int32)
+
+
+def extend_attention(
+    q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, q_starts: torch.Tensor,
+    q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
+    window: int | None = None, softcap: float | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Write to `out` [T, heads, head_dim] the attention of the queries in `tiles`: `query_tiles` of rows_per_tile // group.
+
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous. int32 per item: `q_starts`
+    its first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages].
+    """
+    _, heads, dim = q.shape
+    _, _, kv_heads, page, _ = kv.shape
+    group, pad = heads // kv_heads, triton.next_power_of_2(dim)
+    rows = rows_per_tile(group, dim)
+    _extend_kernel[(len(tiles), kv_heads)](
+        q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0), scale, softcap or 1.0,
+        window or 0,
+        KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
+        TILE=32 if pad > 128 or q.dtype == torch.float32 else 64, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        num_warps=8 if rows >= 128 else 4, num_stages=2,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,53 @@
+"""RMS norm (Zhang and Sennrich, 2019), with the residual added on the way: one pass over memory in place of three."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, residual, weight, out, eps,
+    SIZE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, PLUS_ONE: tl.constexpr, WIDE_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """One row. With ADD `residual` becomes x + residual, rounded, and that is what is normed."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, PAD)
+    there = columns < SIZE
+    at = row * SIZE + columns
+    values = tl.load(x + at, mask=there, other=0.0)
+    if ADD:
+        values = (values.to(tl.float32) + tl.load(residual + at, mask=there, other=0.0).to(tl.float32)).to(
+            residual.dtype.element_ty
+        )
+        tl.store(residual + at, values, mask=there)
+    wide = values.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    factor = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        factor += 1.0
+    normed = wide * scale
+    if not WIDE_WEIGHT:  # as transformers: rounded before the weight
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + at, (normed * factor).to(out.dtype.element_ty), mask=there)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None, plus_one: bool = False
+) -> torch.Tensor:  # fmt: skip
+    """Norm of the rows of `x` [T, size], contiguous, by `weight` [size]; the sums are fp32.
+
+    With `residual` [T, size] the norm of x + residual, which `residual` holds afterwards. `plus_one`: the factor is
+    1 + weight, applied before rounding, as Gemma has it.
+    """
+    rows, size = x.shape
+    out = torch.empty_like(x)
+    if rows:
+        pad = triton.next_power_of_2(size)
+        _rms_norm_kernel[(rows,)](
+            x, residual, weight, out, eps, SIZE=size, PAD=pad, ADD=residual is not None, PLUS_ONE=plus_one,
+            WIDE_WEIGHT=plus_one, num_warps=max(1, min(8, pad // 512)),
+        )  # fmt: skip
+    return out

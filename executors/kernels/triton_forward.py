@@ -1,0 +1,90 @@
+"""`TritonForward`: a decoder's layers as few, fat kernels: five of our own and four products each.
+
+residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
+residual += attention's output, norm     | gate and up | act(gate) * up | down
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.kernels.triton.activation import KINDS, gated
+from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.kernels.triton_attention import TritonAttend
+
+if TYPE_CHECKING:
+    from executors.llm.models.decoder import Attend, Decoder, ForwardInput, Layer
+    from executors.llm.models.modules import Norm
+
+
+def why_not(decoder: Decoder) -> str | None:
+    """Why torch computes a decoder around the attention kernels, None if `TritonForward` computes it."""
+    config = decoder.config
+    family = config.family
+    reasons = {
+        "LayerNorm": family.norm == "layer",
+        "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
+        "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
+        f"the activation {config.activation}": config.activation not in KINDS,
+        "a norm over all query heads": family.qk_norm == "full",
+        "learned positions": decoder.position_embed is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class TritonForward:
+    """A `FusedForward` of a decoder that `why_not` has nothing against."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._plus_one = decoder.config.family.norm == "rms1"
+
+    def takes(self, attend: Attend) -> bool:
+        """Whether it can work with this attention: its own."""
+        return isinstance(attend, TritonAttend)
+
+    def __call__(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm."""
+        decoder, attend = self._decoder, inputs.attend
+        assert isinstance(attend, TritonAttend)
+        residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
+        if decoder.embed_scale != 1.0:
+            residual *= decoder.embed_scale
+        x: torch.Tensor | None = None
+        for index, layer in enumerate(decoder.layers):
+            assert layer.attn_norm is not None and layer.mlp_norm is not None
+            normed = self._norm(layer.attn_norm, x, residual)
+            x = self._attention(index, layer, normed, inputs.positions, attend)
+            if layer.attn_post_norm is not None:
+                x = self._norm(layer.attn_post_norm, None, x)
+            x = self._mlp(layer, self._norm(layer.mlp_norm, x, residual))
+            if layer.mlp_post_norm is not None:
+                x = self._norm(layer.mlp_post_norm, None, x)
+        return self._norm(decoder.final_norm, x, residual)
+
+    def _norm(self, norm: Norm, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of `residual`, to which `x` is added before; modifies it then."""
+        if x is None:
+            return rms_norm(residual, norm.weight, norm.eps, plus_one=self._plus_one)
+        return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
+
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: TritonAttend
+    ) -> torch.Tensor:
+        config, rope = self._decoder.config, layer.config.rope
+        q = rotate_and_store(
+            layer.qkv(x), attend.cache.layers[index], attend.meta.cells, config.num_heads,
+            positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.qk_norm,
+            eps=config.norm_eps, plus_one=self._plus_one,
+        )  # fmt: skip
+        return layer.o(attend.attend(index, q).view(len(q), -1))
+
+    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        mlp = layer.mlp
+        if layer.config.sparse:
+            return mlp(x)
+        gate_up, down = mlp.linears
+        return down(gated(gate_up(x), self._decoder.config.activation))

@@ -1,0 +1,197 @@
+"""Both attention kernels against plain float64 softmax, over random pages, mixed batches, windows and head sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
+from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+"""Without a GPU no bf16: the interpreter's products of bf16 operands are wrong."""
+
+
+class Batch:
+    """Sequences over shuffled pages. The cache is NaN wherever no key of theirs lies: nothing else may be read."""
+
+    def __init__(
+        self, q_lens: list[int], past: list[int], heads: tuple[int, int], dim: int, page: int, dtype: torch.dtype, seed: int
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        self.q_lens, self.past = np.array(q_lens), np.array(past)
+        self.heads, self.kv_heads, self.dim, self.dtype = heads[0], heads[1], dim, dtype
+        self.lengths = self.q_lens + self.past
+        pages = -(-self.lengths // page)
+        order = rng.permutation(int(pages.sum()) + 2)
+        self.tables = np.full((len(q_lens), int(pages.max(initial=1))), 10**6, np.int32)
+        self.kv = torch.full((2, len(order), self.kv_heads, page, dim), float("nan"), dtype=dtype)
+        self.keys, self.values, used = [], [], 0
+        for i, (length, count) in enumerate(zip(self.lengths, pages, strict=True)):
+            self.tables[i, :count] = order[used : used + count]
+            used += count
+            both = torch.randn(2, length, self.kv_heads, dim, dtype=torch.float64).to(dtype)
+            for place in range(length):
+                self.kv[:, self.tables[i, place // page], :, place % page] = both[:, place]
+            self.keys.append(both[0].double())
+            self.values.append(both[1].double())
+        self.q = torch.randn(int(self.q_lens.sum()), self.heads, dim, dtype=torch.float64).to(dtype)
+        self.starts = np.cumsum(self.q_lens) - self.q_lens
+
+    def expected(self, window: int | None, softcap: float | None) -> torch.Tensor:
+        """float64 [T, heads, dim]."""
+        parts = []
+        for i, (q_len, past) in enumerate(zip(self.q_lens, self.past, strict=True)):
+            q = self.q[self.starts[i] : self.starts[i] + q_len].double()
+            group = self.heads // self.kv_heads
+            keys = self.keys[i].repeat_interleave(group, 1)
+            values = self.values[i].repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", q, keys) * self.dim**-0.5
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            own = torch.arange(past, past + q_len)[:, None]
+            place = torch.arange(past + q_len)[None]
+            hidden = place > own
+            if window is not None:
+                hidden |= place <= own - window
+            shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            parts.append(torch.einsum("hqk,khd->qhd", shares, values))
+        return torch.cat(parts)
+
+    def on_device(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int32)).to(DEVICE)
+
+    def extend(self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor) -> None:
+        rows = rows_per_tile(self.heads // self.kv_heads, self.dim)
+        tiles = query_tiles(self.q_lens, items, rows // (self.heads // self.kv_heads))
+        extend_attention(
+            self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(tiles), self.on_device(self.starts),
+            self.on_device(self.q_lens), self.on_device(self.past), self.on_device(self.tables), self.dim**-0.5,
+            window=window, softcap=softcap,
+        )  # fmt: skip
+
+    def decode(
+        self, items: np.ndarray, splits: int, window: int | None, softcap: float | None, out: torch.Tensor,
+        split_tokens: int = 0,
+    ) -> None:  # fmt: skip
+        named = np.stack((items, self.starts[items]), 1)
+        plain = len(items) == len(self.q_lens)
+        decode_attention(
+            self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(self.tables), self.on_device(self.lengths),
+            self.dim**-0.5, splits, DecodeWorkspace(len(items), self.heads, splits, self.dim, DEVICE),
+            window=window, softcap=softcap, items=None if plain else self.on_device(named), rows=len(items),
+            split_tokens=split_tokens,
+        )  # fmt: skip
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    found = found.cpu().double()
+    assert torch.isfinite(found).all()
+    error = (found - expected).norm() / expected.norm()
+    assert error < TOLERANCE[dtype], float(error)
+
+
+def fresh(batch: Batch) -> torch.Tensor:
+    """NaN until it is written."""
+    return torch.full(batch.q.shape, float("nan"), dtype=batch.dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "page", "window", "softcap"),
+    [
+        ((4, 2), 64, 16, None, None),
+        ((7, 1), 64, 16, None, None),
+        ((2, 2), 128, 32, None, None),
+        ((4, 1), 80, 16, None, 30.0),
+        ((2, 1), 96, 64, 20, None),
+        ((4, 4), 32, 16, 5, None),
+        ((4, 2), 256, 16, 70, 50.0),
+        ((16, 1), 128, 16, None, None),
+    ],
+)
+def test_decode(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, page: int, window: int | None, softcap: float | None
+) -> None:
+    lengths = [1, 2, 64, 65, 200]
+    batch = Batch([1] * len(lengths), [n - 1 for n in lengths], heads, dim, page, dtype, dim + page)
+    expected = batch.expected(window, softcap)
+    for splits in (1, 5):
+        out = fresh(batch)
+        batch.decode(np.arange(len(lengths)), splits, window, softcap, out)
+        check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "page", "window", "softcap"),
+    [
+        ((4, 2), 64, 16, None, None),
+        ((7, 1), 64, 16, None, None),
+        ((2, 2), 128, 32, None, 20.0),
+        ((2, 1), 80, 16, 9, None),
+        ((2, 1), 256, 16, 40, None),
+    ],
+)
+def test_extend(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, page: int, window: int | None, softcap: float | None
+) -> None:
+    """Whole prompts, later chunks and decode steps in one call."""
+    batch = Batch([5, 1, 70, 33, 1, 129], [0, 40, 0, 50, 130, 3], heads, dim, page, dtype, dim + page)
+    out = fresh(batch)
+    batch.extend(np.arange(6), window, softcap, out)
+    check(out, batch.expected(window, softcap), dtype)
+
+
+def test_mixed_steps_take_both_kernels() -> None:
+    """Each writes its own rows and no other."""
+    batch = Batch([1, 20, 1, 3, 1], [64, 10, 0, 100, 33], (4, 2), 64, 16, torch.float32, 1)
+    out, expected = fresh(batch), batch.expected(None, None)
+    batch.decode(np.array([0, 2, 4]), 3, None, None, out)
+    written = torch.isfinite(out).all(-1).all(-1).cpu()
+    assert written.tolist() == (batch.q_lens == 1).repeat(batch.q_lens).tolist()
+    batch.extend(np.array([1, 3]), None, None, out)
+    check(out, expected, torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, 48])
+def test_splits_of_fixed_size_make_a_row_independent_of_its_batch(window: int | None) -> None:
+    """Bit for bit, whatever is longer beside it and however many splits that takes."""
+    past, dtype = [300, 5, 1023, 128], torch.float32
+    batch = Batch([1] * 4, past, (4, 2), 64, 16, dtype, 3)
+    out = fresh(batch)
+    batch.decode(np.arange(4), 8, window, None, out, split_tokens=128)
+    check(out, batch.expected(window, None), dtype)
+    for i in (0, 1, 3):
+        alone = fresh(batch)
+        batch.decode(np.array([i]), -(-(past[i] + 1) // 128), window, None, alone, split_tokens=128)
+        assert torch.equal(alone[i], out[i])
+
+
+def test_a_row_without_keys_is_zero() -> None:
+    """Padding of a captured graph: length 0."""
+    batch = Batch([1, 1], [9, 3], (4, 2), 64, 16, torch.float32, 5)
+    batch.lengths = np.array([10, 0])
+    for splits in (1, 2):
+        out = fresh(batch)
+        batch.decode(np.arange(2), splits, None, None, out)
+        assert torch.isfinite(out[0]).all()
+        assert (out[1] == 0).all()
+
+
+def test_tiles_cover_every_query_once() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        q_lens = rng.integers(1, 300, 9)
+        items = np.sort(rng.permutation(9)[:5])
+        queries = int(rng.integers(1, 130))
+        seen = [
+            (item, row)
+            for item, begin in query_tiles(q_lens, items, queries).tolist()
+            for row in range(begin, min(begin + queries, q_lens[item]))
+        ]
+        assert sorted(seen) == [(i, row) for i in items for row in range(q_lens[i])]

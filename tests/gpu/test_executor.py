@@ -1,0 +1,82 @@
+"""`LlmExecutor` over the Triton kernels gives what it gives over torch: families, chunks, mixed batches, decode steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executors.batch import SamplingParams
+from executors.facts import ExecutorAttentionConfig
+from executors.kernels.triton_forward import TritonForward
+from executors.llm.executor import LlmExecutor
+from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.llm.driver import Driver, config
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL: dict[str, Any] = {
+    **QWEN3,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": SMALL,
+    "qwen3, window": {**SMALL, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "llama, untied": {
+        **LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": False, "num_attention_heads": 3, "num_key_value_heads": 1,
+    },
+    "gemma2": {
+        **SMALL, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 6,
+        "query_pre_attn_scalar": 20, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "moe": {
+        **SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}  # fmt: skip
+PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 40))]
+ASKED = SamplingParams(temperature=0.0, logprobs=3)
+
+
+async def heard(path: Path, backend: str, device: str) -> tuple[list[tuple[int, float]], LlmExecutor]:
+    """(token, logprob) of everything sampled: a prompt at once, another beside it in chunks, decode steps of all."""
+    settings = config(path, block_size=16, device=device)
+    executor = LlmExecutor.from_config(
+        replace(settings, attention=ExecutorAttentionConfig(block_size=16, backend=backend))
+    )
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    driver, found = Driver(executor), []
+    first, second, third = (driver.add(prompt, ASKED) for prompt in PROMPTS)
+    for items in (
+        [(first, first.tokens, True, 0)],
+        [(first, None, True, 0), (third, third.tokens[:9], False, 0), (second, second.tokens, True, 0)],
+        [(third, third.tokens[9:], True, 0), (second, None, True, 0), (first, None, True, 0)],
+        [(first, None, True, 0), (second, None, True, 0), (third, None, True, 0)],
+    ):
+        output = await driver.step(
+            [(s, s.tokens[s.computed :] if q is None else q, f, d) for s, q, f, d in items]
+        )
+        sampled = [output[item] for item in range(len(items))]
+        found += [(one.token_id, one.logprob) for item in sampled if item is not None for one in item.tokens]
+    return found, executor
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model", FAMILIES[family])
+    expected, _ = await heard(path, "torch", "cpu")
+    found, executor = await heard(path, "triton", DEVICE)
+    runner = executor._ready().runner
+    assert runner.attention.name == "cohort-triton"
+    assert isinstance(runner.model._fused, TritonForward)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)

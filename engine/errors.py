@@ -15,6 +15,8 @@ class EngineError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str | None] = "internal_error"
+    repeats: ClassVar[bool] = False
+    """The same request would most likely fail again: clients are told not to send it once more by themselves."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -79,12 +81,19 @@ class ExecutorFailed(EngineError):
     code = "executor_died"
 
 
+class BrokeExecutor(ExecutorFailed):
+    """Steps with this request failed again and again, in the end while it was computed alone: it is the culprit."""
+
+    repeats = True
+
+
 class SequenceFailed(EngineError):
     """This request alone failed in the executor (its logits were NaN, say); others were untouched."""
 
     status = 500
     type = "executor_error"
     code = "sequence_failed"
+    repeats = True
 
 
 class ReaderTooSlow(EngineError):

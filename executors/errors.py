@@ -57,7 +57,7 @@ class ExecutorDied(ExecutorError):
     kind = "executor_died"
 
     def __init__(self, message: str, cause: str = "exit", *, from_outside: bool = False) -> None:
-        """`from_outside`: what was being computed need not have to do with it (SIGKILL, or a process that was stopped)."""
+        """`from_outside`: what was being computed need not have to do with it (a signal, or a process that was stopped)."""
         super().__init__(message)
         self.cause = cause
         self.from_outside = from_outside

@@ -69,12 +69,15 @@ def http_error_response(status: int, message: str, headers: dict[str, str] | Non
 
 
 def engine_error_response(error: EngineError) -> Response:
-    """An engine error as an HTTP response; those that pass by themselves say when to come back."""
+    """An engine error as an HTTP response; those that pass by themselves say when to come back, and those that would come
+    again keep OpenAI's clients, which try a 500 three times, from that."""
     headers = None
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, int(error.retry_after)))}
     elif isinstance(error, Unavailable):
         headers = {"Retry-After": str(_RETRY_AFTER_UNAVAILABLE)}
+    elif error.repeats:
+        headers = {"x-should-retry": "false"}
     return error_response(error.status, error.message, error.type, error.param, error.code, headers)
 
 

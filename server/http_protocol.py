@@ -7,12 +7,15 @@ Uvicorn relies on a proxy for all of it. Middleware comes too late: it runs once
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.body_budget import BodyBudget, Flow
 from server.errors import http_error_response
+from server.listener import SPARE_CONNECTIONS
+from server.middleware import PROBES
 from server.unread import unread_bytes
 
 log = structlog.get_logger("server")
@@ -21,8 +24,14 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers, or whatever else comes without being body: chunk extensions, trailers."""
 HEAD_TIMEOUT = 30.0
 """Seconds for request line and headers."""
-BODY_TIMEOUT = 60.0
-"""Seconds without a byte of the body."""
+BODY_WINDOW = 10.0
+"""Seconds, each of which must bring `BODY_RATE` bytes of the body on average, as long as we read."""
+BODY_RATE = 1024
+"""Bytes per second. Less is a broken connection, or one that is to hold memory."""
+SPARE_TIMEOUT = 3.0
+"""Seconds that a connection above the limit has for its request."""
+IDLE_AT_LEAST = 1.0
+"""Seconds after which an idle connection may be closed for a new one; before, its request may be under way."""
 HIGH_WATER = 64 * 1024
 """Bytes of an answer beyond which it is the client's turn to read."""
 MAX_PIPELINED = 16
@@ -44,7 +53,13 @@ might never see the answer."""
 
 def bounded(write_timeout: float, max_connections: int) -> type[BoundedHttpProtocol]:
     """The protocol with these limits, for Uvicorn, which makes one for each connection."""
-    limits = {"write_timeout": write_timeout, "max_connections": max_connections}
+    limits = {
+        "write_timeout": write_timeout,
+        "max_connections": max_connections,
+        "budget": BodyBudget(),
+        "idle": {},
+        "silent": {},
+    }
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), limits)
 
 
@@ -54,6 +69,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     write_timeout = 60.0
     """Seconds in which a client that has much to read must have taken something of it."""
     max_connections = 8192
+    budget = BodyBudget()
+    """Of all connections, as is `idle`."""
+    idle: ClassVar[dict[BoundedHttpProtocol, float]] = {}
+    """Since when, the longest first."""
+    silent: ClassVar[dict[BoundedHttpProtocol, None]] = {}
+    """Those above the limit of connections that have not asked yet, the oldest first."""
+    flow: Flow
+    _spare = False
+    """Above the limit of connections: open for a probe."""
+    _owed: bytes | None = None
+    """A refusal that waits for the answers to what came before."""
+    _window_bytes = 0
+    _ahead = 0
+    """Bytes of bodies behind the request that is being answered."""
     _active: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the one that came last."""
     _write_timer: asyncio.TimerHandle | None = None
@@ -72,10 +101,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection on which nothing ever comes is idle like one between requests."""
         super().connection_made(transport)
+        self.flow = Flow(transport)
         transport.set_write_buffer_limits(HIGH_WATER)  # TLS has half a megabyte by default
         self._wait_for_next()
-        if len(self.connections) > self.max_connections:
-            self._refuse(503, "The server has too many connections.", {"retry-after": _RETRY_AFTER})
+        if len(self.connections) > self.max_connections and not self._close_idle():
+            self._spare = True
+            self.idle.pop(self, None)
+            self.silent[self] = None
+            self._start_timer(SPARE_TIMEOUT)
+            if len(self.connections) > self.max_connections + SPARE_CONNECTIONS:
+                # The oldest had its time to ask; a probe that comes now asks at once.
+                oldest = next(iter(self.silent))
+                self.silent.pop(oldest)
+                oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Timers hold the protocol alive: end them. Uvicorn tells the last request only; one that is being answered, with
@@ -83,6 +121,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_write_timer()
         self._unset_keepalive_if_required()
+        self.silent.pop(self, None)
+        self.budget.give(self.flow)
+        self._give_ahead(self._ahead)
         for cycle in (self._active, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -97,7 +138,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._overhead += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if len(self.pipeline) > MAX_PIPELINED:
             log.info("a connection was closed: too many requests ahead", pipelined=len(self.pipeline))
@@ -116,9 +157,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request line has begun."""
         super().on_message_begin()
+        if self._refused:
+            return
         self._receiving = self._in_head = True
         self._moved()
-        self._start_timer(HEAD_TIMEOUT)
+        self._start_timer(SPARE_TIMEOUT if self._spare else HEAD_TIMEOUT)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers come here too; nobody reads them, and nothing limits how many there are."""
@@ -126,30 +169,95 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body is next."""
+        """The body is next, and for the handler there is something to do: it may want to refuse before there is a body."""
+        if self._refused:
+            return
+        self.silent.pop(self, None)
+        if self._spare and not self._is_probe():
+            self._refuse(503, "The server has too many connections.", {"retry-after": _RETRY_AFTER})
+            return
         self._in_head = False
         self._moved()
-        self._start_timer(BODY_TIMEOUT)
+        self._start_timer(BODY_WINDOW)
         super().on_headers_complete()
+        if self._spare:
+            self.cycle.keep_alive = False
         if self.pipeline:
             # Uvicorn stops reading then, and would not see the client go. How many there may be is limited instead.
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
-        self._moved()
+        """Some of the body. What is sent ahead, behind a request that may run for long, does not wait for room."""
+        if self._refused:
+            return
+        self._overhead = 0
+        self._window_bytes += len(body)
         super().on_body(body)
+        if self.cycle.response_complete:  # it is thrown away
+            return
+        if self.cycle is self._active:
+            taken = self.budget.take(self.flow, len(body))
+        else:
+            self._ahead += len(body)
+            taken = self.budget.take_ahead(len(body))
+        if not taken:
+            self._refuse(503, "The server holds too many unfinished requests.", {"retry-after": _RETRY_AFTER})
 
     def on_message_complete(self) -> None:
         """The request is here."""
+        if self._refused:
+            return
         self._receiving = False
         self._stop_timer()
         super().on_message_complete()
+        if self.cycle is self._active:
+            self.budget.give(self.flow)
+
+    def on_response_complete(self) -> None:
+        """Called by Uvicorn, which goes on with the next request or begins to wait for one."""
+        if self.cycle is self._active:
+            self.budget.give(self.flow)
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self._owed is not None and not self._busy:
+            self._unset_keepalive_if_required()
+            self._tell(self._owed)
+        elif self.timeout_keep_alive_task is not None:
+            self.idle[self] = self.loop.time()
+
+    def _give_ahead(self, size: int) -> None:
+        self._ahead -= size
+        self.budget.give_ahead(size)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _close_idle(self) -> bool:
+        """Make room by ending the connection that was idle longest. False if none was for long enough."""
+        longest, since = next(iter(self.idle.items()), (None, 0.0))
+        if longest is None or self.loop.time() - since < IDLE_AT_LEAST:
+            return False
+        longest._unset_keepalive_if_required()
+        if longest.transport.get_write_buffer_size():
+            longest.transport.close()
+        else:
+            longest.transport.abort()  # TLS would wait for the other side's goodbye
+        return True
+
+    def _is_probe(self) -> bool:
+        """True for what orchestrators ask: without an answer they would end a server that only has many clients."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return self.parser.get_method() in (b"GET", b"HEAD") and path in PROBES
+
+    def _unset_keepalive_if_required(self) -> None:
+        """No longer idle."""
+        self.idle.pop(self, None)
+        super()._unset_keepalive_if_required()
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _moved(self) -> None:
-        self._overhead = 0
+        self._overhead = self._window_bytes = 0
         self._progress = self.loop.time()
 
     def _wait_for_next(self) -> None:
@@ -157,6 +265,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self._idle_timeout or self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+            if not self._spare:
+                self.idle[self] = self.loop.time()
 
     def _start_timer(self, seconds: float) -> None:
         self._stop_timer()
@@ -169,19 +279,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _look(self) -> None:
         """Close, unless there was progress or it is we who do not read."""
-        limit = HEAD_TIMEOUT if self._in_head else BODY_TIMEOUT
-        if self.flow.read_paused or (self._in_head and self._answering):
-            self._progress = self.loop.time()
+        if self._spare:
+            limit = SPARE_TIMEOUT
+        else:
+            limit = HEAD_TIMEOUT if self._in_head else BODY_WINDOW
+        ours = self.flow.read_paused or self.flow.no_room or (self._in_head and self._busy)
+        if ours or (not self._in_head and self._window_bytes >= BODY_RATE * limit):
+            self._moved()
         if (left := self._progress + limit - self.loop.time()) > 0:
             self._start_timer(left)
-        else:
+        elif self._receiving:
             self._refuse(408, "The request did not arrive in time.")
+        else:  # above the limit of connections, and nothing ever came
+            self.transport.abort()
 
     # -- readers ------------------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Called by Uvicorn when it is this request's turn."""
         self._active = cycle
+        self._give_ahead(len(cycle.body))
+        if cycle.more_body and cycle.body:
+            self.budget.take(self.flow, len(cycle.body))
         super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
@@ -221,28 +340,43 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- refusing ------------------------------------------------------------------------------------------------------
 
     @property
-    def _answering(self) -> bool:
-        """True while a response is going out: that of this request, or of the one before it."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and (self._in_head or cycle.response_started)
+    def _busy(self) -> bool:
+        """True while a request has no complete answer."""
+        return self._active is not None and not self._active.response_complete
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        """Say so, unless that would break into another response; then close."""
+        """Say so and close: once what came before has its answer, and unless that would break into an answer to this one."""
+        # Of a request whose head is not complete there is no cycle: the last one is that of the request before it.
+        refused = self.cycle if self._receiving and not self._in_head else None
         self._refused = True
         self._stop_timer()
         self._unset_keepalive_if_required()
         log.info("a request was refused before it was complete", status=status)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # its handler writes nothing more, and hears of the end
-            self.cycle.message_event.set()
-            if self._answering:
-                self.transport.close()
-                return
+        if refused is not None and refused is not self._active:
+            self.pipeline.popleft()  # it came last
+            self._give_ahead(len(refused.body))
+        else:
+            self.budget.give(self.flow)
+        self.flow.resume_reading()
         response = http_error_response(status, message, {"connection": "close", **(headers or {})})
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         line = b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES[status])
-        self.transport.write(line + head + b"\r\n" + bytes(response.body))
+        answer = line + head + b"\r\n" + bytes(response.body)
+        if refused is None or refused is not self._active:
+            if self._busy:
+                self._owed = answer
+                return
+        else:
+            refused.disconnected = True  # its handler writes nothing more, and hears of the end
+            refused.message_event.set()
+            if refused.response_started:
+                self.transport.close()
+                return
+        self._tell(answer)
+
+    def _tell(self, answer: bytes) -> None:
+        """The last thing that is said on this connection."""
+        self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.flow.resume_reading()
         self.loop.call_later(_LINGER, self.transport.close)

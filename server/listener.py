@@ -13,6 +13,8 @@ MAX_CONNECTIONS = 8192
 once it was used."""
 _OTHER_FILES = 256
 """Descriptors kept for what is no connection: the executor, logs, a model's files."""
+SPARE_CONNECTIONS = 64
+"""As many more may be open for a moment: those that ask how the server is are answered, others are refused."""
 _UNSENT = 128 * 1024
 """Bytes that the kernel takes from us ahead of what the network takes from it. Without a limit it is megabytes, for each client
 that does not read."""
@@ -23,15 +25,14 @@ _IDLE, _BETWEEN = 30, 10
 def most_connections() -> int:
     """How many connections may be open. Raises this process's limit of open files to have room for them, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + _OTHER_FILES
+    wanted = MAX_CONNECTIONS + SPARE_CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        MAX_CONNECTIONS
-        if soft == resource.RLIM_INFINITY
-        else max(1, min(MAX_CONNECTIONS, soft - _OTHER_FILES))
-    )
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    room = soft - _OTHER_FILES
+    return max(1, min(MAX_CONNECTIONS, room - min(SPARE_CONNECTIONS, room // 2)))
 
 
 def listen(host: str, port: int, patience: float = 60.0) -> socket.socket:

@@ -19,8 +19,9 @@ from server.errors import CLIENT_CLOSED_REQUEST, http_error_response, internal_e
 log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")
 
-_QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})
-"""Polled every few seconds: 200 and 503 are what they are for, and would be most of the log."""
+PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
+"""Polled every few seconds, and answered whatever else is refused: 200 and 503 are what they are for, and would be
+most of the log."""
 MAX_HEADER_BYTES = 64 * 1024
 RESPONSE_ID = "cohort.response_id"
 """Where in the scope a route leaves the id its answer has."""
@@ -66,7 +67,7 @@ class RequestContext:
             if scope.get("cohort.disconnected"):
                 status = CLIENT_CLOSED_REQUEST
             response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
-            if scope["path"] not in _QUIET or status not in (200, 503):
+            if scope["path"] not in PROBES or status not in (200, 503):
                 access_log.info(
                     _line(scope),
                     status=status or CLIENT_CLOSED_REQUEST,

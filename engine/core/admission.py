@@ -40,7 +40,7 @@ class Admission:
     ) -> None:
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
         wait already; `now` in seconds of the engine's clock. `continues`: part of a call that was let in; how long the rest of
-        it waits is its own doing."""
+        it waits is its own doing, and its deadline is looked after while it waits."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -62,7 +62,7 @@ class Admission:
     ) -> None:
         """Raises DeadlinePassed or Overloaded."""
         wait = 0.0 if continues else backlog.wait(request)
-        if request.deadline is not None and now + wait >= request.deadline:
+        if request.deadline is not None and not continues and now + wait >= request.deadline:
             message = (
                 f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
             )

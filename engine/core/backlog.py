@@ -5,19 +5,25 @@ from __future__ import annotations
 import heapq
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.mailbox import Mailbox
+from engine.core.sequence import Sequence
 from engine.request import Request
 
 _MEMORY = 10.0
 """Seconds of computing prompts after which a measurement of their pace counts 1/e."""
+_ENOUGH = 1.0
+"""Seconds of computing prompts before their pace says anything: the first steps of a cold executor are many times as slow."""
 _KEPT = math.exp(-1 / 32)
 """What counts of how long sequences took, with each one more that ends."""
 MAX_RETRY_AFTER = 300
 """Seconds. Longer estimates are guesses about requests that have not come yet."""
+_SPARE = 64
+"""Entries of sequences that wait no more, which are not worth a look at how many there are."""
 
 
 @dataclass(slots=True)
@@ -32,11 +38,13 @@ class Backlog:
     """Sequences that were submitted and never admitted. Written by callers (`enter`) and by the loop task, on one event
     loop.
 
-    - `count` of them, and `tokens` of their prompts.
+    - `count` of them, and `tokens` of their prompts: as they were submitted, cached or not, for nobody knows before what will be
+      found. The pace of prompts is measured in the same unit. Choices that share a prompt have it once.
 
     How long they wait is the longer of two times: until the prompts before them are computed, and until as many sequences have
     ended as are missing slots or blocks for them. Those are taken to end in the order in which they began, each as long after
-    that as others took. What comes before whom is the queue policy's order, simplified.
+    that as others took; the time in which there was no executor is left out. What comes before whom is the queue policy's
+    order, simplified.
     """
 
     def __init__(self, policy: str = "fcfs", clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,11 +57,23 @@ class Backlog:
         self._prompt_seconds = 0.0
         self._prompt_tokens = 0.0
         self._begun: dict[Sequence, float] = {}
-        """When those were admitted that have not ended, the oldest first."""
+        """When those were admitted that have not ended, the oldest first, by `_worked`."""
         self._took = 0.0
         self._ended = 0.0
         self._num_slots = self._capacity = 1
+        self._shares_prompts = False
+        self._moved = clock()
+        """When the last step was done, or who runs was begun after nobody ran."""
+        self._stopped: float | None = None
+        """Since when there is no executor; None if there is one."""
+        self._away = 0.0
+        """Seconds without an executor, all of them."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
+        """A heap, in which some wait no more."""
+        self._with_deadline: set[Sequence] = set()
+        """Those of the heap that still wait."""
+        self._calls_begun: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        """Of calls with a deadline, of which a sequence was admitted."""
 
     # -- who waits -----------------------------------------------------------------------------------------------------
 
@@ -62,11 +82,16 @@ class Backlog:
         self._count(seq, 1)
         if seq.request.deadline is not None:
             heapq.heappush(self._deadlines, (seq.request.deadline, seq.seq_id, seq))
+            self._with_deadline.add(seq)
 
     def begin(self, seq: Sequence) -> None:
         """It was admitted for the first time."""
         self._leave(seq)
-        self._begun[seq] = self._clock()
+        if not self._begun:
+            self._moved = self._clock()
+        self._begun[seq] = self._worked()
+        if seq.request.deadline is not None:
+            self._calls_begun.add(seq.mailbox)
 
     def end(self, seq: Sequence) -> None:
         """It ended, in whatever way."""
@@ -74,22 +99,33 @@ class Backlog:
         if began is None:
             self._leave(seq)
         else:
-            self._took = self._took * _KEPT + self._clock() - began
+            self._took = self._took * _KEPT + max(0.0, self._worked() - began)
             self._ended = self._ended * _KEPT + 1
 
     def _leave(self, seq: Sequence) -> None:
         self._count(seq, -1)
+        self._with_deadline.discard(seq)
+        if len(self._deadlines) > 2 * len(self._with_deadline) + _SPARE:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._with_deadline]
+            heapq.heapify(self._deadlines)
         if not self.count:
             self._deadlines.clear()
+            self._with_deadline.clear()
             self._capacity = self._num_slots  # what the next ones need of the pool is not known
 
+    def tokens_of(self, seq: Sequence) -> int:
+        """Tokens of its prompt; 0 if it is another choice's, who computes it for both."""
+        shared = self._shares_prompts and bool(seq.siblings) and seq is not seq.siblings[0]
+        return 0 if shared and not seq.request.needs_whole_prompt else seq.prompt_len
+
     def _count(self, seq: Sequence, change: int) -> None:
+        tokens = change * self.tokens_of(seq)
         self.count += change
-        self.tokens += change * seq.prompt_len
+        self.tokens += tokens
         key = self._group(seq.request)
         group = self._groups.setdefault(key, Waiting())
         group.count += change
-        group.tokens += change * seq.prompt_len
+        group.tokens += tokens
         if not group.count:
             del self._groups[key]
 
@@ -99,10 +135,13 @@ class Backlog:
         return request.tenant if self._policy == "fair" else ""
 
     def expired(self, now: float) -> Iterator[Sequence]:
-        """Sequences still waiting whose deadline has passed, each once."""
+        """Sequences still waiting whose deadline has passed, each once. Not those of a call that was begun: it would lose what
+        it has, and the work on it."""
         while self._deadlines and self._deadlines[0][0] <= now:
             seq = heapq.heappop(self._deadlines)[2]
-            if seq.status is SequenceStatus.WAITING:
+            waits = seq in self._with_deadline
+            self._with_deadline.discard(seq)
+            if waits and seq.mailbox not in self._calls_begun:
                 yield seq
 
     def within_share(self, request: Request, max_seqs: int, max_tokens: int) -> bool:
@@ -117,16 +156,32 @@ class Backlog:
 
     # -- how long ------------------------------------------------------------------------------------------------------
 
-    def opens(self, num_slots: int) -> None:
-        """So many sequences can be computed at once, if the pool has room for them."""
+    def opens(self, num_slots: int, shares_prompts: bool = False) -> None:
+        """So many sequences can be computed at once, if the pool has room for them. `shares_prompts`: choices of one prompt
+        share its KV."""
         self._num_slots = self._capacity = num_slots
+        self._shares_prompts = shares_prompts
 
     def stuck(self, running: int) -> None:
         """Beside so many running sequences there is no room for another one."""
         self._capacity = max(1, running)
 
+    def stopped(self) -> None:
+        """The executor is lost. What it did since the last step that was done is lost too; it is back with the next one."""
+        if self._stopped is None:
+            self._stopped = self._moved
+
+    def _worked(self) -> float:
+        """Seconds of the clock, without those in which there was no executor: a restart tells nothing of how long sequences
+        take."""
+        return (self._clock() if self._stopped is None else self._stopped) - self._away
+
     def observe(self, seconds: float, prompt_tokens: int) -> None:
-        """A step took so long, with so many tokens of prompts in it."""
+        """A step took so long, with so many tokens of prompts in it: computed, or found where others had computed them."""
+        self._moved = self._clock()
+        if self._stopped is not None:
+            self._away += max(0.0, self._moved - seconds - self._stopped)
+            self._stopped = None
         if prompt_tokens:
             kept = math.exp(-seconds / _MEMORY)
             self._prompt_seconds = self._prompt_seconds * kept + seconds
@@ -150,7 +205,9 @@ class Backlog:
         ahead = self.ahead(request)
         if not ahead.count:
             return 0.0
-        by_tokens = ahead.tokens * self._prompt_seconds / self._prompt_tokens if self._prompt_tokens else 0.0
+        by_tokens = 0.0
+        if self._prompt_seconds >= _ENOUGH and self._prompt_tokens:
+            by_tokens = ahead.tokens * self._prompt_seconds / self._prompt_tokens
         return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._begun))))
 
     def _until_ended(self, count: int) -> float:
@@ -160,7 +217,7 @@ class Backlog:
         each = self._took / self._ended
         rounds, number = divmod(count - 1, self._capacity)
         began = next(islice(self._begun.values(), number, None), None)
-        left = each if began is None else max(0.0, began + each - self._clock())
+        left = each if began is None else min(each, max(0.0, began + each - self._worked()))
         return rounds * each + left
 
     def retry_after(self, request: Request) -> int:

@@ -10,7 +10,7 @@ from engine.core.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RES
 from engine.core.health import Health
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from engine.errors import EngineError, ExecutorFailed
+from engine.errors import BrokeExecutor, EngineError
 from engine.request import Stage
 from executors.contract import (
     ExecutorDied,
@@ -24,8 +24,8 @@ from executors.contract import (
 logger = logging.getLogger("cohort.engine")
 
 MORE_DEATHS_FROM_OUTSIDE = 2
-"""So many more, all of them while it is computed alone, make a culprit where each was SIGKILL or silence: somebody may kill
-executors faster than a token comes, or the kernel because of this very request."""
+"""So many more, all of them while it is computed alone, make a culprit where each was a signal or silence: somebody may kill
+executors faster than a token comes, or the kernel because of this very request, or it crashes."""
 _STEADY = 60.0
 """Seconds after which an executor that was brought back did not die of being started: that is no restart loop."""
 _TICK = 0.25
@@ -57,11 +57,14 @@ class Recovery:
         self._meanwhile = meanwhile
         self._trying = trying
         self._fruitless = 0
+        self._named: set[int] = set()
+        """Hashes of the prompts of all culprits since the last token."""
         self._back_at = clock()
 
     def gave_something(self) -> None:
         """A token came: the restarts before it were not for nothing."""
         self._fruitless = 0
+        self._named.clear()
 
     async def recover(self, batch: UnifiedBatch | None, error: ExecutorError) -> str | None:
         """A step failed, or the executor died between steps (`batch` None): everything is recomputed from what is committed.
@@ -84,8 +87,9 @@ class Recovery:
         most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
         culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
         scheduler.num_resumed -= len(culprits)
+        self._forgive_known(culprits)
         code = "executor_died" if died else error.kind
-        self._fail(culprits, ExecutorFailed(f"the executor failed: {error}", code=code))
+        self._fail(culprits, BrokeExecutor(f"the executor failed: {error}", code=code))
         if self._fruitless > MAX_FRUITLESS_RESTARTS:
             health.detail = f"the executor died {self._fruitless} times without a token in between: {error}"
             return health.detail
@@ -96,8 +100,18 @@ class Recovery:
             health.stage = Stage.READY
         return None
 
+    def _forgive_known(self, culprits: Iterable[Sequence]) -> None:
+        """A prompt that was named before was sent again: its deaths say nothing new of the executor. Those of one prompt after
+        the other do: it may be able to compute none."""
+        for seq in culprits:
+            prompt = hash(seq.request.prompt_token_ids.tobytes())
+            if prompt in self._named:
+                self._fruitless = max(0, self._fruitless - seq.num_failed_steps)
+            self._named.add(prompt)
+
     async def _restart(self, epoch: int, error: ExecutorError) -> bool:
-        """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over."""
+        """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over, also in the middle of a
+        try: a child that is still loading then is killed by `shutdown`, which follows."""
         coming = asyncio.create_task(self._begin(epoch, error))
         try:
             while not (await asyncio.wait((coming,), timeout=_TICK))[0]:
@@ -111,9 +125,17 @@ class Recovery:
         pause = self._config.restart_pause
         while True:
             self._trying(error if isinstance(error, ExecutorDied) else None)
+            left = max(0.0, deadline - self._clock())
             try:
-                await self._executor.begin_epoch(epoch)
+                async with asyncio.timeout(left) as over:
+                    await self._executor.begin_epoch(epoch)
                 return True
+            except TimeoutError:
+                if not over.expired():
+                    raise  # the executor's own, which is no such error: a bug
+                self._health.detail = f"it was not back after {self._config.recovery_timeout:g} s"
+                logger.error("restart failed: %s", self._health.detail)
+                return False
             except ExecutorError as failure:
                 error, self._health.detail = failure, str(failure)
                 logger.error("restart failed, next try in %.1f s: %s", pause, error)

@@ -44,11 +44,15 @@ class Roster:
         self.prefix_hits = 0
         self._backlog = backlog
         if backlog is not None:
-            backlog.opens(num_slots)
+            backlog.opens(num_slots, shares_prompts=kv.layout.num_blocks > 0)
         self._num_slots = num_slots
         self._free_slots = deque(range(num_slots))
         self._in_flight: dict[int, list[Sequence]] = {}
         """Who is computed by each step that is out."""
+        self._num_spared = 0
+        """Tokens of prompts that were found in the cache, by those admitted since the last step."""
+        self._spared: dict[int, int] = {}
+        """The same by the step in which they were admitted, of steps that are out."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
         self._suspects: dict[Sequence, None] = {}
@@ -102,9 +106,10 @@ class Roster:
             self.waiting.took_slot(seq)
         self.kv.begin(seq, hit)
         if seq.status is SequenceStatus.WAITING:
+            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
             if self._backlog is not None:
                 self._backlog.begin(seq)
-            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
+                self._num_spared += min(seq.num_cached_tokens, self._backlog.tokens_of(seq))
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len
                 self.prefix_hits += seq.num_cached_tokens
@@ -137,6 +142,7 @@ class Roster:
     def abandon(self, batch: UnifiedBatch) -> None:
         """Forget a step of an older epoch that gave no result."""
         self._in_flight.pop(batch.step_id)
+        self._spared.pop(batch.step_id, None)
 
     def rewind(self, failed: UnifiedBatch | None = None, at_fault: bool = False) -> list[Sequence]:
         """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
@@ -156,6 +162,9 @@ class Roster:
         self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release
+        self._spared.clear()
+        if self._backlog is not None:
+            self._backlog.stopped()
         involved = self._in_flight.pop(failed.step_id) if failed is not None else []
         live = [seq for seq in involved if not seq.finished]
         for seq in live:

@@ -191,17 +191,23 @@ class Scheduler(Roster):
         """The step for the executor; the grants count as computed from here on."""
         self.num_steps += 1
         self._in_flight[self.num_steps] = list(plan.grants)
+        if self._num_spared:
+            self._spared[self.num_steps], self._num_spared = self._num_spared, 0
         return pack(plan, self.num_steps, self.journal.epoch, self.kv)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
     def observe(self, batch: UnifiedBatch, seconds: float) -> None:
-        """A step took so long: the budget policy learns from it, and how long who waits will wait."""
+        """A step took so long: the budget policy learns from it, and how long who waits will wait. One of an older epoch tells
+        nothing: its time is that of a restart."""
+        spared = self._spared.pop(batch.step_id, 0)
+        if not self.journal.accepts(batch.epoch):
+            return
         decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
         prompt_tokens = batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
         self.policies.budget.observe(decodes, prompt_tokens, seconds)
         if self._backlog is not None:
-            self._backlog.observe(seconds, prompt_tokens)
+            self._backlog.observe(seconds, prompt_tokens + spared)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
         """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""

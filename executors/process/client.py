@@ -176,7 +176,15 @@ class RemoteExecutor(BatchModelExecutor):
             self.restarts[self._life.death.cause] += 1
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
-            self._life = Life(self.config, self._limits, self._cost, self._clock, listener, self._command)
+            self._life = Life(
+                self.config,
+                self._limits,
+                self._cost,
+                self._clock,
+                listener,
+                self._command,
+                again=self._facts is not None,
+            )
         except OSError as error:
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
 

@@ -94,10 +94,13 @@ class Life:
         clock: Callable[[], float],
         listener: Listener,
         command: Command = child_command,
+        *,
+        again: bool = False,
     ) -> None:
+        """`again`: a child before it was loaded."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
-        self._watch = HangWatch(limits, cost, clock())
+        self._watch = HangWatch(limits, cost, clock(), again=again)
         self._waiting: deque[_Waiting] = deque()
         self._preparing: dict[int, asyncio.Future[None]] = {}
         """Grammars that the child is asked to compile, by number."""
@@ -288,8 +291,8 @@ class Life:
             self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
-            killed = -status == signal.SIGKILL
-            self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=killed)
+            # A crash of its own and a kill by somebody look the same: so do SIGSEGV and SIGABRT.
+            self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=True)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
         else:

@@ -1,6 +1,7 @@
 """`HangWatch`: is the child hung? Pure bookkeeping over a clock that is passed in; `life.py` asks it at each tick.
 
-    loading     silence longer than `loading_silence_s` (an import may hold the GIL for long) is a hang
+    loading     silence longer than `loading_silence_s` (an import may hold the GIL for long, and the disk be cold) is a
+                hang; than `reloading_silence_s` if it was loaded before: there must be time for another try
     afterwards  silence longer than `silence_s` is one, and so is a call that takes longer than its deadline:
 
     a step        max(step_floor_s, step_factor x seconds per query token, as measured, x query tokens)
@@ -24,6 +25,7 @@ class Limits:
     tick_s: float = 0.5
     silence_s: float = 5.0
     loading_silence_s: float = 120.0
+    reloading_silence_s: float = 20.0
     step_floor_s: float = 30.0
     step_factor: float = 10.0
     slow_call_s: float = 600.0
@@ -56,10 +58,12 @@ class _Sent:
 class HangWatch:
     """Written by the life of one child. All times are seconds of one clock."""
 
-    def __init__(self, limits: Limits, cost: TokenCost, now: float) -> None:
+    def __init__(self, limits: Limits, cost: TokenCost, now: float, *, again: bool = False) -> None:
+        """`again`: a child before it was loaded."""
         self._limits = limits
         self._cost = cost
         self._loading = True
+        self._loading_silence_s = limits.reloading_silence_s if again else limits.loading_silence_s
         self._heard_at = now
         self._calls: deque[_Sent] = deque()
         self._since = now  # when the first of the calls became the first, or reported last
@@ -111,7 +115,7 @@ class HangWatch:
 
     def is_silent(self, now: float) -> bool:
         """Nothing was heard for too long: its I/O thread stands still, too, as if it were stopped."""
-        allowed = self._limits.loading_silence_s if self._loading else self._limits.silence_s
+        allowed = self._loading_silence_s if self._loading else self._limits.silence_s
         return now - self._heard_at > allowed
 
     def verdict(self, now: float) -> str | None:

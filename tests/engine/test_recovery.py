@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.config import MAX_FRUITLESS_RESTARTS, EngineConfig
 from engine.core.loop import EngineCore
-from engine.errors import ExecutorFailed
+from engine.errors import BrokeExecutor, ExecutorFailed
 from engine.request import Observer, Stage
 from executors.contract import (
     ConfigError,
@@ -180,6 +180,18 @@ def killed(made: FakeExecutor, token: int, times: int) -> list[list[int]]:
     return deaths
 
 
+async def test_five_quick_kills_beside_each_other_blame_nobody() -> None:
+    """Two in company, three more while somebody is computed alone: each time somebody else."""
+    made = fake()
+    deaths = killed(made, 77, times=5)
+    async with engine(made, max_in_flight=1, restart_pause=0.0) as core:
+        asked = [request([i, 77]) for i in range(8)]
+        found = await asyncio.gather(*(run(core, one) for one in asked))
+        for one, (ids, _) in zip(asked, found, strict=True):
+            assert ids == expected_tokens(one.prompt_token_ids.tolist(), 8)
+    assert [len(seqs) for seqs in deaths] == [8, 8, 1, 1, 1]
+
+
 async def test_who_was_there_at_kills_from_outside_is_not_to_blame_at_once() -> None:
     """Kills that come faster than a token: twice in company, twice more while it is computed alone."""
     made = fake()
@@ -202,3 +214,37 @@ async def test_who_is_killed_each_time_fails_alone_in_the_end() -> None:
         assert isinstance(bad, ExecutorFailed) and bad.code == "executor_died"
         assert [one[0] for one in good] == [expected_tokens([i, i + 1], 12) for i in range(5)]  # type: ignore[index]
     assert [len(seqs) for seqs in deaths] == [6, 6, 1, 1, 1]
+
+
+async def test_one_culprit_that_comes_again_and_again_ends_no_server() -> None:
+    """Idle but for it: no token comes in between, and each time it costs three restarts."""
+    made = fake()
+    made.failures.append(Failure("die", token=77, times=10**6))
+    async with engine(made, restart_pause=0.0) as core:
+        for _ in range(2 * MAX_FRUITLESS_RESTARTS // 3):
+            with pytest.raises(BrokeExecutor):
+                await run(core, request([77], 5))
+        assert (await run(core, request([1], 5)))[0] == expected_tokens([1], 5)
+
+
+async def test_a_restart_that_hangs_is_cut_at_the_end_of_the_time_for_it() -> None:
+    """Heartbeats may go on meanwhile: nothing but this clock would ever end it."""
+    made = fake()
+    made.failures.append(Failure("die", step=2))
+    async with engine(made, recovery_timeout=0.2) as core:
+        works, cut = made.begin_epoch, list[int]()
+
+        async def begin_epoch(epoch: int) -> None:
+            if epoch == 1:
+                return await works(epoch)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cut.append(epoch)
+
+        made.begin_epoch = begin_epoch  # type: ignore[method-assign]
+        async with asyncio.timeout(5):
+            with pytest.raises(ExecutorFailed, match=r"not back after 0\.2 s") as caught:
+                await run(core, request([1], 20))
+        assert core.failed.is_set() and cut == [2]
+        assert not caught.value.repeats, "elsewhere it may well be served"

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from engine.text.generation import TextDelta, TextRequest
 from server import http_protocol
+from server.body_budget import BodyBudget, Flow
 from server.listener import listen
 from tests.server.fakes import House, Script
 from tests.server.test_lifecycle import Running, run
@@ -94,7 +95,8 @@ async def test_headers_have_their_time(running: Running, monkeypatch: pytest.Mon
 
 
 async def test_a_body_may_be_slow_but_not_stop(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_TIMEOUT", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_WINDOW", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_RATE", 10)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     body = b'{"prompt": "Hi"}'
     slow = [body[i : i + 1] for i in range(len(body))]
@@ -303,20 +305,83 @@ async def test_connections_inherit_what_finds_the_dead() -> None:
                     assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
-async def test_too_many_connections(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol.BoundedHttpProtocol.__subclasses__()[-1], "max_connections", 3)
+def limits(**values: object) -> None:
+    """Of the server that runs."""
+    for name, value in values.items():
+        setattr(http_protocol.BoundedHttpProtocol.__subclasses__()[-1], name, value)
+
+
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_too_many_connections(running: Running) -> None:
+    """Probes are answered: who asks them would end a server that only has many clients."""
+    limits(max_connections=3)
     held = [dial(running) for _ in range(3)]
     try:
         await asyncio.sleep(0.1)
-        answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert status_of(answer) == 503
-        assert b"retry-after: 5" in answer
+        for path in (b"/live", b"/ready?x=y", b"/health", b"/metrics"):
+            answer, _ = await talk(running, GET % path * 2)
+            assert answer.startswith(b"HTTP/1.1 200"), path
+            assert answer.count(b"HTTP/1.1 ") == 1
+            assert b"connection: close" in answer
+        for request in (GET % b"/v1/models", post(WHOLE, b""), b"POST /live HTTP/1.1\r\nHost: x\r\n\r\n"):
+            answer, _ = await talk(running, request)
+            assert status_of(answer) == 503
+            assert b"retry-after: 5" in answer
+        assert not running.house.engine.requests
     finally:
         for client in held:
             client.close()
     await asyncio.sleep(0.1)
-    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer, _ = await talk(running, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_far_too_many_connections(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr(http_protocol, "IDLE_AT_LEAST", 60.0)
+    monkeypatch.setattr(http_protocol, "SPARE_TIMEOUT", 0.5)
+    limits(max_connections=1)
+    loop = asyncio.get_running_loop()
+    held = [dial(running) for _ in range(2)]
+    try:
+        await asyncio.sleep(0.1)
+        # Who has not asked yet makes room for who comes later ...
+        assert (await talk(running, GET % b"/live"))[0].startswith(b"HTTP/1.1 200")
+        assert await asyncio.wait_for(loop.sock_recv(held[1], 1), 5) == b""
+        # ... after some time without that ...
+        held.append(dial(running))
+        assert await asyncio.wait_for(loop.sock_recv(held[2], 1), 5) == b""
+        # ... and where all have asked, the last one goes.
+        held.append(dial(running))
+        await send(held[3], post(WHOLE, b""))
+        assert (await asyncio.wait_for(loop.sock_recv(held[3], 4096), 5)).startswith(b"HTTP/1.1 503")
+        assert (await talk(running, GET % b"/live"))[0] == b""
+    finally:
+        for client in held:
+            client.close()
+
+
+async def test_the_longest_idle_connection_makes_room(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "IDLE_AT_LEAST", 0.0)
+    running.house.engine.script = lambda request: (TextDelta(0, "a", (1,)), asyncio.Event())
+    limits(max_connections=3)
+    loop = asyncio.get_running_loop()
+    busy, first, second = (dial(running) for _ in range(3))
+    with busy, first, second:
+        await send(busy, post(STREAM, b""))
+        for client in (second, first, second):  # the first is idle for longer in the end
+            await send(client, GET % b"/live")
+            assert (await asyncio.wait_for(loop.sock_recv(client, 4096), 5)).startswith(b"HTTP/1.1 200")
+        closing = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert (await talk(running, closing))[0].startswith(b"HTTP/1.1 200")
+        assert await asyncio.wait_for(loop.sock_recv(first, 4096), 5) == b""
+        await send(second, GET % b"/live")
+        assert (await asyncio.wait_for(loop.sock_recv(second, 4096), 5)).startswith(b"HTTP/1.1 200")
+        assert not running.house.engine.aborted
 
 
 def test_the_limit_of_files_makes_room() -> None:
@@ -324,7 +389,7 @@ def test_the_limit_of_files_makes_room() -> None:
         "import resource as r; from server.listener import most_connections as m;"
         "r.setrlimit(r.RLIMIT_NOFILE, (300, {hard})); print(m(), r.getrlimit(r.RLIMIT_NOFILE)[0])"
     )
-    for hard, expected in ((1000, "744 1000"), (300, "44 300"), (9000, "8192 8448")):
+    for hard, expected in ((1000, "680 1000"), (300, "22 300"), (9000, "8192 8512")):
         command = [sys.executable, "-c", code.format(hard=hard)]
         assert subprocess.check_output(command, text=True).strip() == expected
 
@@ -352,3 +417,131 @@ async def test_who_sends_too_many_requests_ahead_is_closed(running: Running) -> 
     answer, _ = await talk(running, post(STREAM, b"") + ahead)
     assert answer.count(b"HTTP/1.1 ") <= 1
     await until(lambda: bool(running.house.engine.aborted), 2)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        CHUNKED + b"ZZ\r\n",
+        GET % b"/live" + CHUNKED + b"ZZ\r\n",
+        b"more body than was declared\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nx-big: " + PIECE * 3,
+    ],
+    ids=["chunk", "third request", "longer body", "head"],
+)
+async def test_what_comes_behind_a_running_answer_does_not_break_it(running: Running, bad: bytes) -> None:
+    """The refusal follows the answers to what was asked before."""
+    engine = running.house.engine
+    go = asyncio.Event()
+    engine.script = lambda request: (
+        TextDelta(0, "a", (1,)),
+        go,
+        TextDelta(0, "b", (1,), finish_reason="stop"),
+    )
+    host, port = running.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(post(STREAM, b""))
+    await asyncio.wait_for(engine.paused.wait(), 5)
+    writer.write(bad)
+    await asyncio.sleep(0.1)
+    go.set()
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    stream, _, rest = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert stream.count(b"HTTP/1.1 ") == 1
+    statuses = [part.split()[0] for part in rest.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [*[b"200"] * bad.count(b"GET /live HTTP/1.1\r\nHost"), statuses[-1]]
+    assert status_of(rest[rest.rindex(b"HTTP/1.1 ") :]) == (431 if b"x-big" in bad else 400)
+    assert not engine.aborted
+    await until(lambda: not protocol_of(running).budget.total)
+
+
+# -- the budget for bodies -------------------------------------------------------------------------------------------------
+
+
+def protocol_of(running: Running) -> type[http_protocol.BoundedHttpProtocol]:
+    return http_protocol.BoundedHttpProtocol.__subclasses__()[-1]
+
+
+async def test_unfinished_bodies_share_a_budget(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is above it stays with its client, and gets its answer once those who hold the budget are refused."""
+    monkeypatch.setattr(http_protocol, "BODY_WINDOW", 1.0)
+    size, budget = 2**20, BodyBudget(2 * 2**20)
+    limits(budget=budget)
+    body = json.dumps({"prompt": "Hi", "user": "x" * size}).encode()
+    loop = asyncio.get_running_loop()
+    stalled = [dial(running) for _ in range(6)]
+    sending = [asyncio.create_task(send(client, post(body)[:-1])) for client in stalled]
+    try:
+        most = 0
+        for _ in range(20):
+            most = max(most, budget.total)
+            await asyncio.sleep(0.02)
+        assert 2 * size < most < 5 * size
+        assert await running.get("/live") == 200
+        answer, _ = await talk(running, post(body))
+        assert answer.startswith(b"HTTP/1.1 200")
+        for client in stalled:
+            assert (await asyncio.wait_for(loop.sock_recv(client, 4096), 10)).startswith(b"HTTP/1.1 408")
+        await asyncio.gather(*sending)
+        assert budget.total == 0
+    finally:
+        for client in stalled:
+            client.close()
+
+
+async def test_a_body_larger_than_the_budget_passes(running: Running) -> None:
+    limits(budget=BodyBudget(1000))
+    answers = await asyncio.gather(
+        *(talk(running, post(json.dumps({"prompt": "Hi", "user": "x" * 10**6}).encode())) for _ in range(4))
+    )
+    statuses = {int(answer.split()[1]) for answer, _ in answers}
+    assert 200 in statuses <= {200, 503}
+    await until(lambda: not protocol_of(running).budget.total)
+
+
+async def test_a_trickle_is_no_progress(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_WINDOW", 0.3)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    answer, _ = await talk(running, head, *[b" "] * 100, pause=0.02)
+    assert status_of(answer) == 408
+
+
+async def test_without_a_key_no_body_is_read() -> None:
+    house = House(options={"api_keys": ["key"]})
+    one = run(house)
+    one.loads.set()
+    one.core.work.set()
+    try:
+        await one.until("/ready", 200)
+        answer, _ = await talk(one, post(WHOLE)[: -len(WHOLE)])
+        assert answer.startswith(b"HTTP/1.1 401")
+    finally:
+        one.signals.arrived()
+        await asyncio.wait_for(one.task, 10)
+
+
+def test_the_budget_lets_the_oldest_go_on() -> None:
+    flows = [Flow(Transport()) for _ in range(4)]  # type: ignore[arg-type]
+    budget = BodyBudget(600_000)
+    assert all(budget.take(flow, 300_000) for flow in flows)
+    assert [flow.no_room for flow in flows] == [False, False, True, True]
+    assert budget.take(flows[0], 10**9)
+    assert not flows[0].no_room
+    flows[2].resume_reading()  # a handler wants more: no reason to read
+    assert budget.take(flows[3], 100_000)
+    assert not budget.take(flows[3], 900_000)
+    budget.give(flows[3])
+    budget.give(flows[0])
+    assert [flow.no_room for flow in flows[1:3]] == [False, False]
+    assert not budget.take_ahead(600_000)
+    budget.give_ahead(600_000)
+    budget.give(flows[1])
+    budget.give(flows[2])
+    assert budget.total == 0
+
+
+class Transport:
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...

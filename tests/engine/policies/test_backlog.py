@@ -11,7 +11,7 @@ from engine.core.backlog import MAX_RETRY_AFTER, Backlog
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import DeadlinePassed, Overloaded
-from engine.request import Observer, Request
+from engine.request import Observer, Request, TokenDelta
 from executors.contract import UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
@@ -51,6 +51,9 @@ def test_the_estimate_follows_what_was_measured() -> None:
     past = Past(4)
     assert (past.backlog.wait(asked()), past.backlog.retry_after(asked())) == (0.0, 1)
     assert past.wait(10) == 0.0, "nothing was measured yet"
+    cold = Past(4)
+    cold.backlog.observe(0.9, 3)
+    assert cold.wait(10) == 0.0, "the first step of a cold executor tells little"
     past.backlog.observe(1.0, 500)
     past.backlog.observe(9.0, 0)
     assert past.wait(10) == pytest.approx(2.0), "1000 tokens; steps without prompts tell nothing of them"
@@ -122,6 +125,101 @@ def test_only_who_still_waits_expires_and_once() -> None:
     assert list(backlog.expired(0.9)) == []
     assert list(backlog.expired(1.0)) == [late]
     assert list(backlog.expired(5.0)) == []
+
+
+def choices(count: int, tokens: int) -> list[Sequence]:
+    """Of one call."""
+    together = [seq(number, tokens=tokens) for number in range(count)]
+    for one in together:
+        one.siblings, one.mailbox = together, together[0].mailbox
+    return together
+
+
+def test_a_prompt_that_choices_share_counts_once() -> None:
+    shared, apart = Backlog(), Backlog()
+    shared.opens(4, shares_prompts=True)
+    apart.opens(4)
+    together = choices(8, 1000)
+    for one in together:
+        shared.enter(one)
+        apart.enter(one)
+    assert (shared.count, shared.tokens) == (8, 1000)
+    assert (apart.count, apart.tokens) == (8, 8000), "where nothing is shared each one computes it"
+    shared.begin(together[0])
+    assert (shared.count, shared.tokens) == (7, 0)
+    for one in together[1:]:
+        shared.end(one)
+    assert (shared.count, shared.tokens, shared.ahead(asked()).count) == (0, 0, 0)
+    for one in (told := choices(3, 100)):
+        one.request = replace(one.request, prompt_logprobs=0)
+        shared.enter(one)
+    assert shared.tokens == 300, f"{told} compute it each in their own name"
+
+
+def test_time_without_an_executor_is_not_how_long_sequences_take() -> None:
+    past = Past(4)
+    past.begin(*(old := [seq(number) for number in range(4)]))
+    past.now = 1.0
+    past.backlog.observe(0.5, 0)
+    past.now = 11.0  # silent for ten seconds, then given up
+    past.backlog.stopped()
+    past.now = 14.0
+    past.backlog.stopped()  # and lost again before it did anything
+    assert past.wait(3) == 0.0, "nothing has ended yet"
+    past.now = 20.5
+    past.backlog.observe(0.5, 0)
+    past.now = 21.0
+    past.end(*old)
+    past.begin(*(seq(number) for number in range(4)))
+    assert past.wait(3) == pytest.approx(2.0), "1.0 s before, 1.0 s after"
+    past.backlog.stopped()
+    past.now = 50.0
+    assert past.wait(3) == pytest.approx(2.0), "no nearer to their ends while nothing is done"
+
+
+def test_who_begins_after_an_idle_hour_is_not_older_than_it_is() -> None:
+    past = Past(1)
+    past.backlog.observe(0.1, 0)
+    past.now = 3600.0
+    past.begin(one := seq(1))
+    past.now = 3602.0
+    past.backlog.stopped()
+    past.now = 3605.0
+    past.backlog.observe(1.0, 0)
+    past.end(one)
+    past.begin(seq(2))
+    assert past.wait(0) == 0.0
+    assert past.wait(1) == pytest.approx(2.0), "two of a second each: all the first one had of an executor"
+
+
+def test_deadlines_of_who_has_gone_are_not_kept() -> None:
+    backlog = Backlog()
+    backlog.enter(seq(0))  # never begun, so the queue is never empty
+    late = [seq(number, deadline=5.0) for number in range(1, 4)]
+    for one in late:
+        backlog.enter(one)
+    for number in range(1000):
+        backlog.enter(one := seq(10 + number, deadline=1e6 + number))
+        if number % 2:
+            backlog.begin(one)
+        backlog.end(one)
+    assert len(backlog._deadlines) < 100
+    assert list(backlog.expired(9.0)) == late
+
+
+def test_the_rest_of_a_call_that_was_begun_does_not_expire() -> None:
+    backlog = Backlog()
+    begun, waiting = (
+        [seq(number, deadline=1.0) for number in (1, 2)],
+        [seq(3, deadline=1.0), seq(4, deadline=1.0)],
+    )
+    begun[1].mailbox, waiting[1].mailbox = begun[0].mailbox, waiting[0].mailbox
+    for one in (*begun, *waiting):
+        backlog.enter(one)
+    backlog.begin(begun[0])
+    backlog.end(begun[0])
+    assert list(backlog.expired(2.0)) == waiting
+    assert list(backlog.expired(3.0)) == []
 
 
 class Refusals(Observer):
@@ -241,3 +339,62 @@ async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
         assert isinstance(refused.value.retry_after, int) and refused.value.retry_after >= 1
         await running
         await core.drain(5)
+
+
+async def test_a_deadline_spares_every_part_of_a_call_that_was_begun() -> None:
+    async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
+        mailbox, asked = Mailbox(), request([1, 2], 12)
+        timed = replace(asked, deadline=core.clock() + 0.05)
+        core.submit_choices([timed, timed], mailbox)
+        core.submit(timed, mailbox, 2)
+        ended = dict[int, TokenDelta]()
+        while len(ended) < 2:
+            for key, delta in (await mailbox.take()).items():
+                ended.setdefault(key, TokenDelta()).merge(delta)
+            ended = {key: delta for key, delta in ended.items() if delta.tokens}
+        assert core.clock() > timed.deadline  # type: ignore[operator]
+        core.submit(timed, mailbox, 3)  # as an embedding call does, which hands in its prompts by and by
+        while any(key not in ended or ended[key].finish_reason is None for key in range(4)):
+            for key, delta in (await mailbox.take()).items():
+                ended.setdefault(key, TokenDelta()).merge(delta)
+        for delta in ended.values():
+            assert [token.token_id for token in delta.tokens] == expected_tokens([1, 2], 12), delta.error
+
+
+async def test_prompts_in_the_cache_do_not_lengthen_the_queue() -> None:
+    """400 tokens each, of which one block or two are computed: the pace is told in the unit of the queue."""
+    async with engine(
+        fake(step_delay_ms=5, seqs=4, block_size=4, num_blocks=400), max_num_seqs=4, max_num_batched_tokens=64
+    ) as core:
+        prefix = [1] * 200
+        await run(core, request([*prefix, 0], 2))
+        await asyncio.gather(*(run(core, request([*prefix, number], 2)) for number in range(8)))
+        mailbox, begun = Mailbox(), core.clock()
+        for number in range(100):
+            core.submit(request([*prefix, number], 2), mailbox, number)
+        told = core._backlog.wait(request([1], 1))
+        assert await core.drain(20)
+        took = core.clock() - begun
+        assert told < 2 * took, f"{told:.2f} s were told, {took:.2f} s it took"
+
+
+async def test_one_death_does_not_lengthen_the_queue() -> None:
+    made = fake(seqs=4, step_delay_ms=5)
+    made.failures.append(Failure("die", token=9, times=1))
+    begin = made.begin_epoch
+
+    async def slow(epoch: int) -> None:
+        await asyncio.sleep(1.0 if epoch > 1 else 0)
+        await begin(epoch)
+
+    made.begin_epoch = slow  # type: ignore[method-assign]
+    async with engine(made, max_num_seqs=4, recovery_timeout=30) as core:
+        await asyncio.gather(*(run(core, request([number], 10)) for number in range(6, 10)))
+        assert core.journal.epoch == 2
+        mailbox = Mailbox()
+        for number in range(40):
+            core.submit(request([number], 10), mailbox, number)
+        assert 0 < core._backlog.wait(request([1], 1)) < 5, (
+            "ten rounds of a tenth of a second, not of more than one"
+        )
+        assert await core.drain(20)

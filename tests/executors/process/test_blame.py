@@ -16,7 +16,8 @@ from tests.executors.process.helpers import SHORT, Make, step
     [
         (signal.SIGKILL, True),
         (signal.SIGSTOP, True),
-        (signal.SIGSEGV, False),
+        (signal.SIGSEGV, True),
+        (signal.SIGABRT, True),
         (stub.EXIT, False),
         (stub.DIE, False),
     ],

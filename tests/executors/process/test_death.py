@@ -1,6 +1,7 @@
 """Deaths and hangs of the child: each has a cause, every outstanding call an answer, and the next epoch a new child."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from executors.process.messages import Ready
 from executors.process.watch import Limits
 from tests.executors.process import stub
 from tests.executors.process.helpers import (
+    QUICK,
     SHORT,
     Make,
     config,
@@ -141,9 +143,9 @@ async def test_compilation_does_not_count_against_a_step(remote: Make) -> None:
     assert executor.restarts == {}
 
 
-@pytest.mark.parametrize("silent_s", [0.3, 5.0])
+@pytest.mark.parametrize("silent_s", [0.3, 20.0])
 async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, silent_s: float) -> None:
-    limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=1.0)
+    limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=3.0)
     executor = remote(limits=limits)
     loading = asyncio.ensure_future(executor.warmup())
     await asyncio.sleep(0)
@@ -158,6 +160,37 @@ async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, si
     with pytest.raises(ExecutorDied, match="no heartbeat") as caught:
         await loading
     assert caught.value.cause == "load"
+
+
+async def test_a_load_that_stands_still_after_a_death_is_soon_tried_again(remote: Make) -> None:
+    limits = Limits(heartbeat_s=0.05, tick_s=0.05, reloading_silence_s=2.0)
+    executor = remote(limits=limits)
+    await executor.warmup()
+    assert executor.pid is not None
+    os.kill(executor.pid, signal.SIGKILL)
+    await executor.wait_dead()
+    loading = asyncio.ensure_future(executor.begin_epoch(2))
+    first = executor.pid
+    await until(lambda: executor.pid != first)
+    os.kill(executor.pid, signal.SIGSTOP)
+    async with asyncio.timeout(40):
+        with pytest.raises(ExecutorDied, match="no heartbeat"):
+            await loading
+        while not executor.status().is_ready:
+            with contextlib.suppress(ExecutorDied):  # a busy machine may need more than one try
+                await executor.begin_epoch(2)
+    assert executor.restarts["signal"] == 1 <= executor.restarts["load"]
+
+
+async def test_a_load_that_is_given_up_leaves_no_process() -> None:
+    executor = RemoteExecutor(config(load="slow"), limits=QUICK)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await executor.begin_epoch(1)
+    pid = executor.pid
+    assert pid in living_children()
+    await executor.shutdown()
+    assert state_of(pid) is None
 
 
 async def test_a_server_that_stood_still_does_not_blame_its_child() -> None:

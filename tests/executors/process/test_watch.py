@@ -1,5 +1,6 @@
 """When a child counts as hung: the rules of watch.py, with a clock of our own."""
 
+from engine.core.config import EngineConfig
 from executors.process.watch import HangWatch, Limits, TokenCost
 
 LIMITS = Limits(silence_s=5, loading_silence_s=120, step_floor_s=30, step_factor=10, slow_call_s=600)
@@ -25,6 +26,13 @@ def test_loading_may_be_silent_for_longer() -> None:
     assert watch.verdict(121.0) is not None
     watch.loaded()
     assert watch.verdict(119.0) is not None
+
+
+def test_loading_again_leaves_time_for_another_try() -> None:
+    watch = HangWatch(Limits(), TokenCost(), now=0.0, again=True)
+    assert watch.verdict(19.0) is None
+    assert watch.verdict(21.0) is not None
+    assert 2 * Limits().reloading_silence_s < EngineConfig().recovery_timeout
 
 
 def verdict_at(watch: HangWatch, now: float) -> str | None:

@@ -245,9 +245,16 @@ def test_an_idle_server_uses_almost_no_cpu(tmp_path: Path) -> None:
     on what else the machine does."""
     with ServerProcess([], tmp_path) as server:
         pids = (server.pid, *server.children())
-        time.sleep(2)
-        before = sum(cpu_seconds(pid) for pid in pids)
-        time.sleep(8)
-        used = sum(cpu_seconds(pid) for pid in pids) - before
+
+        def used_in(seconds: float) -> float:
+            before = sum(cpu_seconds(pid) for pid in pids)
+            time.sleep(seconds)
+            return sum(cpu_seconds(pid) for pid in pids) - before
+
+        # Threads of the lowest priority prepare it: on a busy machine nobody knows when they come to it.
+        for _ in range(20):
+            if used_in(1) < 0.03:
+                break
+        used = used_in(8)
     print(f"{used:.2f} s of CPU time in 8 s")
     assert used < 0.08, used

@@ -26,6 +26,8 @@ logger = logging.getLogger("cohort.engine")
 MORE_DEATHS_FROM_OUTSIDE = 2
 """So many more, all of them while it is computed alone, make a culprit where each was a signal or silence: somebody may kill
 executors faster than a token comes, or the kernel because of this very request, or it crashes."""
+LONGEST_LOAD = 4
+"""So many times `recovery_timeout` a load may take beyond it."""
 _STEADY = 60.0
 """Seconds after which an executor that was brought back did not die of being started: that is no restart loop."""
 _TICK = 0.25
@@ -110,8 +112,8 @@ class Recovery:
             self._named.add(prompt)
 
     async def _restart(self, epoch: int, error: ExecutorError) -> bool:
-        """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over, also in the middle of a
-        try: a child that is still loading then is killed by `shutdown`, which follows."""
+        """Begin the epoch, trying again with growing pauses; False once `recovery_timeout` is over and the last try has failed. A
+        child that is still loading when its time is over is killed by `shutdown`, which follows."""
         coming = asyncio.create_task(self._begin(epoch, error))
         try:
             while not (await asyncio.wait((coming,), timeout=_TICK))[0]:
@@ -125,7 +127,8 @@ class Recovery:
         pause = self._config.restart_pause
         while True:
             self._trying(error if isinstance(error, ExecutorDied) else None)
-            left = max(0.0, deadline - self._clock())
+            # A load that goes on may be a slow disk: streams wait for it, and /health says so meanwhile. One that never ends is none.
+            left = max(0.0, deadline - self._clock()) + LONGEST_LOAD * self._config.recovery_timeout
             try:
                 async with asyncio.timeout(left) as over:
                     await self._executor.begin_epoch(epoch)
@@ -133,7 +136,7 @@ class Recovery:
             except TimeoutError:
                 if not over.expired():
                     raise  # the executor's own, which is no such error: a bug
-                self._health.detail = f"it was not back after {self._config.recovery_timeout:g} s"
+                self._health.detail = f"its load had not ended after {left:.0f} s"
                 logger.error("restart failed: %s", self._health.detail)
                 return False
             except ExecutorError as failure:

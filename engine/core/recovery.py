@@ -127,7 +127,7 @@ class Recovery:
         pause = self._config.restart_pause
         while True:
             self._trying(error if isinstance(error, ExecutorDied) else None)
-            # A load that goes on may be a slow disk: streams wait for it, and /health says so meanwhile. One that never ends is none.
+            # A load that goes on may be a slow disk: streams wait for it, and /health says so. One that never ends is none.
             left = max(0.0, deadline - self._clock()) + LONGEST_LOAD * self._config.recovery_timeout
             try:
                 async with asyncio.timeout(left) as over:

@@ -90,3 +90,10 @@ def test_theil_sen_bears_outliers() -> None:
     values[3], values[17] = 500, -500
     assert theil_sen(times, values) == pytest.approx(2, abs=0.2)
     assert trends(flat())[0].slope == pytest.approx(0, abs=0.1)
+
+
+def test_short_runs_may_warm_up_and_no_more() -> None:
+    """A last life of a minute may be up to ten MiB larger at its end."""
+    short = [replace(one, minute=one.minute / 15) for one in flat()]
+    assert list(faults(changed(short, "executor", rss=2.0), Bounds.of(2))) == []
+    assert list(faults(changed(short, "executor", rss=40.0), Bounds.of(2)))

@@ -19,16 +19,17 @@ one more whenever all are busy."""
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of memory that counts as flat: MiB a minute, and growth over all of the judged time as a share. Short runs have wider
-    ones: the noise of an allocator is divided by less time."""
+    """Of memory that counts as flat: MiB a minute, and growth over all of the judged time as a share. Short runs may have `noise`
+    MiB more, however short the time that is judged: an allocator that warms up is divided by less time there."""
 
     slope: float
     growth: float
+    noise: float
 
     @classmethod
     def of(cls, minutes: float) -> Bounds:
         """For a run of so many minutes."""
-        return cls(0.5, 0.05) if minutes >= 20 else cls(max(0.5, 10 / minutes), 0.15)
+        return cls(0.5, 0.05, 0.0) if minutes >= 20 else cls(0.5, 0.15, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Trend:
     first: float
     last: float
     samples: int
+    minutes: float
 
 
 def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
@@ -69,7 +71,8 @@ def trend(of: str, samples: Sequence[Sample], value: Callable[[Sample], float]) 
     values, third = [value(one) for one in samples], max(1, len(samples) // 3)
     first, last = statistics.median(values[:third]), statistics.median(values[-third:])
     slope = theil_sen([one.minute for one in samples], values)
-    return Trend(of, slope, last / first - 1, first, last, len(samples))
+    minutes = samples[-1].minute - samples[0].minute
+    return Trend(of, slope, last / first - 1, first, last, len(samples), minutes)
 
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
@@ -94,8 +97,9 @@ def faults(samples: Sequence[Sample], bounds: Bounds) -> Iterator[str]:
         yield f"the executor's last life has {len(life)} samples: too few to say anything"
         return
     for found in trends(samples):
-        if found.slope > bounds.slope:
-            yield f"{found.of} grows by {found.slope:.2f} MiB a minute (bound {bounds.slope:g})"
+        most = max(bounds.slope, bounds.noise / found.minutes)
+        if found.slope > most:
+            yield f"{found.of} grows by {found.slope:.2f} MiB a minute (bound {most:.2g})"
         if found.growth > bounds.growth:
             yield f"{found.of} grew by {found.growth:.1%} (bound {bounds.growth:.0%})"
     counted: list[tuple[str, Sequence[Sample], Callable[[Sample], int]]] = [

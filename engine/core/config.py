@@ -33,7 +33,8 @@ class EngineConfig:
     """Seconds. A request that would wait longer to be begun, by what was measured, is refused as overloaded. 60 is what proxies
     wait for an answer's first byte, and the longest `Retry-After` that OpenAI's client obeys."""
     recovery_timeout: float = 120.0
-    """Seconds for which a failing restart is tried again before the engine gives up for good."""
+    """Seconds for which a failing restart is tried again before the engine gives up for good. A load that is under way then may
+    take four times as long again."""
     restart_pause: float = 0.5
     """Seconds before the second try, doubling with each further one up to `MAX_RESTART_PAUSE`."""
     integrity_check_after: float = 1.0

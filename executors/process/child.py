@@ -49,6 +49,8 @@ class Channel:
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
         self._lock = threading.Lock()
+        # One buffer for all reads: as new objects, cut down to what has come, they leave the heap full of holes.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: m.ToServer) -> None:
         """Raises WireError, with nothing sent, for what cannot travel."""
@@ -65,17 +67,17 @@ class Channel:
             finally:
                 self._lock.release()
 
-    def receive(self, timeout_s: float) -> bytes:
-        """What has come within that time, b"" if nothing."""
+    def receive(self, timeout_s: float) -> memoryview:
+        """What has come within that time, empty if nothing; good until the next call. For one thread."""
         if not self._poll.poll(max(0.0, 1000 * timeout_s)):
-            return b""
+            return self._buffer[:0]
         try:
-            data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            size = self._sock.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return b""
+            return self._buffer[:0]
         except OSError:
-            data = b""
-        return data or _gone()
+            size = 0
+        return self._buffer[:size] if size else _gone()
 
     def _send(self, frame: bytearray) -> None:
         try:

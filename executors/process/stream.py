@@ -37,6 +37,8 @@ class MessageStream:
         self._ended = ended
         self._decoder: Decoder[ToServer] = Decoder(ToServer)
         self._unsent: deque[memoryview] = deque()
+        # One buffer for all reads: as new objects, cut down to what has come, they leave the heap full of holes.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self.open = True
         loop.add_reader(sock, self._read)
 
@@ -67,16 +69,16 @@ class MessageStream:
     def _read(self) -> bool:
         """One read; False if there was nothing to read or will not be again."""
         try:
-            data = self._sock.recv(_READ_BYTES)
+            size = self._sock.recv_into(self._buffer)
         except BlockingIOError:
             return False
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._end(None)
             return False
         try:
-            for message in self._decoder.feed(data):
+            for message in self._decoder.feed(self._buffer[:size]):
                 if self.open:
                     self._deliver(message)
         except WireError as error:

@@ -84,7 +84,7 @@ class Decoder(Generic[M]):
         self._decoder = msgspec.msgpack.Decoder(union, ext_hook=_decode_array)
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
+    def feed(self, data: bytes | memoryview) -> list[M]:
         """The messages that are complete now. Raises WireError on garbage: nothing after it can be trusted."""
         self._rest += data
         messages: list[M] = []

@@ -3,7 +3,7 @@
 Virtual token counters, after "Fairness in Serving Large Language Models" (Sheng et al., 2023, arXiv:2401.00588): each tenant
 has a counter of the tokens computed for it, and the one with the least is next. What a request will cost is not known before it
 ends, which a deficit round robin would have to guess; counters are charged with what was really computed. Who comes after a
-pause begins at the least counter of those who are there: time not used is not saved up.
+pause begins just below the least counter of those who are there: time not used is not saved up.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator
 
 from engine.core.sequence import Sequence
 
+CREDIT = 128
+"""Tokens by which who comes after a pause is ahead of everybody who is here: a short question is begun in the very next step, and
+whole, although nobody owes it anything yet."""
 MOST_TENANTS = 4096
 """Counters that are kept of tenants who have nothing here at the moment."""
 
@@ -52,7 +55,7 @@ class Fair:
     def _arrive(self, tenant: str) -> None:
         least = min((self._served[other] for other in self._live), default=0)
         self._several = self._several or any(other != tenant for other in self._served)
-        self._served[tenant] = max(self._served.get(tenant, 0), least)
+        self._served[tenant] = max(self._served.get(tenant, 0), least - CREDIT)
         self._live[tenant] = set()
         if len(self._served) > MOST_TENANTS + len(self._live):
             self._served = {name: count for name, count in self._served.items() if name in self._live}

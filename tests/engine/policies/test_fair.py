@@ -18,7 +18,7 @@ from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.kv.kv_cache_manager import KvCacheManager
-from engine.policies.fair import MOST_TENANTS, Fair, most_present
+from engine.policies.fair import CREDIT, MOST_TENANTS, Fair, most_present
 from engine.request import FinishReason, Request
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
@@ -63,11 +63,43 @@ def test_time_not_used_is_not_saved_up() -> None:
     queue.charge(busy, 1000)
     newcomer = seq(2, "b")
     queue.add(newcomer)
-    queue.charge(newcomer, 1)
+    queue.charge(newcomer, CREDIT + 1)
     third = seq(3, "a")
     queue.add(third)
     # Had b begun at 0 it would come first for a thousand tokens.
     assert order(queue) == [1, 2, 3]
+
+
+def test_who_comes_after_a_pause_is_begun_before_those_who_are_here_and_whole() -> None:
+    queue = Fair()
+    busy = seq(1, "a")
+    queue.add(busy)
+    queue.took_slot(busy)
+    for _ in range(3):
+        queue.charge(busy, 1000)
+        newcomer = seq(2, "b", tokens=50)
+        queue.add(newcomer)
+        assert order(queue) == [2, 1]
+        assert queue.precedes(newcomer, busy)
+        assert queue.owed(newcomer) == CREDIT
+        queue.charge(newcomer, 50)
+        queue.remove(newcomer)
+        queue.gone(newcomer)
+
+
+def test_credit_is_not_given_again_to_who_has_not_paid_it_back() -> None:
+    """A tenant that asks again and again, with nobody served beside it, is ahead by what it had left."""
+    queue = Fair()
+    busy = seq(1, "a")
+    queue.add(busy)
+    queue.charge(busy, 1000)
+    for left in (CREDIT, CREDIT - 50, CREDIT - 100, CREDIT - 150):
+        newcomer = seq(2, "b", tokens=50)
+        queue.add(newcomer)
+        assert queue._served["a"] - queue._served["b"] == left
+        queue.charge(newcomer, 50)
+        queue.remove(newcomer)
+        queue.gone(newcomer)
 
 
 def test_a_preempted_sequence_finds_its_place_and_removing_twice_is_an_error() -> None:

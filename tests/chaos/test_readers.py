@@ -139,12 +139,15 @@ async def test_a_hundred_dead_readers_hold_little(patient: ServerProcess) -> Non
     assert figures["bytes_per_token"] < 500
 
 
-async def _itl_p99(server: ServerProcess) -> float:
-    """Of 8 normal streams, in milliseconds."""
-    streams = await heard(server, normal(8, 128))
-    gaps = sorted(gap for one in streams for gap in one.gaps)
-    assert all(len(one.gaps) > 100 for one in streams)
-    return 1000 * gaps[int(0.99 * len(gaps))]
+async def _itl_p99(server: ServerProcess, times: int = 3) -> float:
+    """Of 8 normal streams, so many times one after the other, in milliseconds. One time is a third of a second, of which the
+    ten longest gaps decide: what else the machine does in it would decide the figure."""
+    gaps: list[float] = []
+    for _ in range(times):
+        streams = await heard(server, normal(8, 128))
+        assert all(len(one.gaps) > 100 for one in streams)
+        gaps += [gap for one in streams for gap in one.gaps]
+    return 1000 * sorted(gaps)[int(0.99 * len(gaps))]
 
 
 async def _round(server: ServerProcess, turn: int) -> dict[str, float]:
@@ -153,14 +156,14 @@ async def _round(server: ServerProcess, turn: int) -> dict[str, float]:
     async def read() -> None:
         streams = await listen_to(server, dead(count, tokens), keep=False)
         await running(server, count * CHOICES)
-        found["computing, read"] = await _itl_p99(server)
+        found["computing, read"] = await _itl_p99(server, times=1)
         await asyncio.gather(*(one.over.wait() for one in streams))
         await running(server, 0)
 
     async def never_read() -> None:
         with DeadReaders(server, dead(count, tokens)):
             await running(server, count * CHOICES)
-            found["computing, never read"] = await _itl_p99(server)
+            found["computing, never read"] = await _itl_p99(server, times=1)
             await running(server, 0)
             found["blocked"] = await _itl_p99(server)
         await running(server, 0)

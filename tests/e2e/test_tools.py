@@ -252,7 +252,9 @@ def test_where_reasoning_begins(special: openai.OpenAI) -> None:
     free = special.chat.completions.create(**asked)
     assert free.choices[0].message.content == "3, 4, 5, 6"
     assert not hasattr(free.choices[0].message, "reasoning")
-    closed = special.chat.completions.create(**asked, extra_body={"chat_template_kwargs": {"think": False}})
+    closed = special.chat.completions.create(
+        **asked, extra_body={"chat_template_kwargs": {"think": False}, "min_tokens": 4}
+    )
     assert closed.choices[0].message.content
     opened = special.chat.completions.create(**asked, extra_body={"chat_template_kwargs": {"think": True}})
     message = opened.choices[0].message

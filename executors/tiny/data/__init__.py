@@ -18,6 +18,8 @@ __all__ = [
 
 _TOOL_SHARE = 0.28
 _RESULT_SHARE = 0.01
+_TOOL_TURNS = (1, 1, 2, 3, 3, 4, 4, 5)
+"""The tools take longer to read than anything else: several calls of each conversation are learned at that price."""
 
 
 def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> Iterator[Sample]:
@@ -31,7 +33,7 @@ def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> I
         if roll < _RESULT_SHARE:
             yield tool_result(draw)
         elif roll < _RESULT_SHARE + _TOOL_SHARE:
-            yield conversation(draw, "tools", min(turns, 3), weights=share)
+            yield conversation(draw, "tools", draw.rng.choice(_TOOL_TURNS), weights=share)
         else:
             yield conversation(
                 draw, draw.rng.choices(names, [share[name] for name in names])[0], turns, weights=share

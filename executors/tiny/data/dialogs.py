@@ -32,14 +32,14 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.06,
-    "counting": 0.10,
+    "counting": 0.09,
     "sums": 0.12,
-    "reversal": 0.15,
-    "repetition": 0.05,
+    "reversal": 0.13,
+    "repetition": 0.08,
     "upper_casing": 0.08,
-    "capitals": 0.08,
-    "extraction": 0.17,
-    "stories": 0.02,
+    "capitals": 0.06,
+    "extraction": 0.18,
+    "stories": 0.03,
     "off_topic": 0.17,
 }
 """Share of each skill among turns without tools."""

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import traceback
+
 import torch
 
-from executors.contract import OutOfMemory, StepFailed
+from executors.contract import ExecutorDied, ExecutorError, OutOfMemory, StepFailed
 
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc")
+_NO_MEMORY = (
+    "not enough memory", "can't allocate memory", "bad_alloc", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 """torch's allocator for CPUs raises a bare RuntimeError: these are its words, and those of C++."""
+_DEVICE_IS_LOST = ("CUDA error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "device-side assert")
+"""After one of these nothing that the process has on its device can be trusted, and most calls fail: it has to be a new one."""
 
 
-def step_fault(error: Exception) -> StepFailed:
-    """What a step that raised `error` is to raise: OutOfMemory where that is what it was."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return OutOfMemory(str(error) or "no memory")
+def step_fault(error: Exception) -> ExecutorError:
+    """What a step that raised `error` is to raise: OutOfMemory where that is what it was, ExecutorDied where the device is lost.
+
+    What the step's functions held, they hold no more then: on a device that is the memory of a whole step, which would be
+    kept for as long as anybody looks at the error.
+    """
+    why = no_memory(error)
+    if why is None:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, RuntimeError) and any(words in said for words in _DEVICE_IS_LOST):
+            return ExecutorDied(said.split("\n")[0])
+        return StepFailed(said)
+    traceback.clear_frames(error.__traceback__)
+    return OutOfMemory(why)
+
+
+def no_memory(error: Exception) -> str | None:
+    """In a line, which memory was not there; None where that is not what the error says."""
+    if isinstance(error, OutOfMemory | MemoryError | torch.OutOfMemoryError):
+        # torch goes on about its allocator's figures, and where to read about them.
+        return str(error).split(" GPU ")[0].split("\n")[0] or "no memory"
     text = f"{type(error).__name__}: {error}"
-    return OutOfMemory(text) if any(words in text for words in _NO_MEMORY) else StepFailed(text)
+    return text if any(words in text for words in _NO_MEMORY) else None

@@ -1,10 +1,12 @@
 """A server over fakes, fresh for each test."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.server.fakes import House
+from tests.server.raw_http import serving
+from tests.server.test_lifecycle import Running
 
 
 @pytest.fixture
@@ -13,3 +15,10 @@ def house() -> Iterator[House]:
     yield house
     house.state.threads.close()
     assert not house.engine.open, "a generation was never left"
+
+
+@pytest.fixture
+async def running(house: House) -> AsyncIterator[Running]:
+    """Over real sockets, and ready."""
+    async with serving(house) as one:
+        yield one

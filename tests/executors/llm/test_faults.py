@@ -1,10 +1,15 @@
 """What a step raised, in the contract's words: memory that was not there is told from everything else."""
 
+from __future__ import annotations
+
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
-from executors.contract import OutOfMemory, StepFailed
+from executors.contract import ExecutorDied, ExecutorError, OutOfMemory, StepFailed
 from executors.llm.faults import step_fault
 
 
@@ -17,9 +22,15 @@ from executors.llm.faults import step_fault
         (RuntimeError("std::bad_alloc"), OutOfMemory, "bad_alloc"),
         (ValueError("a shape"), StepFailed, "ValueError: a shape"),
         (RuntimeError("boom"), StepFailed, "RuntimeError: boom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel"), ExecutorDied, "illegal"),
+        (RuntimeError("CUDA error: device-side assert triggered"), ExecutorDied, "device-side assert"),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling"), ExecutorDied, "CUBLAS"),
+        (torch.OutOfMemoryError("CUDA error: out of memory"), OutOfMemory, "CUDA"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), OutOfMemory, "out of memory"),
+        (ValueError("CUDA error: is what a client wrote"), StepFailed, "ValueError"),
     ],
 )
-def test_kinds(error: Exception, kind: type[StepFailed], words: str) -> None:
+def test_kinds(error: Exception, kind: type[ExecutorError], words: str) -> None:
     fault = step_fault(error)
     assert type(fault) is kind and words in str(fault)
 
@@ -30,3 +41,27 @@ def test_what_torch_and_numpy_really_raise() -> None:
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             allocate()
         assert type(step_fault(caught.value)) is OutOfMemory, caught.value
+
+
+def test_an_error_holds_nothing_of_the_step() -> None:
+    """It may be kept for long, and what the step's functions had in hand would be kept with it."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def step() -> None:
+        activations = torch.empty(10)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 1 GiB"
+        )
+
+    try:
+        step()
+    except torch.OutOfMemoryError as error:
+        kept = error
+        fault = step_fault(error)
+    gc.disable()
+    try:
+        assert held[0]() is None
+    finally:
+        gc.enable()
+    assert str(fault) == "CUDA out of memory. Tried to allocate 2.00 GiB." and kept.__traceback__ is not None

@@ -127,6 +127,10 @@ class EngineStats:
     """Those of them that need not be computed."""
     resumed: int = 0
     """Running sequences that went on after a failed step or a restart, ever."""
+    step_tokens: int = 0
+    """Tokens that a step may have by now: fewer than the configured number after there was no memory for one."""
+    steps_cut: int = 0
+    """Steps for which there was no memory and that were tried again in parts, ever."""
 
     @property
     def kv_usage(self) -> float:

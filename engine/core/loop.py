@@ -247,6 +247,8 @@ class EngineCore:
             prefix_queries=scheduler.prefix_queries if scheduler else 0,
             prefix_hits=scheduler.prefix_hits if scheduler else 0,
             resumed=scheduler.num_resumed if scheduler else 0,
+            step_tokens=scheduler.step_budget.tokens if scheduler else 0,
+            steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
         )
 
     def check_integrity(self) -> None:

@@ -17,6 +17,7 @@ from executors.contract import (
     ExecutorError,
     InvalidInput,
     ModelExecutor,
+    OutOfMemory,
     UnifiedBatch,
     Unsupported,
 )
@@ -71,16 +72,19 @@ class Recovery:
     async def recover(self, batch: UnifiedBatch | None, error: ExecutorError) -> str | None:
         """A step failed, or the executor died between steps (`batch` None): everything is recomputed from what is committed.
 
-        Nothing is lost but time, unless a sequence was in several failed steps in a row: then it gets a typed error. Returns
-        why nothing can be served any more, None if it can.
+        Nothing is lost but time, unless a sequence was in several failed steps in a row: then it gets a typed error. A step
+        that found no memory counts as failed only when it cannot be made smaller. Returns why nothing can be served any
+        more, None if it can.
         """
-        logger.error("executor failed: %s: %s", type(error).__name__, error)
+        shrunk = self._shrunk(batch, error)
+        if not shrunk:
+            logger.error("executor failed: %s: %s", type(error).__name__, error)
         health, scheduler = self._health, self._scheduler
         health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
         health.detail = str(error)
         epoch = scheduler.journal.open_epoch()
         # What was refused has its reason in the step: no need to try it again as it was.
-        suspects = scheduler.rewind(batch, at_fault=isinstance(error, (InvalidInput, Unsupported)))
+        suspects = scheduler.rewind(batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk)
         died = isinstance(error, ExecutorDied)
         if self._clock() - self._back_at > _STEADY:
             self._fruitless = 0
@@ -91,7 +95,8 @@ class Recovery:
         scheduler.num_resumed -= len(culprits)
         self._forgive_known(culprits)
         code = "executor_died" if died else error.kind
-        self._fail(culprits, BrokeExecutor(f"the executor failed: {error}", code=code))
+        what = "failed" if code != OutOfMemory.kind else "has no memory for this request, even by itself"
+        self._fail(culprits, BrokeExecutor(f"the executor {what}: {error}", code=code))
         if self._fruitless > MAX_FRUITLESS_RESTARTS:
             health.detail = f"the executor died {self._fruitless} times without a token in between: {error}"
             return health.detail
@@ -101,6 +106,19 @@ class Recovery:
         if health.stage is Stage.RECOVERING:
             health.stage = Stage.READY
         return None
+
+    def _shrunk(self, batch: UnifiedBatch | None, error: ExecutorError) -> bool:
+        """Whether the step failed for want of memory, and the next ones are smaller."""
+        if batch is None or not isinstance(error, OutOfMemory):
+            return False
+        tokens, budget = batch.total_q_tokens(), self._scheduler.step_budget
+        if not budget.shrink(tokens):
+            return False
+        logger.warning(
+            "no memory for a step of %d tokens of %d sequences, at most %d from now on: %s",
+            tokens, len(batch), budget.tokens, error,
+        )  # fmt: skip
+        return True
 
     def _forgive_known(self, culprits: Iterable[Sequence]) -> None:
         """A prompt that was named before was sent again: its deaths say nothing new of the executor. Those of one prompt after

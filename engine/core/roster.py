@@ -144,19 +144,22 @@ class Roster:
         self._in_flight.pop(batch.step_id)
         self._spared.pop(batch.step_id, None)
 
-    def rewind(self, failed: UnifiedBatch | None = None, at_fault: bool = False) -> list[Sequence]:
+    def rewind(
+        self, failed: UnifiedBatch | None = None, at_fault: bool = False, blameless: bool = False
+    ) -> list[Sequence]:
         """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
 
         Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. `at_fault`:
-        the step itself is wrong, and would fail again; its sequences are computed alone at once. Steps still out belong to
-        the older epoch; their results are dropped.
+        the step itself is wrong, and would fail again; its sequences are computed alone at once. `blameless`: it was too
+        large, which is nobody's fault and no death survived: nothing is counted, nobody returned. Steps still out belong
+        to the older epoch; their results are dropped.
         """
         for seq in _once([*self.running, *self.waiting, *self._flying()]):
             seq.in_flight, seq.num_pending_tokens, seq.num_void_results = 0, 0, 0
             seq.drafting = False
             if seq.finished:
                 self._let_go(seq)
-        self.num_resumed += len(self.running)
+        self.num_resumed += 0 if blameless else len(self.running)
         for seq in list(self.running):
             self._preempt(seq)
         self.kv.reset()
@@ -166,7 +169,7 @@ class Roster:
         if self._backlog is not None:
             self._backlog.stopped()
         involved = self._in_flight.pop(failed.step_id) if failed is not None else []
-        live = [seq for seq in involved if not seq.finished]
+        live = [seq for seq in involved if not (seq.finished or blameless)]
         for seq in live:
             seq.num_failed_steps = max(seq.num_failed_steps + 1, FAILED_STEPS_BEFORE_ALONE if at_fault else 0)
             if seq.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE:

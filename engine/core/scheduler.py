@@ -20,6 +20,7 @@ from engine.core.plan import StepPlan, pack
 from engine.core.policies import Policies
 from engine.core.roster import Roster
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.budget import MIN_CHUNK
@@ -43,7 +44,7 @@ class Scheduler(Roster):
     ) -> None:
         self.policies = policies or Policies()
         super().__init__(kv, journal, max_num_seqs, self.policies.queue, backlog)
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.step_budget = StepBudget(max_num_batched_tokens)
         self.num_steps = 0
         self._plain = _PlainTokens()
 
@@ -51,7 +52,7 @@ class Scheduler(Roster):
 
     def schedule(self) -> UnifiedBatch | None:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
-        plan = StepPlan(self.max_num_batched_tokens)
+        plan = StepPlan(self.step_budget.tokens)
         self.kv.begin_step()
         if self._suspects:
             self._grant_suspect(plan)
@@ -117,6 +118,7 @@ class Scheduler(Roster):
                 chunks.append(seq)
             elif uncomputed and not seq.drafting and seq.num_to_generate > 0:
                 decodes.append(seq)
+        decodes = self._in_turn(decodes, chunks, plan)
         drafter = self.policies.drafter
         # Guesses take what is left when every stream has its token and prompts get on.
         kept = MIN_CHUNK if chunks or len(self.waiting) else 0
@@ -128,6 +130,20 @@ class Scheduler(Roster):
             elif not seq.num_pending_tokens:
                 self._draft(seq, drafter, plan.budget - 1 - (len(decodes) - number) - kept, plan)
         return chunks
+
+    def _in_turn(
+        self, decodes: list[Sequence], chunks: SequenceOf[Sequence], plan: StepPlan
+    ) -> list[Sequence]:
+        """Which of them the step has room for: all, unless want of memory made steps smaller than there are streams. Then
+        whoever has waited longest, so that nobody stands still until another one ends; half of the step is for those who
+        have to be computed anew first."""
+        if self.step_budget.tokens == self.step_budget.most:
+            return decodes
+        others = plan.budget // 2 if chunks or self._stream_waits(()) else 0
+        if len(decodes) <= (room := plan.budget - others):
+            return decodes
+        decodes.sort(key=lambda seq: seq.last_step)
+        return list(self.policies.queue.ordered(decodes))[:room]
 
     def _draft(self, seq: Sequence, drafter: Drafter, most: int, plan: StepPlan) -> None:
         """Grant the last token and at most so many guesses of what follows it, never past the sequence's end."""
@@ -150,6 +166,7 @@ class Scheduler(Roster):
         self.kv.register(seq, end)
         self.policies.queue.charge(seq, count)
         plan.grants[seq] = count
+        seq.last_step = self.num_steps
         plan.budget -= count
         return True
 
@@ -214,6 +231,7 @@ class Scheduler(Roster):
         seqs = self._in_flight.pop(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return []
+        self.step_budget.went_well()
         deltas: list[tuple[Sequence, TokenDelta]] = []
         ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
         final, drafts = batch.is_final_chunk.tolist(), batch.num_draft_tokens.tolist()

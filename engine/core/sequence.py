@@ -57,6 +57,8 @@ class Sequence:
     num_pending_tokens: int = 0
     in_flight: int = 0
     """Steps out that compute this sequence."""
+    last_step: int = 0
+    """The number of steps when it was granted tokens last."""
     drafting: bool = False
     """A step in flight verifies drafts: how many tokens come of it, nobody knows."""
     num_void_results: int = 0

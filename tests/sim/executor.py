@@ -18,6 +18,7 @@ from executors.contract import (
     ExecutorDied,
     InvalidInput,
     KvCacheHandle,
+    OutOfMemory,
     Skipped,
     StepFailed,
     UnifiedBatch,
@@ -43,6 +44,9 @@ class Faults:
     idle_deaths: list[float] = field(default_factory=list)
     """Virtual seconds at which the executor dies of itself."""
     failing_restarts: int = 0
+    room: int | None = None
+    """No memory for a step of more tokens, as long as there are faults of this kind to come: `short` of them."""
+    short: int = 0
 
 
 class SimExecutor:
@@ -166,6 +170,10 @@ class SimExecutor:
         if fault == "refused":
             self._refused = True  # what is queued behind it builds on what was not computed
             raise InvalidInput("refused")
+        if self.faults.room is not None and self.faults.short and batch.total_q_tokens() > self.faults.room:
+            self.faults.short -= 1
+            self.inner._stopped = Skipped
+            raise OutOfMemory("too many tokens")  # not `fired`: nobody may fail of it
         if fault == "failed":
             self.inner._stopped = Skipped
             raise StepFailed("failed")
@@ -187,7 +195,7 @@ class SimExecutor:
         assert self.core is not None and self.core._scheduler is not None
         scheduler = self.core._scheduler
         self.core.check_integrity()
-        if not 0 < batch.total_q_tokens() <= scheduler.max_num_batched_tokens:
+        if not 0 < batch.total_q_tokens() <= scheduler.step_budget.tokens:
             raise Broken(f"{batch.total_q_tokens()} tokens in a step")
         if len(batch) > self.inner.num_slots:
             raise Broken(f"{len(batch)} sequences in a step")

@@ -12,6 +12,7 @@ from engine.core.backlog import Backlog
 from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.step_budget import StepBudget
 from engine.kv import kv_cache_manager as managing
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
@@ -207,6 +208,11 @@ def _budget_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduling, "StepPlan", larger)
 
 
+def _blamed_for_want_of_memory(patch: pytest.MonkeyPatch) -> None:
+    """A step that was too large for the memory is tried again as it was, and counts against who is in it."""
+    patch.setattr(StepBudget, "shrink", lambda self, num_tokens: False)
+
+
 def _skipped_forever(patch: pytest.MonkeyPatch) -> None:
     """Who waits for a block of this step waits for good."""
     patch.setattr(KvCacheManager, "begin_step", lambda self: None)
@@ -296,6 +302,7 @@ MUTANTS: dict[str, Mutate] = {
         _void_results_count,
         _stop_found_late,
         _budget_ignored,
+        _blamed_for_want_of_memory,
         _skipped_forever,
         _prompt_from_the_cache,
         _prompt_told_twice,

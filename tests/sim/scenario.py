@@ -13,6 +13,7 @@ import numpy as np
 from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
+from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
 from engine.request import FinishReason, Request, Stage, TokenDelta
 from executors import registry
@@ -111,6 +112,11 @@ def draw(seed: int) -> Scenario:
     if about_queue.random() < 0.3:
         scenario.policy = "fair"
     scenario.streams = [_about_queue(about_queue, stream) for stream in scenario.streams]
+    about_memory = random.Random(f"memory {seed}")
+    # Not beside poison: steps of few tokens are not where it spreads.
+    if about_memory.random() < 0.3 and not scenario.poisoned:
+        scenario.faults.room = about_memory.choice((LEAST_TOKENS, 12, 20, 40))
+        scenario.faults.short = about_memory.choice((1, 3, 1000))
     return scenario
 
 

@@ -22,7 +22,11 @@ from executors.llm.faults import step_fault
         (RuntimeError("std::bad_alloc"), OutOfMemory, "bad_alloc"),
         (ValueError("a shape"), StepFailed, "ValueError: a shape"),
         (RuntimeError("boom"), StepFailed, "RuntimeError: boom"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel"), ExecutorDied, "illegal"),
+        (
+            RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel"),
+            ExecutorDied,
+            "illegal",
+        ),
         (RuntimeError("CUDA error: device-side assert triggered"), ExecutorDied, "device-side assert"),
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling"), ExecutorDied, "CUBLAS"),
         (torch.OutOfMemoryError("CUDA error: out of memory"), OutOfMemory, "CUDA"),

@@ -1,7 +1,7 @@
 """How exact our numbers are on a CPU: bf16 against transformers, and what `--quantization` costs.
 
     python -m benchmarks.quality [--model DIR or SHAPE ...] [--pairs 5] [--prompts 8] [--tokens 64]
-                                 [--quantization int8] [--conversations 4] [--skills N] [--threads N] [--json FILE]
+                                 [--quantization int8 ...] [--conversations 4] [--skills N] [--threads N] [--json FILE]
 
 bf16: transformers' greedy continuation in fp32 is fed to transformers in bf16 and to our executor in bf16. The RMS errors of
 both sides' logits against fp32 make a ratio, promised to be at most 1.1; the best token must be fp32's wherever its lead is more
@@ -141,7 +141,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--attention", choices=("sdpa", "eager"), default="sdpa", help="of transformers in bf16"
     )
-    parser.add_argument("--quantization", default="int8", help='"none" leaves this part out')
+    parser.add_argument(
+        "--quantization", nargs="*", default=["int8"], choices=quality_quantization.CHANGES,
+        help="what to compare with bf16; without a value nothing",
+    )  # fmt: skip
     parser.add_argument("--conversations", type=int, default=4, help="per skill and pair, for perplexity")
     parser.add_argument("--skills", type=int, default=0, help="prompts a row of the skill table; 0: no table")
     parser.add_argument("--threads", type=int)
@@ -156,14 +159,15 @@ def main() -> None:
     results = about(asked)
     results["bf16"] = {model: asyncio.run(bf16(model, asked)) for model in asked.model}
     print(f"\n{bf16_table(results['bf16'])}\n", flush=True)
-    if (name := asked.quantization) != "none":
+    for name in asked.quantization:
         results[name] = asyncio.run(
             quality_quantization.text(weights_dir(), name, asked.pairs, asked.conversations, asked.threads)
         )
         print(f"{quantization_table(name, results[name])}\n", flush=True)
         if asked.skills:
-            results["skills"] = quality_quantization.skills(None, name, asked.skills)
-            print(skills_table(name, results["skills"]))
+            found = quality_quantization.skills(None, name, asked.skills)
+            results.setdefault("skills", {})[name] = found
+            print(skills_table(name, found))
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -24,7 +24,12 @@ from tokenizers import Tokenizer
 
 from benchmarks.shapes import SHAPES
 from executors.contract import DecodeInput, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
-from executors.facts import ExecutorConfig, OptimizationConfig
+from executors.facts import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+)
 from executors.llm.factory import LlmFactory
 from executors.tiny.batches import Encoder
 from executors.tiny.data import SKILL_NAMES, held_out_samples
@@ -113,12 +118,15 @@ class Transformers:
 
 
 def configuration(
-    directory: Path, sequences: Sequence[Forced], threads: int | None = None, **optimization: Any
-) -> ExecutorConfig:
-    """A bf16 executor on the CPU with KV for all of `sequences` at once. `optimization`: see OptimizationConfig."""
+    directory: Path, sequences: Sequence[Forced], threads: int | None = None, *, backend: str = "auto",
+    kv_cache_dtype: str = "auto", **optimization: Any,
+) -> ExecutorConfig:  # fmt: skip
+    """A bf16 executor on the CPU with KV for all of `sequences` at once. `backend`: of attention. `optimization`: see
+    OptimizationConfig."""
     return ExecutorConfig(
         "llm", str(directory), dtype="bfloat16", device="cpu", max_num_seqs=len(sequences),
         max_model_len=max(len(one.ids) for one in sequences),
+        attention=ExecutorAttentionConfig(backend=backend), memory=ExecutorMemoryConfig(kv_cache_dtype=kv_cache_dtype),
         optimization=OptimizationConfig(num_threads=threads, **optimization),
     )  # fmt: skip
 

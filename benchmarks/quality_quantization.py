@@ -1,4 +1,7 @@
-"""What quantised weights cost: logits, perplexity and skills of cohort-tiny on held-out text, beside fp32 and bf16."""
+"""What quantised weights and KV cost: logits, perplexity and skills of cohort-tiny on held-out text, beside fp32 and bf16.
+
+FP8 is computed by torch here, in the numbers of a GPU: weights and activations rounded to e4m3, products summed in fp32.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,17 @@ from executors.contract import ConfigError
 from executors.tiny.evaluate import ask_server, questions
 from tests.e2e.server_process import ServerProcess
 
+CHANGES: dict[str, dict[str, str]] = {
+    "int8": {"quantization": "int8"},
+    "fp8": {"quantization": "fp8", "backend": "torch"},
+    "kv-fp8": {"kv_cache_dtype": "fp8", "backend": "torch"},
+    "fp8+kv-fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8", "backend": "torch"},
+}
+"""By the names that `--quantization` of `benchmarks.quality` takes: what is asked of the executor."""
+_FLAGS = {
+    "quantization": "--quantization", "kv_cache_dtype": "--kv-cache-dtype", "backend": "--attention-backend",
+}  # fmt: skip
+
 
 async def text_pair(
     directory: Path,
@@ -44,7 +58,7 @@ async def text_pair(
     exact = Transformers(directory, torch.float32)
     reference = [exact.logits(one) for one in sequences]
     del exact
-    quantised = await _served(directory, sequences, way, threads, quantization=quantization)
+    quantised = await _served(directory, sequences, way, threads, **CHANGES[quantization])
     plain = await _served(directory, sequences, way, threads)
     deviation = float(
         np.concatenate([(one - one.mean(-1, keepdims=True)).ravel() for one in reference]).std()
@@ -59,9 +73,9 @@ async def text_pair(
 
 
 async def _served(
-    directory: Path, sequences: Sequence[Forced], way: Way, threads: int | None, **optimization: Any
+    directory: Path, sequences: Sequence[Forced], way: Way, threads: int | None, **changes: Any
 ) -> list[np.ndarray]:
-    async with started(configuration(directory, sequences, threads, **optimization)) as executor:
+    async with started(configuration(directory, sequences, threads, **changes)) as executor:
         return await our_logits(executor, sequences, way)
 
 
@@ -122,7 +136,8 @@ def skills(directory: Path | None, quantization: str, count: int, seed: int = 0)
     model = [] if directory is None else [str(directory)]
     prompts = questions(count, seed=seed)
     found: dict[str, dict[str, float]] = {}
-    for name, flags in (("bf16", []), (quantization, ["--quantization", quantization])):
+    asked = [word for name, value in CHANGES[quantization].items() for word in (_FLAGS[name], value)]
+    for name, flags in (("bf16", list[str]()), (quantization, asked)):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with ServerProcess([*model, *flags], Path(folder)) as server:

@@ -190,10 +190,11 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorAttentionConfig:
-    """How KV is laid out."""
+    """How KV is laid out and read."""
 
     block_size: int = 16
     backend: str = "auto"
+    """What computes attention, one of `kernels.ATTENTION_BACKENDS`; "auto": the best that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ class ExecutorMemoryConfig:
     """How much memory the executor may take. None means: sized from what the device or cgroup allows."""
 
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    """"fp8": keys and values in e4m3, half the bytes of bf16; "auto": in the model's dtype."""
     gpu_memory_utilization: float = 0.9
     memory_limit_bytes: int | None = None
 
@@ -213,7 +216,8 @@ class OptimizationConfig:
     deterministic: bool = False
     """A sequence's tokens are the same bit for bit alone, in any batch, in chunks, and computed anew."""
     quantization: str | None = None
-    """"int8": weights held in int8, one scale per row, and activations rounded to int8 per token. None: as stored."""
+    """"int8": weights held in int8, one scale per row, and activations rounded to int8 per token. "fp8": the layers' weights and
+    activations likewise in e4m3. None: as stored."""
     num_threads: int | None = None
     cpu_isa: str | None = None
     """Instruction set of the CPU kernels; None: the best that the CPU has."""

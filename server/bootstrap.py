@@ -282,9 +282,14 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.model_fields_set,
         seed=settings.seed,
-        attention=ExecutorAttentionConfig(block_size=settings.block_size),
-        memory=ExecutorMemoryConfig(kv_cache_memory_bytes=settings.kv_cache_memory_bytes),
+        attention=ExecutorAttentionConfig(settings.block_size, settings.attention_backend),
+        memory=ExecutorMemoryConfig(
+            kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+        ),
         optimization=OptimizationConfig(
+            enforce_eager=settings.enforce_eager,
             deterministic=settings.deterministic,
             quantization=settings.quantization,
             cpu_isa=settings.cpu_isa,

@@ -22,6 +22,8 @@ from server.verbs.options import (
     Device,
     DownloadDir,
     Dtype,
+    GpuMemoryUtilization,
+    KvCacheDtype,
     KvCacheMemory,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -134,6 +136,8 @@ def serve(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     block_size: BlockSize = None,
     kv_cache_memory_bytes: KvCacheMemory = None,
+    kv_cache_dtype: KvCacheDtype = None,
+    gpu_memory_utilization: GpuMemoryUtilization = None,
     max_queued_seqs: Annotated[
         Number,
         flag(
@@ -182,6 +186,21 @@ def serve(
             "--cache-salt-per-key/--no-cache-salt-per-key",
         ),
     ] = None,
+    attention_backend: Annotated[
+        Text,
+        flag(
+            "What computes attention: flash-attn (the library, extra [flash]), triton, varlen (torch's own, from 2.12) or torch "
+            "[the first of these that a GPU has; on a CPU Cohort's kernel].",
+            "--attention-backend",
+        ),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        flag(
+            "Capture no CUDA graphs: steps are launched kernel by kernel, which is slower, and starts sooner [off].",
+            "--enforce-eager/--no-enforce-eager",
+        ),
+    ] = None,
     deterministic: Annotated[
         bool | None,
         flag(
@@ -193,7 +212,7 @@ def serve(
         str | None,
         flag(
             "int8: weights in 8 bits, one scale per row, and activations rounded per token; half the memory and up to "
-            "twice the speed on a CPU [none].",
+            "twice the speed on a CPU. fp8: likewise in e4m3, on a GPU that multiplies it [none, or as the checkpoint is].",
             "--quantization",
         ),
     ] = None,

@@ -18,13 +18,14 @@ ELSEWHERE: dict[str, str] = {
     "-q": "--quantization",
     # SGLang
     "--model-path": "the positional MODEL, or --model", "--tokenizer-path": "--tokenizer",
-    "--context-length": "--max-model-len", "--mem-fraction-static": "--kv-cache-memory-bytes",
+    "--context-length": "--max-model-len", "--mem-fraction-static": "--gpu-memory-utilization",
     "--max-running-requests": "--max-num-seqs", "--max-total-tokens": "--kv-cache-memory-bytes",
     "--chunked-prefill-size": "--max-num-batched-tokens", "--max-prefill-tokens": "--max-num-batched-tokens",
     "--page-size": "--block-size", "--random-seed": "--seed", "--served-model-names": "--served-model-name",
     "--watchdog-timeout": "--recovery-timeout", "--schedule-policy": "--scheduling-policy",
     "--enable-priority-scheduling": "--scheduling-policy priority",
     "--disable-radix-cache": "--no-enable-prefix-caching", "--disable-overlap-schedule": "--max-in-flight 1",
+    "--disable-cuda-graph": "--enforce-eager",
     "--speculative-num-draft-tokens": "--num-speculative-tokens",
     # llama.cpp
     "-m": "the positional MODEL, or --model", "-c": "--max-model-len", "--ctx-size": "--max-model-len",
@@ -59,8 +60,8 @@ ALWAYS_ON: dict[str, str] = {
 NOT_YET = frozenset(
     {
         "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
-        "--data-parallel-size", "-dp", "--dp", "--dp-size", "--gpu-memory-utilization", "--enforce-eager",
-        "--disable-cuda-graph", "--kv-cache-dtype", "--enable-lora", "--lora-modules",
+        "--data-parallel-size", "-dp", "--dp", "--dp-size",
+        "--enable-lora", "--lora-modules",
         "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
         "--model-draft", "-md", "--draft", "--tokenizer-revision",
         "--api-server-count",

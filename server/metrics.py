@@ -163,6 +163,12 @@ class _EngineCollector(Collector):
         yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)
+        yield _counter(
+            "cohort_steps_cut",
+            "Steps tried again in parts, for want of memory for the whole.",
+            stats.steps_cut,
+        )
+        yield _gauge("cohort_step_tokens_limit", "Tokens that a step may have by now.", stats.step_tokens)
         yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
         yield _counter(
             "cohort_prefix_cache_queries",

@@ -157,6 +157,8 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     kv_cache_memory_bytes: Bytes | None = None
+    kv_cache_dtype: Text = "auto"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
     max_queued_seqs: Annotated[int, Field(ge=1)] = 4096
     max_queued_tokens: Annotated[int, Field(ge=1)] = 1 << 22
     max_queue_wait: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
@@ -164,6 +166,8 @@ class Settings(BaseSettings):
     target_itl_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_ITL_MS, allow_inf_nan=False)] | None = None
     enable_prefix_caching: bool = True
     cache_salt_per_key: bool = False
+    attention_backend: Text = "auto"
+    enforce_eager: bool = False
     deterministic: bool = False
     quantization: Text | None = None
     cpu_isa: Text | None = None

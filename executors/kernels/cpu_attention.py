@@ -111,6 +111,7 @@ def supports(spec: KvSpec) -> bool:
     return (
         spec.device.type == "cpu"
         and spec.dtype in DTYPES
+        and spec.kv_dtype is None
         and 1 <= spec.head_dim <= MAX_HEAD_DIM
         and spec.num_heads % spec.num_kv_heads == 0
     )

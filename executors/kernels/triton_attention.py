@@ -6,8 +6,6 @@ attend    per layer: writes keys and values to their cells, then one kernel for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -15,6 +13,7 @@ from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_at
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention import TRITON
+from executors.llm.device_attention import StepMeta
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
@@ -35,26 +34,8 @@ def supports(spec: KvSpec) -> bool:
     return spec.dtype in DTYPES and spec.head_dim <= MAX_HEAD_DIM and spec.num_heads % spec.num_kv_heads == 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepMeta:
-    """A step as the kernels see it, int32 on the device. Per token [T]: `cells`, negative where nothing is kept. Per item:
-    `q_starts`, `q_lens`, `pos_offsets`, `lengths` (tokens with this step's), `tables` [n, pages]. `tiles` [m, 2] of the items
-    that go to `extend_attention`, `decodes` [d, 2] (item, row of q) of the others, None if those are all, in order."""
-
-    cells: torch.Tensor
-    q_starts: torch.Tensor
-    q_lens: torch.Tensor
-    pos_offsets: torch.Tensor
-    lengths: torch.Tensor
-    tables: torch.Tensor
-    tiles: torch.Tensor
-    decodes: torch.Tensor | None
-    num_decodes: int
-    num_splits: int
-
-
 class TritonAttention:
-    """An `AttentionBackend`."""
+    """An `AttentionBackend`, and `PackedAttention`."""
 
     name = TRITON
 
@@ -63,11 +44,12 @@ class TritonAttention:
         self.deterministic = deterministic
         self.note = f"attention: {self.name}"
         self._group = spec.num_heads // spec.num_kv_heads
-        self._queries = rows_per_tile(self._group, spec.head_dim) // self._group
+        self.queries_per_tile = rows_per_tile(self._group, spec.head_dim) // self._group
         cuda = spec.device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else 4
         self._pinned = cuda
-        self._workspace: DecodeWorkspace | None = None
+        self._workspaces: list[DecodeWorkspace] = []
+        """The last is the largest. All are kept: a captured graph knows where one lay, and nobody else may have it."""
         self._room = 0
 
     def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
@@ -76,10 +58,10 @@ class TritonAttention:
         blocks = step.tables[step.item_of_row, step.positions // page].astype(np.int64)
         lengths = step.pos_offsets + step.q_lens
         single = step.q_lens == 1
-        tiles = query_tiles(step.q_lens, np.flatnonzero(~single), self._queries)
+        tiles = self.tiles(step.q_lens, np.flatnonzero(~single))
         decodes = np.flatnonzero(single)
         named = np.stack((decodes, step.q_starts[decodes]), 1)
-        splits = self._splits(len(decodes), int(lengths[decodes].max(initial=1)), spec.num_kv_heads)
+        splits = self.splits(len(decodes), int(lengths[decodes].max(initial=1)), spec.num_kv_heads)
         parts = (
             blocks * page + step.positions % page, step.q_starts, step.q_lens, step.pos_offsets, lengths, step.tables, tiles,
             named,
@@ -91,26 +73,31 @@ class TritonAttention:
             cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there,
             None if single.all() else named_there, len(decodes), splits,
         )  # fmt: skip
-        self._reserve(len(decodes) * splits, spec)
-        return TritonAttend(meta, cache, self)
+        return self.bind(meta, cache)
 
-    def _splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        """Programs that share a sequence's keys: as many as keep the device busy, unless that would decide the sums."""
+    def tiles(self, q_lens: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return query_tiles(q_lens, items, self.queries_per_tile)
+
+    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
+        """See `PackedAttention`: as many as keep the device busy, unless that would decide the sums."""
         if self.deterministic:
             return -(-longest // STEADY_SPLIT)
         wanted = self._processors * _PROGRAMS_PER_PROCESSOR // max(1, rows * kv_heads)
         return max(1, min(wanted, -(-longest // _MIN_SPLIT), 64))
 
-    def _reserve(self, rows: int, spec: KvSpec) -> None:
-        if self._workspace is None or rows > self._room:
-            self._room = max(rows, 64)
-            self._workspace = DecodeWorkspace(self._room, spec.num_heads, 1, spec.head_dim, spec.device)
+    def reserve(self, rows: int, cache: KvCache) -> None:
+        """See `PackedAttention`. What was bound before keeps the memory that it was bound to."""
+        if rows > self._room or not self._workspaces:
+            spec, self._room = cache.spec, max(rows, 64)
+            self._workspaces.append(
+                DecodeWorkspace(self._room, spec.num_heads, 1, spec.head_dim, spec.device)
+            )
 
-    @property
-    def workspace(self) -> DecodeWorkspace:
-        """Large enough for the step that was begun last."""
-        assert self._workspace is not None
-        return self._workspace
+    def bind(self, meta: StepMeta, cache: KvCache) -> TritonAttend:
+        """See `PackedAttention`."""
+        self.reserve(meta.num_decodes * meta.num_splits, cache)
+        return TritonAttend(meta, cache, self._workspaces[-1], STEADY_SPLIT if self.deterministic else 0)
 
     def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
         """int32 views, of the parts' shapes, of one tensor on the device."""
@@ -131,18 +118,24 @@ class TritonAttention:
 class TritonAttend:
     """An `Attend`; `GpuForward` calls its two halves."""
 
-    def __init__(self, meta: StepMeta, cache: KvCache, backend: TritonAttention) -> None:
+    def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace, split_tokens: int) -> None:
+        """`workspace` of at least the step's decodes x splits; `split_tokens` as for `decode_attention`."""
         self.meta = meta
         self.cache = cache
-        self.backend = backend
+        self._workspace = workspace
+        self._split_tokens = split_tokens
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """int32 [T]: where each token's key and value go, negative for nowhere."""
+        return self.meta.cells
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
         tokens = len(q)
         qkv = torch.cat((q.reshape(tokens, -1), k.reshape(tokens, -1), v.reshape(tokens, -1)), 1)
-        return self.attend(
-            layer, rotate_and_store(qkv, self.cache.layers[layer], self.meta.cells, q.shape[1])
-        )
+        kv, scales = self.cache.layers[layer], self.cache.spec.scales(layer)
+        return self.attend(layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales))
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """[T, heads, head_dim] of queries whose keys and values are in the cache."""
@@ -151,12 +144,12 @@ class TritonAttend:
         if len(meta.tiles):
             extend_attention(
                 q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
-                window=spec.windows[layer], softcap=spec.softcap,
+                window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer),
             )  # fmt: skip
         if meta.num_decodes:
             decode_attention(
-                q, kv, out, meta.tables, meta.lengths, spec.scale, meta.num_splits, self.backend.workspace,
+                q, kv, out, meta.tables, meta.lengths, spec.scale, meta.num_splits, self._workspace,
                 window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, rows=meta.num_decodes,
-                split_tokens=STEADY_SPLIT if self.backend.deterministic else 0,
+                split_tokens=self._split_tokens, kv_scales=spec.scales(layer),
             )  # fmt: skip
         return out

@@ -1,23 +1,39 @@
 """`TritonForward`: a decoder's layers as few, fat kernels: five of our own and four products each.
 
 residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
-residual += attention's output, norm     | gate and up | act(gate) * up | down
+residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from executors.kernels.triton.activation import KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.kernels.triton_attention import TritonAttend
+from executors.kernels.triton_experts import TritonExperts, triton_experts
+from executors.llm.models.modules import Experts, Mlp
 
 if TYPE_CHECKING:
+    from executors.llm.kv_cache import KvCache
     from executors.llm.models.decoder import Attend, Decoder, ForwardInput, Layer
     from executors.llm.models.modules import Norm
+
+
+@runtime_checkable
+class PagedAttend(Protocol):
+    """An `Attend` in two halves, the first of which is done here: to write keys and values."""
+
+    cache: KvCache
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """int32 [T]: where each token's key and value go, negative for nowhere; see `rotate_and_store`."""
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
 
 
 def why_not(decoder: Decoder) -> str | None:
@@ -41,15 +57,22 @@ class TritonForward:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._plus_one = decoder.config.family.norm == "rms1"
+        self._mlps: list[Mlp | Experts | TritonExperts] = [
+            (triton_experts(layer.mlp) or layer.mlp) if isinstance(layer.mlp, Experts) else layer.mlp
+            for layer in decoder.layers
+        ]
+        fused = [mlp for mlp in self._mlps if isinstance(mlp, TritonExperts)]
+        if fused and decoder.device.type == "cuda":
+            fused[0].compile()  # all are alike
 
     def takes(self, attend: Attend) -> bool:
-        """Whether it can work with this attention: its own."""
-        return isinstance(attend, TritonAttend)
+        """Whether it can work with this attention."""
+        return isinstance(attend, PagedAttend)
 
     def __call__(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm."""
         decoder, attend = self._decoder, inputs.attend
-        assert isinstance(attend, TritonAttend)
+        assert isinstance(attend, PagedAttend)
         residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
         if decoder.embed_scale != 1.0:
             residual *= decoder.embed_scale
@@ -60,7 +83,7 @@ class TritonForward:
             x = self._attention(index, layer, normed, inputs.positions, attend)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
-            x = self._mlp(layer, self._norm(layer.mlp_norm, x, residual))
+            x = self._mlp(index, self._norm(layer.mlp_norm, x, residual))
             if layer.mlp_post_norm is not None:
                 x = self._norm(layer.mlp_post_norm, None, x)
         return self._norm(decoder.final_norm, x, residual)
@@ -72,19 +95,19 @@ class TritonForward:
         return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
 
     def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: TritonAttend
+        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
         config, rope = self._decoder.config, layer.config.rope
         q = rotate_and_store(
-            layer.qkv(x), attend.cache.layers[index], attend.meta.cells, config.num_heads,
+            layer.qkv(x), attend.cache.layers[index], attend.cells, config.num_heads,
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.qk_norm,
-            eps=config.norm_eps, plus_one=self._plus_one,
+            eps=config.norm_eps, plus_one=self._plus_one, kv_scales=attend.cache.spec.scales(index),
         )  # fmt: skip
         return layer.o(attend.attend(index, q).view(len(q), -1))
 
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        mlp = layer.mlp
-        if layer.config.sparse:
+    def _mlp(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        mlp = self._mlps[index]
+        if not isinstance(mlp, Mlp):
             return mlp(x)
         gate_up, down = mlp.linears
         return down(gated(gate_up(x), self._decoder.config.activation))

@@ -1,39 +1,41 @@
 """Attention over paged KV, behind a seam: `AttentionBackend` makes, once a step, the function the model calls per layer.
 
-`choose_attention` takes Cohort's own kernel (executors/kernels) where it runs. The backend here is torch only and runs
-anywhere. Items of a step fall into three kinds:
+    flash-attn  the library, where it is installed       attention_flash      GPUs
+    triton      Cohort's Triton kernels                  kernels/triton_*     GPUs
+    varlen      torch's own, from torch 2.12             attention_varlen     GPUs
+    torch       gathers KV, then torch's SDPA            attention_torch      anywhere
+    (auto)      Cohort's C++ kernel                      kernels/cpu_*        CPUs
 
-    short   up to SHORT_QUERY tokens (decode, verification): items of like length are batched, their KV gathered
-    fresh   a prompt's first chunk: attends to its own keys only, causal; equal neighbours are batched
-    long    a later chunk: its KV gathered, queries in tiles under a band mask
-
-Layers with a sliding window get groups of their own, in which only the blocks of the window are gathered.
+`choose_attention` takes the first that is there and suits the model; the two libraries have to pass `attention_check` first.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
 from typing import Protocol
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 
 from executors.errors import ConfigError
 from executors.kernels import cpu_attention
+from executors.llm.attention_check import fault
+from executors.llm.attention_flash import NAME as FLASH
+from executors.llm.attention_flash import flash_attention
+from executors.llm.attention_library import LibraryAttention, Unsuitable
+from executors.llm.attention_torch import TorchAttention
+from executors.llm.attention_varlen import NAME as VARLEN
+from executors.llm.attention_varlen import varlen_attention
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import Attend, Decoder, KvSpec
 from executors.llm.step import StepArrays
 
 _log = logging.getLogger(__name__)
 
-SHORT_QUERY = 8
-QUERY_TILE = 128
 TRITON = "cohort-triton"
-_MERGE_SLACK = 4
-"""Blocks of padding that are cheaper than one more call."""
+GPU_ORDER = (FLASH, "triton", VARLEN)
+"""What "auto" tries on a GPU before torch. Whoever installs flash-attn wants it; varlen comes behind our own kernels because
+it must not split keys (see `attention_varlen`) and needs blocks of 256 tokens."""
 
 
 class AttentionBackend(Protocol):
@@ -47,254 +49,52 @@ class AttentionBackend(Protocol):
         """Prepare a step: everything that is the same for all layers is computed here, once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Queries begin..end against keys first..last of what was gathered. `mask` is additive, None: causal from the start."""
-
-    begin: int
-    end: int
-    first: int
-    last: int
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Items that go into one SDPA call: `rows` of the step, b items of `length` queries, blocks `gather`ed for keys.
-
-    `gather` indexes the cache viewed as [2 * num_blocks * kv_heads, block_size * head_dim]; None: keys are the rows'
-    own. `tiles` cut the queries.
-    """
-
-    items: int
-    length: int
-    rows: torch.Tensor | slice
-    gather: torch.Tensor | None
-    folded: bool
-    tiles: tuple[_Tile, ...]
-
-
-class TorchAttention:
-    """Gather over block tables, then torch's scaled dot product attention."""
-
-    name = "torch"
-
-    def __init__(self, why: str = "") -> None:
-        """`why` there is no better one, for `status()`."""
-        self.note = "attention: torch (gathers KV before each call)" + (f"; {why}" if why else "")
-        self._band: torch.Tensor | None = None
-
-    def begin(self, step: StepArrays, cache: KvCache) -> Attend:
-        """See `AttentionBackend`."""
-        device, spec = cache.spec.device, cache.spec
-        kv_heads, block_size = spec.num_kv_heads, cache.block_size
-        blocks = step.tables[step.item_of_row, step.positions // block_size].astype(np.int64)
-        offsets = (step.positions % block_size).astype(np.int64)
-        heads = np.arange(kv_heads)
-        write = ((blocks[:, None] * kv_heads + heads) * block_size + offsets[:, None]).ravel()
-        write_rows = torch.from_numpy(write).to(device)
-        fresh_blocks = torch.from_numpy(self._fresh_blocks(step, block_size)).to(device)
-        groups_of = {window: list(self._groups(step, cache, window)) for window in set(spec.windows)}
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            kv = cache.layers[layer]
-            if len(fresh_blocks):
-                kv.index_fill_(1, fresh_blocks, 0)
-            flat = kv.view(2, -1, spec.head_dim)
-            flat[0].index_copy_(0, write_rows, k.reshape(-1, spec.head_dim))
-            flat[1].index_copy_(0, write_rows, v.reshape(-1, spec.head_dim))
-            groups = groups_of[spec.windows[layer]]
-            if len(groups) == 1:
-                return _attend_group(groups[0], q, k, v, kv, spec)
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
-            for group in groups:
-                rows = group.rows
-                out[rows] = _attend_group(group, q[rows], k[rows], v[rows], kv, spec)
-            return out
-
-        return attend
-
-    def _fresh_blocks(self, step: StepArrays, block_size: int) -> np.ndarray:
-        """Blocks that a sequence begins in this step and does not fill. What their last owner left behind is read, with
-        weight 0, as padding; should it be NaN or infinite, 0 times it would still be NaN. So they are zeroed first."""
-        ends = step.pos_offsets + step.q_lens
-        last = (ends - 1) // block_size
-        begun = (last * block_size >= step.pos_offsets) & (ends % block_size != 0)
-        return step.tables[begun, last[begun]].astype(np.int64)
-
-    def _groups(self, step: StepArrays, cache: KvCache, window: int | None) -> Iterator[_Group]:
-        # The first block that any of an item's queries sees.
-        seen_from = (
-            np.maximum(0, step.pos_offsets + 1 - window) if window else np.zeros_like(step.pos_offsets)
-        )
-        firsts = seen_from // cache.block_size
-        num_blocks = -(-(step.pos_offsets + step.q_lens) // cache.block_size) - firsts
-        short = step.q_lens <= SHORT_QUERY
-        if short.any():
-            yield from self._short_groups(step, cache, np.flatnonzero(short), firsts, num_blocks, window)
-        fresh = ~short & (step.pos_offsets == 0)
-        run: list[int] = []
-        for i in np.flatnonzero(~short).tolist():
-            # A run of neighbours with equal length is one batch.
-            if run and (not fresh[i] or i != run[-1] + 1 or step.q_lens[i] != step.q_lens[run[0]]):
-                yield self._fresh_group(step, run, cache.spec, window)
-                run = []
-            if fresh[i]:
-                run.append(i)
-            else:
-                yield self._long_group(step, cache, i, int(firsts[i]), int(num_blocks[i]), window)
-        if run:
-            yield self._fresh_group(step, run, cache.spec, window)
-
-    def _short_groups(
-        self,
-        step: StepArrays,
-        cache: KvCache,
-        items: np.ndarray,
-        firsts: np.ndarray,
-        num_blocks: np.ndarray,
-        window: int | None,
-    ) -> Iterator[_Group]:
-        """Items of one query length and like KV length together: at most a third of what is gathered is padding.
-
-        Item i needs `num_blocks[i]` blocks of its table, from `firsts[i]` on.
-        """
-        items = items[np.lexsort((num_blocks[items], step.q_lens[items]))]
-        begin = 0
-        for i in range(1, len(items) + 1):
-            if i < len(items) and step.q_lens[items[i]] == step.q_lens[items[begin]]:
-                smallest, largest = num_blocks[items[begin]], num_blocks[items[i]]
-                if largest - smallest <= _MERGE_SLACK or 3 * largest <= 4 * smallest:
-                    continue
-            part = np.sort(items[begin:i])
-            yield self._short_group(step, cache, part, firsts[part], int(num_blocks[items[i - 1]]), window)
-            begin = i
-
-    def _short_group(
-        self,
-        step: StepArrays,
-        cache: KvCache,
-        items: np.ndarray,
-        firsts: np.ndarray,
-        width: int,
-        window: int | None,
-    ) -> _Group:
-        spec = cache.spec
-        length = int(step.q_lens[items[0]])
-        ends = step.pos_offsets[items] + length
-        keys = width * cache.block_size
-        # Padding repeats the item's own first block: its values are finite if the item's are.
-        columns = firsts[:, None] + np.arange(width)
-        used = columns < -(-ends // cache.block_size)[:, None]
-        tables = step.tables[items[:, None], np.where(used, columns, firsts[:, None])]
-        gather = _gather_index(tables.astype(np.int64), cache)
-        mask = None
-        if length > 1 or ends.min() < keys or (window and ends.max() > window):
-            # Key j is visible to query r of an item iff j <= pos_offset + r; a row of the mask serves all heads.
-            visible = step.pos_offsets[items][:, None] + np.arange(length)
-            if length > 1:
-                visible = np.repeat(visible, spec.num_heads // spec.num_kv_heads, axis=1)
-            places = (firsts[:, None] * cache.block_size + np.arange(keys))[:, None, None, :]
-            hidden = places > visible[:, None, :, None]
-            if window:
-                hidden |= places <= visible[:, None, :, None] - window
-            mask = torch.zeros(hidden.shape, dtype=spec.dtype)
-            mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
-            mask = mask.to(spec.device)
-        rows = _rows(step.q_starts[items], length, spec.device)
-        index = torch.from_numpy(gather).to(spec.device)
-        return _Group(len(items), length, rows, index, True, (_Tile(0, length, 0, keys, mask),))
-
-    def _fresh_group(self, step: StepArrays, run: list[int], spec: KvSpec, window: int | None) -> _Group:
-        length = int(step.q_lens[run[0]])
-        begin = int(step.q_starts[run[0]])
-        rows = slice(begin, begin + length * len(run))
-        tiles: tuple[_Tile, ...] = (_Tile(0, length, 0, length, None),)
-        if window and length > window:
-            tiles = self._windowed(length, 0, 0, window, spec)
-        elif spec.softcap is not None and length > QUERY_TILE:
-            # Bounded scores are written out: a tile at a time, or they are as large as the square of the chunk.
-            tiles = self._unlimited(length, 0, spec)
-        return _Group(len(run), length, rows, None, False, tiles)
-
-    def _long_group(
-        self, step: StepArrays, cache: KvCache, item: int, first: int, num_blocks: int, window: int | None
-    ) -> _Group:
-        spec = cache.spec
-        length, past = int(step.q_lens[item]), int(step.pos_offsets[item])
-        table = step.tables[item : item + 1, first : first + num_blocks]
-        gather = _gather_index(table.astype(np.int64), cache)
-        begin = int(step.q_starts[item])
-        if window and past + length > window:
-            tiles = self._windowed(length, past, first * cache.block_size, window, spec)
-        else:
-            tiles = self._unlimited(length, past, spec)
-        index = torch.from_numpy(gather).to(spec.device)
-        return _Group(1, length, slice(begin, begin + length), index, False, tiles)
-
-    def _unlimited(self, length: int, past: int, spec: KvSpec) -> tuple[_Tile, ...]:
-        """Tiles of `length` queries after `past` tokens; keys are there from position 0 on."""
-        tiles = []
-        for begin in range(0, length, QUERY_TILE):
-            end = min(begin + QUERY_TILE, length)
-            mask = self._causal_mask(end - begin, past + begin, past + end, spec)
-            tiles.append(_Tile(begin, end, 0, past + end, mask))
-        return tuple(tiles)
-
-    def _windowed(self, length: int, past: int, origin: int, window: int, spec: KvSpec) -> tuple[_Tile, ...]:
-        """As `_unlimited`, but each query sees `window` keys at most, and keys are there from position `origin` on."""
-        tiles = []
-        for begin in range(0, length, QUERY_TILE):
-            end = min(begin + QUERY_TILE, length)
-            places = torch.arange(max(0, past + begin + 1 - window), past + end, device=spec.device)
-            queries = torch.arange(past + begin, past + end, device=spec.device)[:, None]
-            hidden = (places > queries) | (places <= queries - window)
-            mask = torch.zeros(hidden.shape, dtype=spec.dtype, device=spec.device)
-            first = int(places[0]) - origin
-            tiles.append(
-                _Tile(
-                    begin, end, first, past + end - origin, mask.masked_fill_(hidden, -torch.inf)[None, None]
-                )
-            )
-        return tuple(tiles)
-
-    def _causal_mask(self, queries: int, past: int, keys: int, spec: KvSpec) -> torch.Tensor:
-        """Additive mask [1, 1, queries, keys] that hides key j from query r iff j > past + r.
-
-        A window of one band matrix `band[r, x] = -inf iff x > middle + r`, kept and grown as needed.
-        """
-        band = self._band
-        if band is None or past > band.shape[1] - QUERY_TILE:
-            middle = max(2 * past, 1024)
-            columns = torch.arange(middle + QUERY_TILE, device=spec.device)
-            hidden = columns > middle + torch.arange(QUERY_TILE, device=spec.device)[:, None]
-            band = torch.zeros(hidden.shape, dtype=spec.dtype, device=spec.device).masked_fill_(
-                hidden, -torch.inf
-            )
-            self._band = band
-        first = band.shape[1] - QUERY_TILE - past
-        return band[None, None, :queries, first : first + keys]
-
-
 def choose_attention(
-    spec: KvSpec, backend: str = "auto", deterministic: bool = False, isa: str | None = None
+    spec: KvSpec,
+    backend: str = "auto",
+    deterministic: bool = False,
+    isa: str | None = None,
+    block_size: int = 16,
 ) -> AttentionBackend:
-    """What this model gets here; `backend` "torch" asks for torch's, "triton" for Cohort's Triton kernels (which GPUs get anyway;
-    on a CPU they have to be interpreted, TRITON_INTERPRET=1).
+    """What this model gets here: `backend` is one of kernels.ATTENTION_BACKENDS.
 
-    May compile for a second or two. Without a compiler, or where the kernel does not fit, it is torch's, whose note says why.
-    Only the kernel is `deterministic`: raises ConfigError where that is asked for and cannot be had.
+    May compile for a second or two. Where "auto" ends with less than the best that is installed, its note and the log say why.
+    Raises ConfigError where what was asked for cannot be had, or where nothing is `deterministic` that is.
     """
-    chosen = _choose(spec, backend, isa)
-    if deterministic and not isinstance(chosen, cpu_attention.CpuAttention):
-        raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
-    return chosen
+    if deterministic:
+        return _deterministic(spec, backend, isa)
+    if backend == "torch":
+        return TorchAttention()
+    if backend == "auto":
+        return _for_cpu(spec, isa) if capability(spec.device) is None else _for_gpu(spec, block_size)
+    try:
+        return _make(backend, spec, block_size)
+    except Unsuitable as error:
+        raise ConfigError(f"attention backend {backend}: {error}") from None
 
 
-def _choose(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
-    if backend == "triton" or (backend == "auto" and spec.device.type == "cuda"):
-        return _triton(spec, backend)
-    if backend == "torch" or not cpu_attention.supports(spec):
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device, such as (9, 0); None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def _deterministic(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
+    """Only our own kernels add up in an order that no other sequence has a say in."""
+    if capability(spec.device) is None and backend != "triton":
+        chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
+        if not isinstance(chosen, cpu_attention.CpuAttention):
+            raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
+        return chosen
+    if backend not in ("auto", "triton"):
+        raise ConfigError(f"deterministic: attention backend {backend} is not; take triton")
+    try:
+        return _triton(spec, deterministic=True)
+    except Unsuitable as error:
+        raise ConfigError(f"deterministic: needs Cohort's own attention kernels: {error}") from None
+
+
+def _for_cpu(spec: KvSpec, isa: str | None) -> AttentionBackend:
+    if not cpu_attention.supports(spec):
         return TorchAttention()
     try:
         return cpu_attention.CpuAttention(isa)
@@ -303,110 +103,61 @@ def _choose(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
         return TorchAttention(str(error))
 
 
-def _triton(spec: KvSpec, backend: str) -> AttentionBackend:
+def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
+    passed_over = []
+    for name in GPU_ORDER:
+        try:
+            chosen = _make(name, spec, block_size)
+        except Unsuitable as error:
+            # What nobody has installed is not missed, unless it is our own.
+            if not error.absent or name == "triton":
+                _log.warning("attention: %s is not used: %s", name, error)
+                passed_over.append(f"not {name}: {error}")
+        else:
+            chosen.note = "; ".join((chosen.note, *passed_over))
+            return chosen
+    return TorchAttention("; ".join(passed_over))
+
+
+def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
+    """A backend of `GPU_ORDER`. Raises Unsuitable."""
+    if name == "triton":
+        return _triton(spec)
+    found = capability(spec.device)
+    if found is None:
+        raise Unsuitable(f"it needs a GPU; the device is {spec.device.type}")
+    library = flash_attention if name == FLASH else varlen_attention
+    made = library(spec, block_size, found)
+    if wrong := fault(made, spec, block_size):
+        raise Unsuitable(wrong)
+    return made
+
+
+def _triton(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
     try:
         from executors.kernels import triton_attention
     except ImportError:
-        why = "triton is not installed"
-    else:
-        if triton_attention.supports(spec):
-            return triton_attention.TritonAttention(spec)
-        why = f"Triton kernels have no code for {spec.dtype} and heads of {spec.head_dim}"
-    if backend == "triton":
-        raise ConfigError(f"attention backend triton: {why}")
-    _log.warning("attention: torch, which is slower than Cohort's Triton kernels: %s", why)
-    return TorchAttention(why)
+        raise Unsuitable("triton is not installed", absent=True) from None
+    if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise Unsuitable("it needs a GPU; the device is cpu")
+    if not triton_attention.supports(spec):
+        kind = str(spec.dtype).removeprefix("torch.")
+        raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
+    return triton_attention.TritonAttention(spec, deterministic)
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:
     """Give a model the forward that goes with this attention, where there is one."""
-    if backend.name == TRITON and isinstance(model, Decoder):
+    if not isinstance(model, Decoder) or not (
+        backend.name == TRITON or isinstance(backend, LibraryAttention)
+    ):
+        return
+    try:
         from executors.kernels import triton_forward
-
-        if triton_forward.why_not(model) is None:
-            model.fuse(triton_forward.TritonForward(model))
-
-
-def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:
-    """int64 [2 * b * kv_heads * width]: where the blocks of `tables` [b, width] lie, keys first, then values."""
-    kv_heads = cache.spec.num_kv_heads
-    index = (tables[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).ravel()
-    return np.concatenate((index, index + cache.num_blocks * kv_heads))
+    except ImportError:  # a library's attention does without Triton
+        return
+    if triton_forward.why_not(model) is None:
+        model.fuse(triton_forward.TritonForward(model))
 
 
-def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor | slice:
-    """The query rows of items that begin at `starts`: a slice where they are neighbours."""
-    if (np.diff(starts) == length).all():
-        return slice(int(starts[0]), int(starts[0]) + length * len(starts))
-    return torch.from_numpy((starts[:, None] + np.arange(length)).ravel().astype(np.int64)).to(device)
-
-
-def _attend_group(
-    group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, spec: KvSpec
-) -> torch.Tensor:
-    """Attention of one group; q [b * length, heads, head_dim], and the result likewise."""
-    items, length = group.items, group.length
-    heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads = k.shape[1]
-    if group.gather is None:
-        keys = k.view(items, length, kv_heads, head_dim).transpose(1, 2)
-        values = v.view(items, length, kv_heads, head_dim).transpose(1, 2)
-    else:
-        block_size = kv.shape[3]
-        taken = kv.view(-1, block_size * head_dim).index_select(0, group.gather)
-        keys, values = taken.view(2, items, kv_heads, -1, head_dim)
-    if group.folded:
-        # The query heads that share a key head become rows beside the tokens: keys are read once for all of them.
-        shared = heads // kv_heads
-        folded = (
-            q.view(items, length, kv_heads, shared, head_dim)
-            .transpose(1, 2)
-            .reshape(items, kv_heads, -1, head_dim)
-        )
-        out = _attention(folded, keys, values, group.tiles[0].mask, False, spec)
-        return (
-            out.reshape(items, kv_heads, length, shared, head_dim)
-            .transpose(1, 2)
-            .reshape(-1, heads, head_dim)
-        )
-    q = q.view(items, length, heads, head_dim).transpose(1, 2)
-    parts = []
-    for tile in group.tiles:
-        seen = slice(tile.first, tile.last)
-        part = _attention(
-            q[:, :, tile.begin : tile.end],
-            keys[:, :, seen],
-            values[:, :, seen],
-            tile.mask,
-            tile.mask is None,
-            spec,
-        )
-        parts.append(part.transpose(1, 2))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return out.reshape(-1, heads, head_dim)
-
-
-def _attention(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    spec: KvSpec,
-) -> torch.Tensor:
-    """softmax(q k^T) v per head; q [b, heads, n, head_dim], keys and values [b, kv_heads, m, head_dim]."""
-    shared = q.shape[1] // keys.shape[1]
-    if spec.softcap is None:
-        return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1, scale=spec.scale
-        )
-    # No fused kernel bounds the scores, so they are written out.
-    if shared > 1:
-        keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
-    scores = torch.tanh(q @ keys.mT * (spec.scale / spec.softcap)) * spec.softcap
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    elif mask is not None:
-        scores = scores + mask
-    return scores.float().softmax(-1).to(q.dtype) @ values
+__all__ = ["GPU_ORDER", "TRITON", "AttentionBackend", "TorchAttention", "choose_attention", "fuse"]

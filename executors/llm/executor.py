@@ -4,8 +4,8 @@
     kv_cache  how many blocks, the tensors        attention  the backend over them
     runner    one forward over packed items       unified    a UnifiedBatch      direct  calls on single sequences
 
-Everything runs on the caller's thread: a coroutine here computes until it is done, and the executor's process (or the
-thread of inline mode) has nothing else to do meanwhile.
+Everything runs on the caller's thread. On a CPU a coroutine here computes until it is done; steps that a device computes are
+launched one behind the other, and their coroutines wait beside the loop's other work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -41,7 +42,6 @@ from executors.contract import (
     PrefillOutput,
     ProgressCallback,
     SampledToken,
-    SamplingParams,
     Skipped,
     SlotTable,
     SnapshotValue,
@@ -53,16 +53,21 @@ from executors.contract import (
 )
 from executors.llm import sizing
 from executors.llm.attention import AttentionBackend, choose_attention, fuse
+from executors.llm.device_assembly import step_device, unified_runner
+from executors.llm.device_graphs import StepDevice
+from executors.llm.device_memory import DeviceMemory, device_memory
+from executors.llm.device_sizing import DeviceSizing
 from executors.llm.direct import DirectRunner
 from executors.llm.faults import step_fault
 from executors.llm.grammar import GrammarCompiler
-from executors.llm.kv_cache import KvCache, free_bytes, plan_kv
+from executors.llm.idle import IdleWork
+from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
+from executors.llm.launched import Turns
 from executors.llm.loaded import Loaded
 from executors.llm.loader import LoadedModel, load_model
 from executors.llm.memory import PressureGauge, cpu_threads
 from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
-from executors.llm.unified import UnifiedRunner
 from executors.stats import StepStats
 
 Load = Callable[[ProgressCallback], LoadedModel]
@@ -96,6 +101,10 @@ class LlmExecutor(BatchModelExecutor):
         self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
+        self._turns = Turns()
+        self._idle = IdleWork(self._turns, lambda: self._ready().unified.capture_next())
+        self._calls = 0
+        """Being computed."""
 
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Self:
@@ -156,13 +165,15 @@ class LlmExecutor(BatchModelExecutor):
         torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
             self._loaded = self._build(self._load(self._progress))
-            self._try_out(self._loaded)
+            self._loaded.try_out(self._progress)
         except BaseException:
             self._state, self._loaded = ExecutorState.ERROR, None
             raise
         self._stats = StepStats()
         self._state = ExecutorState.READY
         self._loaded.touch_kv()
+        if self._loaded.unified.can_capture:
+            self._idle.start()
 
     def _check(self, source: LoadedModel) -> None:
         """Raises ConfigError for a loaded model that this executor is not made for. This one takes any."""
@@ -180,22 +191,31 @@ class LlmExecutor(BatchModelExecutor):
         self.config = config = replace(
             sizing.fitting(self.config, source, free_bytes(spec.device, self.config)[0]), shrink_batch=False
         )
-        max_len, width = source.info.max_model_len, source.info.logits_width
-        claims = sizing.claims(config, source)
-        plan = plan_kv(spec, config, max_len, claims)
+        memory = self._device_memory(spec.device)
+        if memory is not None:
+            assemble = partial(self._assemble, source)
+            return DeviceSizing(source, config, memory, assemble, Loaded.run_alone, Loaded.close).make()
+        plan = plan_kv(spec, config, source.info.max_model_len, sizing.claims(config, source))
+        return self._assemble(source, plan)
+
+    def _device_memory(self, device: torch.device) -> DeviceMemory | None:
+        """Memory of the device's own, None where it is the machine's."""
+        return device_memory(device)
+
+    def _assemble(self, source: LoadedModel, plan: KvPlan) -> Loaded:
+        """All that computes, with KV of that plan. On a device it is done more than once, see `DeviceSizing`."""
+        config, spec, width = self.config, source.model.kv_spec, source.info.logits_width
         info = replace(source.info, max_model_len=plan.max_model_len)
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len)
         cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
         runner = self._runner(source.model, cache)
-        try:
-            slots = sizing.num_slots(config)
-            unified = UnifiedRunner(
-                runner, slots, config.max_num_seqs, info.max_model_len, self._grammars(width)
-            )
-        except MemoryError:  # a limit on address space
-            raise sizing.slots_do_not_fit(config, info.max_model_len) from None
+        unified = unified_runner(
+            runner, source, config, info.max_model_len, self._grammars(width), self._step_device(spec.device)
+        )
+        unified.memory = self._device_memory(spec.device)
+        unified.report = lambda stage, done, total: self._progress(stage, done, total)
         return Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
 
     def _grammars(self, width: int) -> GrammarCompiler:
@@ -205,28 +225,26 @@ class LlmExecutor(BatchModelExecutor):
     def _attention(self, cache: KvCache) -> AttentionBackend:
         config = self.config
         wanted = config.optimization
-        return choose_attention(cache.spec, config.attention.backend, wanted.deterministic, wanted.cpu_isa)
+        return choose_attention(
+            cache.spec, config.attention.backend, wanted.deterministic, wanted.cpu_isa, cache.block_size
+        )
 
-    def _try_out(self, loaded: Loaded) -> None:
-        self._progress("warmup", 0, 1)
-        length = min(2 * loaded.runner.cache.block_size, loaded.info.max_model_len)
-        for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
-            loaded.direct.prefill(
-                [PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))]
-            )
-        loaded.runner.forwards = 0
-        self._progress("warmup", 1, 1)
+    def _step_device(self, device: torch.device) -> StepDevice | None:
+        """What takes steps from the host, None where the host computes them."""
+        return step_device(device)
 
     async def shutdown(self) -> None:
         """See the contract."""
+        self._idle.stop()
         if self._loaded is not None:
-            self._loaded.unified.grammars.close()
-            self._loaded.dropped = True
+            await self._turns.settled()
+            self._loaded.close()
         self._loaded = None
         self._state = ExecutorState.SHUTDOWN
 
     async def begin_epoch(self, epoch: int) -> None:
         """See the contract."""
+        await self._turns.settled()
         self._ready().unified.clear()
         self._epoch = epoch
         self._step_failed = False
@@ -240,39 +258,43 @@ class LlmExecutor(BatchModelExecutor):
     @contextlib.contextmanager
     def _computing(self, batch_size: int) -> Iterator[None]:
         """Be busy, and turn torch's exceptions into the contract's."""
-        before, self._state = self._state, ExecutorState.BUSY
+        self._state, self._calls = ExecutorState.BUSY, self._calls + 1
         self._stats.current_batch_size = batch_size
         try:
             yield
-        except ExecutorError:
-            self._stats.failed += 1
+        except ExecutorError as error:
+            self._stats.failed += not isinstance(error, Skipped)
             raise
         except Exception as error:
             self._stats.failed += 1
             raise step_fault(error) from error
         finally:
-            self._state = before
-            self._stats.current_batch_size = 0
+            self._calls -= 1
+            if not self._calls:
+                self._state, self._stats.current_batch_size = ExecutorState.READY, 0
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         """See the contract."""
         loaded = self._ready()
-        if self._step_failed:
-            raise Skipped("an earlier step of this epoch failed")
+        self._check_epoch()
         if self._epoch is not None and batch.epoch != self._epoch:
             raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
         try:
             with self._computing(len(batch)):
-                began = time.perf_counter()
-                output = loaded.unified.run(batch)
+                launch = partial(loaded.unified.launch, batch)
+                output, seconds = await self._turns.take(launch, self._check_epoch)
         except StepFailed:
             self._step_failed = True
             raise
         if len(batch):
-            self._stats.record_step(batch, output, _ms_since(began))
+            self._stats.record_step(batch, output, 1e3 * seconds)
         return output
+
+    def _check_epoch(self) -> None:
+        if self._step_failed:
+            raise Skipped("an earlier step of this epoch failed")
 
     async def prepare_grammar(self, grammar: str) -> None:
         """See the contract. A caller that is cancelled leaves the compiler to finish."""

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
-from executors.kernels import CPU_ISAS
+from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
 from executors.llm.models.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "fp8")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+"""The last two are the same."""
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
 """Far more than any machine computes at once, refused before the weights are loaded: what memory allows is known only then
 (`sizing.py`). Offsets within a step are int32."""
@@ -63,13 +65,17 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(f"dtype {config.dtype!r} is not supported; supported: auto, {', '.join(DTYPES)}")
     if config.device.split(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {config.device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
-    if config.attention.backend not in ("auto", "torch", "triton"):
+    if config.attention.backend not in ATTENTION_BACKENDS:
         raise ConfigError(
-            f"attention backend {config.attention.backend!r} is not supported; supported: auto, torch, triton"
+            f"attention backend {config.attention.backend!r} is not supported; supported: {', '.join(ATTENTION_BACKENDS)}"
         )
     if config.optimization.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(
             f"quantization {config.optimization.quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}"
+        )
+    if config.memory.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            f"kv_cache_dtype {config.memory.kv_cache_dtype!r} is not supported; supported: {', '.join(KV_CACHE_DTYPES)}"
         )
     if config.optimization.cpu_isa not in (None, *CPU_ISAS):
         raise ConfigError(

@@ -20,6 +20,7 @@ import torch
 from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
+from executors.llm.device_memory import device_memory, look
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sizing import Claim
@@ -39,11 +40,11 @@ class KvCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        shape, dtype = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim), spec.stored_dtype
         try:
             # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
             # as reading them.
-            self.layers = [lazy_zeros(shape, spec.dtype, spec.device, True) for _ in range(spec.num_layers)]
+            self.layers = [lazy_zeros(shape, dtype, spec.device, True) for _ in range(spec.num_layers)]
         except (MemoryError, RuntimeError) as error:
             raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {str(error).splitlines()[0]}") from None
 
@@ -51,8 +52,13 @@ class KvCache:
         """Copy whole blocks in every layer; `pairs` int32 [m, 2] of (source, destination)."""
         if not len(pairs):
             return
-        index = torch.from_numpy(pairs.astype(np.int64)).to(self.spec.device)
-        for layer in self.layers:
+        index = torch.from_numpy(pairs.astype(np.int64))
+        if (
+            self.spec.device.type == "cuda"
+        ):  # from memory that is not pinned it would wait for the steps that are out
+            index = index.pin_memory()
+        index = index.to(self.spec.device, non_blocking=True)
+        for layer in map(plain, self.layers):
             layer.index_copy_(1, index[:, 1], layer.index_select(1, index[:, 0]))
 
     def touch(
@@ -80,6 +86,11 @@ class KvCache:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
 
+def plain(kv: torch.Tensor) -> torch.Tensor:
+    """KV as torch can copy it: bytes, if it is e4m3."""
+    return kv.view(torch.uint8) if kv.dtype is torch.float8_e4m3fn else kv
+
+
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, large_pages: bool = False
 ) -> torch.Tensor:
@@ -101,11 +112,12 @@ class KvPlan:
 
 
 def plan_kv(
-    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = ()
-) -> KvPlan:
+    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None
+) -> KvPlan:  # fmt: skip
     """How many blocks to allocate, called once the weights are in memory.
 
-    Never more than `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other things. Raises
+    Never more than `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other things. `found`: bytes that
+    KV may take, by a measurement that left nothing to claim; None: what is free is looked up here. Raises
     ConfigError with the numbers when a sequence of the length that was asked for does not fit; where neither the length
     nor the memory was given, the length is reduced instead.
     """
@@ -114,8 +126,9 @@ def plan_kv(
     bytes_per_block = spec.bytes_per_token() * block_size
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
-    free, share = (explicit, 1.0) if explicit is not None else free_bytes(spec.device, config)
-    reserved = sum(claim.num_bytes for claim in claims) if explicit is None else 0
+    given = found if explicit is None else explicit
+    free, share = (given, 1.0) if given is not None else free_bytes(spec.device, config)
+    reserved = sum(claim.num_bytes for claim in claims) if given is None else 0
     allowed = max(0, int((free - reserved) * share))
     fitting = allowed // bytes_per_block
     note = None
@@ -156,9 +169,9 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
 
 def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
     """Bytes that are free where no number was given, and the part of them that KV may take."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(total * config.memory.gpu_memory_utilization) - (total - free), 1.0
+    memory = device_memory(device)
+    if memory is not None:
+        return look(memory, config).usable, 1.0
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes - resident_bytes())

@@ -1,6 +1,7 @@
-"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN where those cannot be had, or plain.
+"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN where those cannot be had, in FP8, or plain.
 
-A linear that will be packed for the kernels never holds its weight in rows: the loader hands the rows over as it reads them.
+A linear that will be packed for the kernels, or hold e4m3, never has its weight in rows of a wider dtype: the loader hands
+the rows over as it reads them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
+from executors.llm.fp8 import Fp8Weight
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """How a weight of a dtype is held where nothing else is asked for: one of `KINDS`."""
@@ -37,21 +39,24 @@ def padded_rows(rows: int) -> int:
 
 
 class Linear:
-    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader. `packed` takes the weight's place:
-    then `weight` is a shape without memory ("meta"), or None once it was packed for oneDNN."""
+    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader. `packed` or `fp8` takes the weight's
+    place: then `weight` is a shape without memory ("meta"), or None once it was packed for oneDNN."""
 
-    __slots__ = ("_onednn", "bias", "packed", "weight")
+    __slots__ = ("_onednn", "bias", "fp8", "packed", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.packed: PackedWeight | None = None
+        self.fp8: Fp8Weight | None = None
         self._onednn: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[m, in] -> [m, out]."""
         if self.packed is not None:
             return self.packed(x)
+        if self.fp8 is not None:
+            return self.fp8(x, self.bias)
         if self._onednn is not None:
             rows = len(x)
             if (wanted := padded_rows(rows)) != rows:
@@ -70,10 +75,29 @@ class Linear:
 
     def reserve(self, kernels: CpuKernels, kind: str, gated: bool) -> None:
         """Be packed for `kernels` from the start, see `Packing`: give up the weight's memory, which nothing has touched."""
+        self.packed = PackedWeight(kernels, *self._give_up(), kind, gated)
+
+    def hold(self, weight: Fp8Weight) -> None:
+        """Have `weight`, which will be filled, in place of its own; give up that one's memory, which nothing has touched."""
+        self._give_up()
+        self.fp8 = weight
+
+    def _give_up(self) -> tuple[int, int]:
         assert self.weight is not None
         rows, columns = self.weight.shape
         self.weight = torch.empty(rows, columns, dtype=self.weight.dtype, device="meta")
-        self.packed = PackedWeight(kernels, rows, columns, kind, gated)
+        return rows, columns
+
+    @property
+    def given_up(self) -> bool:
+        """Whether rows go to `fill`, and not into `weight`."""
+        return self.packed is not None or self.fp8 is not None
+
+    def fill(self, rows: torch.Tensor, begin: int) -> None:
+        """Take rows [count, in] of any float dtype, the first of which is row `begin`, where `weight` was given up."""
+        taker = self.packed or self.fp8
+        assert taker is not None
+        taker.fill(rows, begin)
 
     def finish(self) -> None:
         """Once all rows and the bias are loaded."""
@@ -81,7 +105,9 @@ class Linear:
             self.packed.set_bias(self.bias)
 
     def pack_onednn(self) -> None:
-        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`."""
+        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`; nothing to do for one in FP8."""
+        if self.fp8 is not None:
+            return
         self._onednn = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self.weight = None
 
@@ -90,6 +116,8 @@ class Linear:
         """Bytes of memory that the weight takes, bias not counted."""
         if self.packed is not None:
             return self.packed.num_bytes
+        if self.fp8 is not None:
+            return self.fp8.num_bytes
         held = self._onednn if self.weight is None else self.weight
         return 0 if held is None else held.numel() * held.element_size()
 

@@ -14,7 +14,12 @@ from executors.contract import (
     ExecutorConfig,
     MemoryStatus,
     ModelInfo,
+    PrefillInput,
+    ProgressCallback,
+    SamplingParams,
     SnapshotValue,
+    Tensor,
+    UnifiedBatch,
 )
 from executors.kernels.cpu import kernels_in_use
 from executors.llm import sizing
@@ -59,6 +64,7 @@ class Loaded:
             dtypes=("float32", "bfloat16", "float16"),
             devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
             grammars=self.unified.grammars.compiler.unsupported is None,
+            max_in_flight=self.unified.max_in_flight,
         )  # fmt: skip
 
     @property
@@ -69,6 +75,7 @@ class Loaded:
             self.plan.note,
             self.source.note,
             self.unified.grammars.compiler.unsupported,
+            *self.unified.notes,
         )
         return tuple(note for note in found if note)
 
@@ -94,6 +101,30 @@ class Loaded:
             "capacity_tokens": layout.capacity_tokens,
             "sequences": len(self.unified.slots),
         }
+
+    def try_out(self, progress: ProgressCallback) -> None:
+        """Run one small prefill and decode, so that the first request finds all warm, and capture the first graphs."""
+        progress("warmup", 0, 1)
+        length = min(2 * self.runner.cache.block_size, self.info.max_model_len)
+        for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
+            self.direct.prefill(
+                [PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))]
+            )
+        self.unified.capture_first()
+        self.runner.forwards = 0
+        progress("warmup", 1, 1)
+
+    def run_alone(self, batch: UnifiedBatch) -> None:
+        """Compute a step of sequences that nobody knows, before or after. Raises as `UnifiedRunner.run`."""
+        try:
+            self.unified.run(batch)
+        finally:
+            self.unified.clear()
+
+    def close(self) -> None:
+        """Nothing will be computed any more: end what runs in the background."""
+        self.unified.grammars.close()
+        self.dropped = True
 
     def touch_kv(self) -> None:
         """Prepare the memory of the first blocks, in the background, while nobody is waiting for it."""

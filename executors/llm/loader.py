@@ -13,12 +13,13 @@ from executors.facts import ExecutorConfig, ModelInfo
 from executors.kernels import cpu_forward
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels, use_kernels
+from executors.llm import fp8
 from executors.llm.kv_cache import plan_kv
 from executors.llm.linear import kernels_support
 from executors.llm.memory import memory_limit
 from executors.llm.models.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
-from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, load_weights
+from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, fp8_names, load_weights
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,6 +44,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     decoder_config = read_config(directory)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # of this thread: streams, events and Triton's launches go by it
     dtype = weights_dtype(config, decoder_config, directory)
     kernels, missing = choose_kernels(config, dtype, device)
     if kernels is not None:
@@ -52,8 +55,10 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         asked = "quantization int8" if int8 else "deterministic"
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
         raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
+    plan, widened = fp8_plan(config, decoder_config, device, directory)
     try:
-        decoder = Decoder(decoder_config, dtype, device, kernels, int8)
+        decoder = Decoder(decoder_config, dtype, device, kernels, int8, plan)
+        decoder.kv_dtype = kv_dtype(config, device)
         if config.optimization.deterministic:
             decoder.be_steady()
         if config.memory.kv_cache_memory_bytes is not None:
@@ -76,8 +81,52 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         info,
         num_bytes,
         activation_bytes(decoder, kernels),
-        _how_fast(decoder, kernels, missing),
+        _notes(_how_fast(decoder, kernels, missing), widened, decoder),
     )
+
+
+def fp8_plan(
+    config: ExecutorConfig, decoder: DecoderConfig, device: torch.device, directory: Path
+) -> tuple[fp8.Fp8Plan | None, str | None]:
+    """Which linears hold e4m3, and what there is to say where a checkpoint's do not. Raises ConfigError where `quantization`
+    asks for what cannot be had."""
+    asked, scheme = config.optimization.quantization, decoder.fp8
+    if scheme is None and asked != "fp8":
+        return None, None
+    blocks = scheme is not None and scheme.blocks
+    why = fp8.why_not(device, config.attention.backend, blocks)
+    if why is not None and scheme is None:
+        cure = "; take int8" if device.type == "cpu" else ""
+        raise ConfigError(f"quantization fp8: {why}{cure}")
+    if why is not None:
+        return None, f"the checkpoint's FP8 weights were widened: {why}"
+    stored = None
+    if scheme is not None and config.load_format != "dummy":
+        stored = fp8_names(directory, decoder.family.prefix)
+    return fp8.Fp8Plan(blocks, stored, fp8.has_triton(device, config.attention.backend)), None
+
+
+def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
+    """What keys and values are stored in, None for the model's dtype. Raises ConfigError."""
+    if config.memory.kv_cache_dtype == "auto":
+        return None
+    if device.type == "cuda" and (why := fp8.why_not(device, config.attention.backend)) is not None:
+        raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
+    if device.type == "cpu" and config.optimization.deterministic:
+        raise ConfigError(
+            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not with deterministic on a CPU, whose kernels keep KV wide"
+        )
+    return fp8.E4M3
+
+
+def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | None:
+    kv = "KV in fp8 (e4m3)" if decoder.kv_dtype is not None else None
+    held = None
+    if decoder.fp8 is not None:
+        count = sum(linear.fp8 is not None for linear in decoder.linears())
+        form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
+        held = f"fp8: {count} of {len(decoder.linears())} linears, {form}"
+    return "; ".join(note for note in (speed, held, widened, kv) if note) or None
 
 
 def choose_kernels(
@@ -133,6 +182,8 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r}: there are {count} CUDA devices, the first of which is cuda:0")
     return device
 
 
@@ -180,8 +231,13 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         return (
             8 * config.hidden_size + operand * widest + size * stored
         )  # the residual twice: of wanted rows, too
-    # The residual, qkv with its rotated copy, and gate, up and their product.
-    return size * (3 * config.hidden_size + 2 * qkv + 4 * inner)
+    # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
+    operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0
+    stored = 4 * inner
+    if config.moe is not None and decoder.device.type != "cpu":
+        # All experts at once: what those of a token make inside, and their results, see triton_experts.py.
+        stored = max(stored, config.moe.top_k * (config.moe.intermediate_size + config.hidden_size))
+    return size * (3 * config.hidden_size + 2 * qkv + stored) + operand
 
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
@@ -199,7 +255,7 @@ def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> 
         logits_width=c.vocab_size,
         max_model_len=max_model_len,
         dtype=DTYPE_NAMES[decoder.dtype],
-        quantization="int8" if decoder.int8 else None,
+        quantization="int8" if decoder.int8 else "fp8" if decoder.fp8 else None,
         num_parameters=decoder.num_parameters(),
         device=str(decoder.device),
     )

@@ -9,7 +9,7 @@ import torch
 
 from executors.llm.attention import AttentionBackend
 from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import DecoderOnlyLLM, ForwardInput, SamplingModel, UnifiedModel
+from executors.llm.models.decoder import Attend, DecoderOnlyLLM, ForwardInput, SamplingModel, UnifiedModel
 from executors.llm.step import StepArrays
 
 LOGITS_CHUNK = 256
@@ -47,6 +47,20 @@ class ModelRunner:
         if self._unified is not None:
             return self._call(self._unified.unified_forward, step, ids, cache)
         return self._forward_split(step, ids, cache)
+
+    @property
+    def takes_packed(self) -> bool:
+        """Whether `forward_packed` works: the model has a unified forward."""
+        return self._unified is not None
+
+    def forward_packed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] of tokens that lie on the device, `token_ids` and `positions` int [T]; asks the host for
+        nothing. KV is written by `attend`."""
+        assert self._unified is not None
+        self.forwards += 1
+        return self._unified.unified_forward(ForwardInput(token_ids, positions, attend))
 
     def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
         """For a model without a unified forward: prefills one by one, then all decodes together."""

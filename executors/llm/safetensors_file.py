@@ -22,7 +22,8 @@ import torch
 
 from executors.errors import ConfigError
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+           "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 _MAX_HEADER = 100_000_000
@@ -67,7 +68,7 @@ class SafetensorsFile:
         return self._entries[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Its dtype. Raises ConfigError for one that is not a plain float."""
+        """Its dtype. Raises ConfigError for one that is neither a plain float nor e4m3."""
         dtype = _DTYPES.get(self._entries[name].dtype)
         if dtype is None:
             found = self._entries[name].dtype
@@ -77,8 +78,13 @@ class SafetensorsFile:
         return dtype
 
     def float_dtype(self, name: str) -> torch.dtype | None:
-        """Its dtype, None for one that is not a plain float."""
-        return _DTYPES.get(self._entries[name].dtype)
+        """Its dtype, None for one that is not a plain float: e4m3 means something with its scale only."""
+        dtype = _DTYPES.get(self._entries[name].dtype)
+        return None if dtype is torch.float8_e4m3fn else dtype
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether it is e4m3."""
+        return self._entries[name].dtype == "F8_E4M3"
 
     def num_bytes(self, name: str) -> int:
         """Bytes of its data in the file."""

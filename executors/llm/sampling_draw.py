@@ -34,6 +34,8 @@ _NO_WEIGHT = -200.0
 """An exponent at which float32 has no number left: a finite stand-in for -inf."""
 _DENSE_ROWS = 1
 """Rows exponentiated at a time: few enough to stay in the processor's cache between the passes."""
+_DEVICE_ROWS = 32
+"""The same on an accelerator: each launch takes longer than a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +260,19 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
             blocks.logits.stride(0), SUM_BLOCK, best.data_ptr(), scale.data_ptr(), sums.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return sums.double(), mean
-    buffer = scratch("weights", min(_DENSE_ROWS, len(settings)), padded, device)
+    at_once = _DENSE_ROWS if device.type == "cpu" else _DEVICE_ROWS
+    buffer = scratch("weights", min(at_once, len(settings)), padded, device)
     kept = scratch("exponents", len(buffer), padded, device) if typical.any() else buffer
-    for begin in range(0, len(settings), _DENSE_ROWS):
-        part = slice(begin, begin + _DENSE_ROWS)
+    for begin in range(0, len(settings), at_once):
+        part = slice(begin, begin + at_once)
         work = buffer[: len(row[part])]
         work[:, width:] = -torch.inf
-        # Row by row into memory that stays in the cache: choosing rows by an index would copy them to fresh pages first.
-        for i, one in enumerate(settings.row[part].tolist()):
-            work[i, :width] = blocks.logits[one]
+        if device.type == "cpu":
+            # Row by row into memory that stays in the cache: choosing rows by an index would copy them to fresh pages first.
+            for i, one in enumerate(settings.row[part].tolist()):
+                work[i, :width] = blocks.logits[one]
+        else:
+            work[:, :width] = blocks.logits.index_select(0, row[part])
         work -= best[part]
         # Subtract first: the largest becomes exactly 0, and no temperature, however small, overflows.
         work /= scale[part]

@@ -13,9 +13,12 @@ import torch
 
 from executors.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.checks import check_arrays, check_blocks, check_limits
+from executors.contract import ProgressCallback
 from executors.errors import InvalidInput
+from executors.llm.device_memory import DeviceMemory, retried
 from executors.llm.grammar import GrammarCompiler
 from executors.llm.kv_cache import lazy_zeros
+from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, SlotShapers
@@ -44,8 +47,9 @@ class _SampledRows(NamedTuple):
 class UnifiedRunner:
     """State by slot: block tables and starts (`slots`), sampling settings, and the token pool.
 
-    `pool` int32 [num_slots, max_model_len + 1] on the device holds each sampled token at its position: the input of a
-    later step whose id the host does not know yet. One writer for all of it: `run`, `release` and `clear`.
+    `pool` int32 [num_slots + 1, max_model_len + 1] on the device holds each sampled token at its position: the input of a
+    later step whose id the host does not know yet. Its last row is nobody's. One writer for all of it: `run`, `release` and
+    `clear`.
     """
 
     def __init__(
@@ -61,11 +65,38 @@ class UnifiedRunner:
         self.shapers = SlotShapers()
         """Of slots whose settings change single logits: what they need, token counts included."""
         self.grammars = SlotGrammars(compiler)
-        self.pool = lazy_zeros((num_slots, max_model_len + 1), torch.int32, runner.device)
+        self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, runner.device)
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
         """Slots that need more than tokens: prompt logprobs or pooled output."""
         self._pooled_sums: dict[int, torch.Tensor] = {}
+
+    # -- what runners differ in ------------------------------------------------------------------------------------------
+
+    max_in_flight = 1
+    """Steps that may be launched before the first has ended; more than one where a device computes them."""
+    report: ProgressCallback = staticmethod(lambda stage, done, total: None)
+    """Told of captures, which take longer than steps."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For `status()`."""
+        return ()
+
+    @property
+    def can_capture(self) -> bool:
+        """There is something that `capture_next` would capture."""
+        return False
+
+    memory: DeviceMemory | None = None
+    """Where what found no memory may find some after all; None where there is nothing to be emptied."""
+
+    def capture_first(self) -> None:
+        """Capture what the first requests are to find."""
+
+    def capture_next(self) -> bool:
+        """Capture one graph more; False if there is none."""
+        return False
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -96,22 +127,33 @@ class UnifiedRunner:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    def launch(self, batch: UnifiedBatch) -> Launched:
+        """Set a step on its way, behind those launched before. Raises as `run`; here it is done when it is launched."""
+        return Finished(self.run(batch))
+
     def run(self, batch: UnifiedBatch) -> UnifiedOutput:
         """Compute a step. Raises InvalidInput before anything is computed."""
         if not len(batch):
             return UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._take_in(batch)
+        return self._compute(batch)
+
+    def _take_in(self, batch: UnifiedBatch) -> None:
+        """Check a step, and keep what it says of sequences. Raises InvalidInput."""
         self._check(batch)
         self.slots.apply(batch)
         for start in batch.starts:
             self._begin(start)
+
+    @torch.inference_mode()
+    def _compute(self, batch: UnifiedBatch) -> UnifiedOutput:
         step = self._step(batch)
         sampled = self._sampled_rows(batch, step)
         special = np.flatnonzero(self._special[batch.slots])
         if not len(special) and len(sampled.rows) < len(step.token_ids):
             step.wanted = sampled.rows
         self.runner.cache.copy_blocks(batch.block_copies)
-        hidden = self.runner.forward(step, self._token_ids(batch, step))
+        hidden = retried(self.memory, lambda: self.runner.forward(step, self._token_ids(batch, step)))
         output = self._sample(batch, step, hidden, sampled)
         for i in special.tolist():
             self._add_special(output, batch, step, hidden, i)
@@ -146,8 +188,19 @@ class UnifiedRunner:
 
     def _step(self, batch: UnifiedBatch) -> StepArrays:
         """The batch's items over the slots' block tables. Raises InvalidInput for a table that is too short."""
+        tables = self._tables_of(batch, self._blocks_needed(batch))
         q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
-        needed = -(-(q_lens + pos_offsets) // self.runner.cache.block_size)
+        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
+
+    def _tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:
+        """int32 [n, needed] of a step's items."""
+        # The slice comes first: a row of the full table is as wide as the longest possible sequence.
+        return self.slots.block_tables[0][:, :needed][batch.slots]
+
+    def _blocks_needed(self, batch: UnifiedBatch) -> int:
+        """Of the longest item. Raises InvalidInput for a table that is too short."""
+        ends = batch.num_q_tokens.astype(np.int64) + batch.pos_offsets
+        needed = -(-ends // self.runner.cache.block_size)
         short = np.flatnonzero(self.slots.num_blocks[0, batch.slots] < needed)
         if len(short):
             i = int(short[0])
@@ -155,9 +208,7 @@ class UnifiedRunner:
             raise InvalidInput(
                 f"sequence {batch.seq_ids[i]}: its table has {have} blocks, this step needs {needed[i]}"
             )
-        # The slice comes first: a row of the full table is as wide as the longest possible sequence.
-        tables = self.slots.block_tables[0][:, : int(needed.max())][batch.slots]
-        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
+        return int(needed.max())
 
     def _pool_index(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         return self.runner.to_device(slots.astype(np.int64) * self.pool.shape[1] + positions)
@@ -206,14 +257,11 @@ class UnifiedRunner:
             return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
-        logits, maxima = self.runner.logits_for_sampling(hidden, rows)
+        logits, maxima = retried(self.memory, lambda: self.runner.logits_for_sampling(hidden, rows))
         masks = {} if masks_to_come is None else masks_to_come.result()
-        sampled = sample(
-            logits,
-            self.sampling.rows(slots, positions),
-            self._edits(batch, step, shaped, starts, masks) if shaped else None,
-            maxima,
-        )
+        settings = self.sampling.rows(slots, positions)
+        edits = self._edits(batch, step, shaped, starts, masks) if shaped else None
+        sampled = retried(self.memory, lambda: sample(logits, settings, edits, maxima))
         failed = {i: item.error for i, item in masks.items() if item.error is not None}
         for i in failed:
             sampled.bad[starts[i] : starts[i] + counts[i]] = True

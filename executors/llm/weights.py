@@ -1,6 +1,7 @@
 """From a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
 
-Everything is checked before the first byte is copied; each fault is a ConfigError of one line.
+Everything is checked before the first byte is copied; each fault is a ConfigError of one line. Weights in FP8 have a scale
+beside them (`models/quantization.py` lists the forms); they are taken as they are, or widened on the way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 import torch
 
 from executors.errors import ConfigError
+from executors.llm.fp8 import widened
+from executors.llm.fp8_scales import CheckpointScales
 from executors.llm.models.config import read_json
 from executors.llm.models.decoder import Decoder
 from executors.llm.models.parameters import Place
@@ -89,6 +92,18 @@ def checkpoint_dtype(directory: Path) -> torch.dtype:
         checkpoint.close()
 
 
+def fp8_names(directory: Path, prefix: str) -> frozenset[str]:
+    """The tensors in e4m3, by names that begin with the family's `prefix` even where the checkpoint leaves it out. Raises
+    ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        names = checkpoint.names()
+        added = "" if any(name.startswith(prefix) for name in names) else prefix
+        return frozenset(added + name for name in names if checkpoint.file_of(name).is_fp8(name))
+    finally:
+        checkpoint.close()
+
+
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     """Copy a checkpoint into `decoder`, casting to its dtype, and finish it. Raises ConfigError before anything is copied.
 
@@ -98,7 +113,9 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     checkpoint = Checkpoint(directory)
     try:
         targets = _targets(decoder, checkpoint)
-        _check(decoder, checkpoint, targets)
+        scales = CheckpointScales(decoder, checkpoint, targets)
+        _check(decoder, checkpoint, targets, scales.names)
+        decoder.kv_scales = scales.of_kv()
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
         done = 0
@@ -106,7 +123,10 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
         for file in checkpoint.files.values():
             for name in file.names():
                 if name in targets:
-                    _load(decoder, file, name, targets[name])
+                    if file.is_fp8(name):
+                        _load_fp8(file, name, targets[name], scales.of(name))
+                    else:
+                        _load(decoder, file, name, targets[name])
                     done += file.num_bytes(name)
                     progress("weights", done, total)
     finally:
@@ -116,13 +136,30 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
 
 def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
     if place.packed:
-        assert place.linear is not None and place.linear.packed is not None
+        assert place.linear is not None
         for begin, rows in file.rows(name, place.turned):
-            place.linear.packed.fill(rows, place.begin + begin)
+            place.linear.fill(rows, place.begin + begin)
     if place.tensor is decoder.embed and decoder.maps_embedding:
         decoder.embed, decoder.embed_mapped = file.mapped(name), True
     elif place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
+
+
+def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tensor) -> None:
+    """A weight in e4m3 with `scales` [rows, 1 or groups], as it is or widened."""
+    held = None if place.linear is None else place.linear.fp8
+    if held is not None:
+        held.take_scales(scales, place.begin)
+    for begin, rows in file.rows(name, turned=False):
+        if held is not None:
+            held.take(rows, place.begin + begin)
+            continue
+        wide = widened(rows, scales[begin : begin + len(rows)])
+        if place.packed:
+            assert place.linear is not None
+            place.linear.fill(wide, place.begin + begin)
+        if place.tensor.device.type != "meta":
+            place.tensor[begin : begin + len(rows)].copy_(wide)
 
 
 def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
@@ -133,15 +170,18 @@ def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
     return targets
 
 
-def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
-    """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast."""
+def _check(
+    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
+) -> None:
+    """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast. `scales`: names
+    beside the targets that mean something."""
     present = checkpoint.names()
     where = checkpoint.directory
     architecture = decoder.config.architecture
     missing = sorted(set(targets) - present)
     if missing:
         raise ConfigError(f"{where}: {_some(missing)} missing; {architecture} needs {len(targets)} tensors")
-    surplus = sorted(name for name in present - set(targets) if not _harmless(decoder, name))
+    surplus = sorted(name for name in present - set(targets) - scales if not _harmless(decoder, name))
     if surplus:
         raise ConfigError(f"{where}: {_some(surplus)} not part of {architecture} as config.json describes it")
     head_norms = decoder.head_norms()
@@ -199,8 +239,8 @@ def _fill_rows(place: Place, generator: torch.Generator) -> None:
         part = torch.empty(count, columns, dtype=place.tensor.dtype, device=generator.device)
         part.normal_(0.0, 0.02, generator=generator)
         if place.packed:
-            assert place.linear is not None and place.linear.packed is not None
-            place.linear.packed.fill(part, place.begin + begin)
+            assert place.linear is not None
+            place.linear.fill(part, place.begin + begin)
         if place.tensor.device.type != "meta":
             target = place.tensor.T if place.turned else place.tensor
             target[begin : begin + count] = part

@@ -318,6 +318,8 @@ class RemoteExecutor(BatchModelExecutor):
             shrink_batch=False,
             max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
             max_num_batched_tokens=limits.max_batched_tokens or self.config.max_num_batched_tokens,
+            # Shorter than the model's own where KV allows no more: a pool of given size would refuse that one.
+            max_model_len=facts.info.max_model_len,
         )
         if layout.num_blocks:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.

@@ -31,7 +31,8 @@ _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
 
 
 class StepGuard:
-    """Used by one task; `release_cache` and `truncate_kv` are called between steps, never during one."""
+    """`release_cache` and `truncate_kv` are called between steps: when one has ended, or where the executor takes several at
+    once when it was begun."""
 
     def __init__(self, executor: ModelExecutor) -> None:
         self.executor = executor
@@ -42,7 +43,10 @@ class StepGuard:
         if self._failed is not None:
             raise Skipped(f"an earlier step of this epoch failed: {self._failed}")
         try:
-            return await self.executor.unified_decode(batch)
+            output = await self.executor.unified_decode(batch)
+            if self._failed is not None:  # the one before it, meanwhile
+                raise Skipped(f"an earlier step of this epoch failed: {self._failed}")
+            return output
         except (Exception, asyncio.CancelledError) as error:
             if being_cancelled():
                 raise

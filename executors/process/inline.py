@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import enum
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -46,14 +47,23 @@ from executors.process.guard import StepGuard, being_cancelled, typed
 T = TypeVar("T")
 
 
+class _Kind(enum.Enum):
+    """When a job is carried out."""
+
+    ALONE = "when those before it are done"
+    BESIDE = "when those before it are begun: a step of an executor that takes several"
+    NOTE = "between two others, and it awaits nothing"
+
+
 @dataclass(slots=True)
 class _Job(Generic[T]):
     make: Callable[[], Coroutine[Any, Any, T]]
     future: concurrent.futures.Future[T]
+    kind: _Kind
 
 
 class _ExecutorThread(threading.Thread):
-    """An event loop on a thread that carries out jobs one after the other, in the order of `submit`."""
+    """An event loop on a thread that begins jobs in the order of `submit`, most of them one after the other."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -61,6 +71,8 @@ class _ExecutorThread(threading.Thread):
         )  # daemon: one that hangs must not hold up the interpreter's end
         self._loop = asyncio.new_event_loop()
         self._jobs: asyncio.Queue[_Job[Any] | None] = asyncio.Queue()
+        self._out: deque[asyncio.Task[None]] = deque()
+        """Jobs that were begun beside others."""
         self._worker = self._loop.create_task(self._work())
         self.start()
 
@@ -71,6 +83,10 @@ class _ExecutorThread(threading.Thread):
         except asyncio.CancelledError:
             pass
         finally:
+            if self._out:
+                for task in self._out:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(tuple(self._out)))
             while not self._jobs.empty():
                 if (job := self._jobs.get_nowait()) is not None:
                     job.future.set_exception(NotReady("the executor was shut down"))
@@ -78,19 +94,34 @@ class _ExecutorThread(threading.Thread):
 
     async def _work(self) -> None:
         while (job := await self._jobs.get()) is not None:
-            try:
-                job.future.set_result(await job.make())
-            except asyncio.CancelledError:
-                job.future.set_exception(NotReady("the executor was shut down"))
-                raise
-            except BaseException as error:
-                job.future.set_exception(error)
+            if job.kind is _Kind.BESIDE:
+                task = self._loop.create_task(self._carry_out(job))
+                self._out.append(task)
+                task.add_done_callback(self._out.remove)
+                # Tasks run in the order of their creation: the new one has begun when this one goes on.
+                await asyncio.sleep(0)
+                continue
+            if job.kind is _Kind.ALONE and self._out:
+                await asyncio.wait(tuple(self._out))
+            await self._carry_out(job)
 
-    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Run the coroutine that `make` returns on the thread, after all jobs before it."""
+    @staticmethod
+    async def _carry_out(job: _Job[Any]) -> None:
+        try:
+            job.future.set_result(await job.make())
+        except asyncio.CancelledError:
+            job.future.set_exception(NotReady("the executor was shut down"))
+            raise
+        except BaseException as error:
+            job.future.set_exception(error)
+
+    def submit(
+        self, make: Callable[[], Coroutine[Any, Any, T]], kind: _Kind = _Kind.ALONE
+    ) -> concurrent.futures.Future[T]:
+        """Run the coroutine that `make` returns on the thread, begun after all jobs before it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # from now on a cancelled caller cannot take it back: the job runs
-        self._loop.call_soon_threadsafe(self._jobs.put_nowait, _Job(make, future))
+        self._loop.call_soon_threadsafe(self._jobs.put_nowait, _Job(make, future, kind))
         return future
 
     def stop(self) -> None:
@@ -127,6 +158,7 @@ class InlineExecutor(BatchModelExecutor):
         self.restarts: Counter[str] = Counter()
         self._shutdown_s = shutdown_s
         self._guard: StepGuard | None = None  # set when the executor is warm
+        self._overlaps = False  # it takes a step while it computes another
         self._thread: _ExecutorThread | None = None
         self._report: ProgressCallback | None = None
         self._stage = ""
@@ -238,6 +270,7 @@ class InlineExecutor(BatchModelExecutor):
                 raise
             raise ExecutorDied(str(failure), "load") from error
         self._stage = ""
+        self._overlaps = self.inner.capabilities().max_in_flight > 1
         self._guard = StepGuard(self.inner)
 
     async def begin_epoch(self, epoch: int) -> None:
@@ -274,7 +307,8 @@ class InlineExecutor(BatchModelExecutor):
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
-        return await self._run(lambda guard: guard.unified_decode(batch))
+        kind = _Kind.BESIDE if self._overlaps else _Kind.ALONE
+        return await self._run(lambda guard: guard.unified_decode(batch), kind=kind)
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
         return await self._run(lambda guard: guard.executor.prefill(request))
@@ -313,7 +347,13 @@ class InlineExecutor(BatchModelExecutor):
         """As the contract's: beside the thread's work, not behind it."""
         await self._warm().prepare_grammar(grammar)
 
-    async def _run(self, call: Callable[[StepGuard], Coroutine[Any, Any, T]], *, revive: bool = False) -> T:
+    async def _run(
+        self,
+        call: Callable[[StepGuard], Coroutine[Any, Any, T]],
+        *,
+        revive: bool = False,
+        kind: _Kind = _Kind.ALONE,
+    ) -> T:
         if self._closed:
             raise NotReady("the executor was shut down")
         if self._death is not None and not revive:
@@ -322,7 +362,7 @@ class InlineExecutor(BatchModelExecutor):
         if guard is None or thread is None:
             raise NotReady("the executor is not loaded")
         try:
-            return await asyncio.wrap_future(thread.submit(lambda: _typed(call, guard)))
+            return await asyncio.wrap_future(thread.submit(lambda: _typed(call, guard), kind))
         except ExecutorDied as death:
             self._died(death)
             raise
@@ -352,7 +392,7 @@ class InlineExecutor(BatchModelExecutor):
         async def tell() -> None:
             what(guard)
 
-        thread.submit(tell)
+        thread.submit(tell, _Kind.NOTE)
 
 
 async def _typed(call: Callable[[StepGuard], Coroutine[Any, Any, T]], guard: StepGuard) -> T:

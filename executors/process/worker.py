@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from executors import registry
@@ -42,10 +43,16 @@ class Worker:
         self._guard: StepGuard | None = None
         self._stage = "starting"
         self._running_since: float | None = None
+        self._answered_at = 0.0
         self._snapshot: m.Snapshot | None = None
         self._snapshot_at = 0.0
         self._reported_at = 0.0
         self._preparing: set[asyncio.Task[None]] = set()
+        self._overlaps = False
+        """The executor takes a step while it computes another."""
+        self._out: deque[asyncio.Task[None]] = deque()
+        """Steps that were begun, of an executor that `_overlaps`."""
+        self._gave_up = False
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -59,6 +66,7 @@ class Worker:
             self._progress("loading", 0, 0)
             await executor.warmup()
             self._guard = StepGuard(executor)
+            self._overlaps = executor.capabilities().max_in_flight > 1
             self._stage = ""
             self.beat()
             self._send(_facts(executor))
@@ -102,9 +110,55 @@ class Worker:
                 self._guard.unanswered("release_cache or truncate_kv", InvalidInput(message.reason))
             case m.Load() | m.Shutdown():
                 raise WireError(f"{type(message).__name__} is not a call")
+            case m.Step() if self._overlaps:
+                await self._begin(message)
             case _:
-                return await self._answer(message)
-        return True
+                await self._landed()
+                return not self._gave_up and await self._answer(message)
+        return not self._gave_up
+
+    async def _begin(self, step: m.Step) -> None:
+        """Have a step on its way when this returns; it is answered behind those before it."""
+        before = self._out[-1] if self._out else None
+        self._out.append(asyncio.create_task(self._answer_behind(step, before)))
+        # Tasks run in the order of their creation: the new one has launched its step when this one goes on.
+        await asyncio.sleep(0)
+
+    async def _answer_behind(self, step: m.Step, before: asyncio.Task[None] | None) -> None:
+        assert self._guard is not None
+        began = time.monotonic()
+        self._running_since = self._running_since or began
+        answer: m.Answer
+        failure: ExecutorError | None = None
+        try:
+            answer = await _run(self._guard, step)
+        except (Exception, asyncio.CancelledError) as error:
+            failure = typed(error)
+            answer = m.Failed(step.call, 0.0, failure.kind, _text(str(failure)))
+        if before is not None:
+            await asyncio.wait((before,))
+        try:
+            # The time of a step begins with the end of the one before it.
+            answer.seconds = time.monotonic() - max(began, self._answered_at)
+            self._send(answer)
+        except WireError as error:
+            failure = typed(error)
+            self._send(m.Failed(step.call, answer.seconds, failure.kind, _text(str(failure))))
+        finally:
+            if failure is not None:
+                self._guard.failed(failure)
+                self._gave_up |= isinstance(failure, ExecutorDied)
+            self._out.popleft()
+            self._answered_at = time.monotonic()
+            self._running_since = self._answered_at if self._out else None
+            self._stage = ""
+            if self._answered_at - self._snapshot_at >= _SNAPSHOT_EVERY_S:
+                self.beat()
+
+    async def _landed(self) -> None:
+        """Wait until all steps that were begun are answered."""
+        while self._out:
+            await asyncio.wait((self._out[-1],))
 
     async def _answer(self, call: m.Call) -> bool:
         assert self._guard is not None
@@ -140,6 +194,7 @@ class Worker:
     async def shutdown(self) -> None:
         """Free what the executor holds."""
         assert self._executor is not None
+        await self._landed()
         await self._executor.shutdown()
 
     # -- how it fares --------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
     a chunk in it, or a verification     -> the unified forward
     one token of each of n sequences     -> DecodeRunner
 
-Such a step has one shape for every n, which is what a graph can be captured of; a mixed step has a new one each time.
+Such a step has one shape for every n, which is what a graph can be captured of. On a GPU it is, with lm_head, sampling and the
+token pool in it, by `DeviceUnifiedRunner`, which has graphs of small mixed steps as well: there only those decode steps come
+here whose hidden states the host works on (logprobs, edited logits), and they are launched call by call.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol
 import torch
 
 from executors.llm.kv_cache import KvCache
+from executors.llm.models.decoder import Attend
 from executors.llm.runner import ModelRunner
 from executors.llm.step import StepArrays
 
@@ -47,9 +50,16 @@ class PlainDecodeRunner:
         return self._forward(step, token_ids)
 
 
+class GraphDecodeRunner(PlainDecodeRunner):
+    """The graphs of `DeviceUnifiedRunner`, named in `status()` beside how many there are; and the unified forward for the steps
+    that are left to it."""
+
+    name = "graphs"
+
+
 def decode_runner_class(device: torch.device) -> type[PlainDecodeRunner]:
-    """The form that a device gets. There is one form so far, for every device."""
-    return PlainDecodeRunner
+    """The form that a device gets."""
+    return GraphDecodeRunner if device.type == "cuda" else PlainDecodeRunner
 
 
 class Qwen3Runner(ModelRunner):
@@ -67,6 +77,14 @@ class Qwen3Runner(ModelRunner):
         if self.decode_runner is None:
             self.decode_runner = decode_runner_class(self.device)(super().forward)
         return self.decode_runner.decode(step, token_ids)
+
+    def forward_packed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """As `ModelRunner.forward_packed`: what the graphs are captured of."""
+        if self.decode_runner is None:
+            self.decode_runner = decode_runner_class(self.device)(super().forward)
+        return super().forward_packed(token_ids, positions, attend)
 
     @property
     def note(self) -> str:

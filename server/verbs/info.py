@@ -12,6 +12,8 @@ from server.verbs.options import (
     Device,
     DownloadDir,
     Dtype,
+    GpuMemoryUtilization,
+    KvCacheDtype,
     KvCacheMemory,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -48,6 +50,8 @@ def info(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     block_size: BlockSize = None,
     kv_cache_memory_bytes: KvCacheMemory = None,
+    kv_cache_dtype: KvCacheDtype = None,
+    gpu_memory_utilization: GpuMemoryUtilization = None,
     config: ConfigFile = None,
 ) -> None:
     """Tell what a model takes.
@@ -167,7 +171,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     kv = facts["kv"]
     each = size(kv["bytes_per_token_per_layer"])
-    lines = [("KV per token", f"{size(kv['bytes_per_token'])} in {facts['dtype']} ({each} a layer)")]
+    lines = [("KV per token", f"{size(kv['bytes_per_token'])} in {kv['dtype']} ({each} a layer)")]
     lines += [
         ("window", f"{one['tokens']:,} tokens in {one['layers']} of {facts['layers']} layers, whose KV is kept whole")
         for one in kv["windows"]

@@ -42,5 +42,20 @@ BlockSize = Annotated[Number, flag("Tokens per KV block [16].", "--block-size")]
 KvCacheMemory = Annotated[
     Text, flag("Memory for KV, such as 4GiB [what is free].", "--kv-cache-memory-bytes", metavar="BYTES")
 ]
+KvCacheDtype = Annotated[
+    Text,
+    flag(
+        "Keys and values as auto: in the model's dtype; or fp8 (e4m3): twice as many tokens in the same memory [auto].",
+        "--kv-cache-dtype",
+    ),
+]
+GpuMemoryUtilization = Annotated[
+    float | None,
+    flag(
+        "Part of a GPU's memory that this server may take in all, weights and KV included; --kv-cache-memory-bytes, where it "
+        "is given, decides about KV alone [0.9].",
+        "--gpu-memory-utilization",
+    ),
+]
 ConfigFile = Annotated[Text, flag("YAML file, or a preset: default, cpu, gpu.", "--config", metavar="FILE")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from executors.batch import SamplingParams
-from executors.facts import ExecutorAttentionConfig
+from executors.facts import ExecutorAttentionConfig, OptimizationConfig
+from executors.kernels.triton_experts import TritonExperts
 from executors.kernels.triton_forward import TritonForward
 from executors.llm.executor import LlmExecutor
+from executors.llm.models.modules import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 
@@ -36,21 +38,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0,
         "hidden_activation": "gelu_pytorch_tanh",
     },
-    "moe": {
-        **SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
+    "moe, one layer dense": {
+        **SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": False, "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
     },
 }  # fmt: skip
 PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 40))]
 ASKED = SamplingParams(temperature=0.0, logprobs=3)
 
 
-async def heard(path: Path, backend: str, device: str) -> tuple[list[tuple[int, float]], LlmExecutor]:
+async def heard(
+    path: Path, backend: str, device: str, block_size: int = 16, dtype: str = "auto", eager: bool = False
+) -> tuple[list[tuple[int, float]], LlmExecutor]:
     """(token, logprob) of everything sampled: a prompt at once, another beside it in chunks, decode steps of all."""
-    settings = config(path, block_size=16, device=device)
+    how = OptimizationConfig(num_threads=1, enforce_eager=eager)
+    settings = config(path, device=device, dtype=dtype, optimization=how)
     executor = LlmExecutor.from_config(
-        replace(settings, attention=ExecutorAttentionConfig(block_size=16, backend=backend))
+        replace(settings, attention=ExecutorAttentionConfig(block_size, backend))
     )
     await executor.warmup()
     await executor.begin_epoch(1)
@@ -78,5 +83,7 @@ async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> Non
     runner = executor._ready().runner
     assert runner.attention.name == "cohort-triton"
     assert isinstance(runner.model._fused, TritonForward)
+    if "moe" in family:
+        assert [type(mlp) for mlp in runner.model._fused._mlps] == [TritonExperts, Mlp]
     assert [token for token, _ in found] == [token for token, _ in expected]
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)

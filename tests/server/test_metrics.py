@@ -39,6 +39,7 @@ async def test_gauges_come_from_the_engine(house: House) -> None:
     assert found["cohort_kv_cache_usage_ratio", ""] == 0.25
     assert [found[f"cohort_kv_blocks{what}", ""] for what in ("", "_used", "_cached")] == [20, 5, 4]
     assert (found["cohort_steps_total", ""], found["cohort_preemptions_total", ""]) == (9, 1)
+    assert (found["cohort_steps_cut_total", ""], found["cohort_step_tokens_limit", ""]) == (7, 64)
     assert found["cohort_prefix_cache_queries_total", ""] == 100
     assert found["cohort_prefix_cache_hits_total", ""] == 60
     assert found["cohort_stage", "stage=ready"] == 1

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from server import flags
-from server.bootstrap import Bootstrap, engine_config
+from server.bootstrap import Bootstrap, engine_config, executor_config
 from server.commands import app, known_options
 from server.hub import HubModel
 from server.paths import configs_dir
@@ -140,6 +140,8 @@ def test_one_line_says_what_is_wrong_and_where(tmp_path: Path) -> None:
     assert error({"port": 70000}) == "--port: it should be less than or equal to 65535 (not '70000')"
     assert error({"max_num_seqs": 0}).startswith("--max-num-seqs: ")
     assert error({"kv_cache_memory_bytes": "lots"}).startswith("--kv-cache-memory-bytes: ")
+    for share in (0, 1.01, "nan"):
+        assert error({"gpu_memory_utilization": share}).startswith("--gpu-memory-utilization: ")
     assert error({"executor_mode": "thread"}).startswith("--executor-mode: ")
     assert error({"executor_option": ["x"]}).startswith("--executor-option: it should be NAME=VALUE")
     assert "presets: cpu, default, gpu" in error({"config": "nope"})
@@ -227,7 +229,7 @@ def test_every_setting_has_its_flag() -> None:
         ("--context-length=4096", "use --max-model-len"),
         ("--n-gpu-layers 99", "use --device"),
         ("-ngl 99", "use --device"),
-        ("--mem-fraction-static 0.8", "use --kv-cache-memory-bytes"),
+        ("--mem-fraction-static 0.8", "use --gpu-memory-utilization"),
         ("--max-running-requests 8", "use --max-num-seqs"),
         ("--max_num_seqs 8", "use --max-num-seqs"),
         ("--tp 2", "--tp is not supported yet"),
@@ -238,7 +240,6 @@ def test_every_setting_has_its_flag() -> None:
         ("--disable-radix-cache", "use --no-enable-prefix-caching"),
         ("--schedule-policy fcfs", "use --scheduling-policy"),
         ("--no_enable_prefix_caching", "use --no-enable-prefix-caching"),
-        ("--gpu-memory-utilization 0.9", "is not supported yet"),
         ("--enable-chunked-prefill", "prompts are always prefilled in chunks"),
         ("--max-num-seq 8", "did you mean --max-num-seqs?"),
         ("--frobnicate", "see cohort serve --help"),
@@ -367,3 +368,8 @@ def test_service_links_of_services_called_cohort_something() -> None:
     assert len(notes) == len(links)
     assert "no such setting" in error(COHORT_GPU_PORT="80")
     assert error(COHORT_SERVED_MODEL="x").endswith("did you mean COHORT_SERVED_MODEL_NAME?")
+
+
+def test_graphs_can_be_left_out(tmp_path: Path) -> None:
+    for chosen, on in ((settings(), False), (settings({"enforce_eager": True}), True)):
+        assert executor_config(chosen, tmp_path).optimization.enforce_eager is on

@@ -11,13 +11,8 @@ KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
 
 
 @triton.jit
-def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):
-    """TILE elements of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    there = columns < INNER
-    gate = tl.load(x + row * 2 * INNER + columns, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * INNER + INNER + columns, mask=there, other=0.0).to(tl.float32)
+def activate(gate, KIND: tl.constexpr):
+    """act(gate) of float32 values; `KIND` is one of the numbers of `KINDS`."""
     if KIND == 0:
         act = gate / (1.0 + tl.exp(-gate))
     elif KIND == 1:
@@ -27,7 +22,18 @@ def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.cons
         act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
         act = tl.maximum(gate, 0.0)
-    tl.store(out + row * INNER + columns, (act * up).to(out.dtype.element_ty), mask=there)
+    return act
+
+
+@triton.jit
+def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):
+    """TILE elements of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = columns < INNER
+    gate = tl.load(x + row * 2 * INNER + columns, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * INNER + INNER + columns, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * INNER + columns, (activate(gate, KIND) * up).to(out.dtype.element_ty), mask=there)
 
 
 def gated(x: torch.Tensor, activation: str) -> torch.Tensor:

@@ -14,14 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.tile import attend_tile
+
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
 
 
-@triton.jit
+# Numbers that change from step to step take any value: a kernel compiled for some would be compiled while somebody waits.
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _split_kernel(
     q, keys, values, out, partial, lse, items, tables, lengths,
-    table_stride, num_splits, scale, softcap, window,
+    table_stride, num_splits, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT_TOKENS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
     ITEMS: tl.constexpr, WHOLE: tl.constexpr,
@@ -53,32 +56,17 @@ def _split_kernel(
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    table = tables + item.to(tl.int64) * table_stride
     for start in range(begin, end, TILE):
         place = start + tl.arange(0, TILE)
         there = place < end
-        page = tl.load(tables + item.to(tl.int64) * table_stride + place // PAGE, mask=there, other=0)
-        cell = ((page.to(tl.int64) * KV_HEADS + head) * PAGE + place % PAGE) * DIM
-        key = tl.load(
-            keys + cell[None, :] + dims[:, None], mask=there[None, :] & (dims[:, None] < DIM), other=0.0
-        )
-        scores = tl.dot(query, key, input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
         seen = there & (place >= first) if WINDOW else there
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        peak = tl.maximum(best, tl.max(scores, 1))
-        # A tile that the window hides wholly leaves the peak at minus infinity: its difference to itself is no number.
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        shares = tl.exp(scores - base[:, None])
-        keep = tl.exp(best - base)
-        value = tl.load(
-            values + cell[:, None] + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
-        )
-        found = found * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
-        total = total * keep + tl.sum(shares, 1)
-        best = peak
+        best, total, found = attend_tile(
+            query, keys, values, table, head, place, there, seen[None, :], best, total, found, scale, softcap,
+            KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP,
+        )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
-    found = found / safe[:, None]
+    found = found / safe[:, None] * value_scale
     heads = (row.to(tl.int64) * KV_HEADS + head) * GROUP + rows
     if WHOLE:
         tl.store(out + q_at, found.to(out.dtype.element_ty), mask=real)
@@ -88,7 +76,7 @@ def _split_kernel(
         tl.store(lse + at, tl.where(total > 0.0, best + tl.log(safe), float("-inf")), mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(
     partial, lse, out, items, num_splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, ITEMS: tl.constexpr,
@@ -128,13 +116,14 @@ def decode_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
     scale: float, num_splits: int, workspace: DecodeWorkspace, *,
     window: int | None = None, softcap: float | None = None, items: torch.Tensor | None = None, rows: int | None = None,
-    split_tokens: int = 0,
+    split_tokens: int = 0, kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
     """Write to `out` [T, heads, head_dim] the attention of one query per sequence.
 
-    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; `tables` int32 [n, pages of
-    the longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] names
-    (sequence, row of q) where they are not the same for all; `rows` how many. A length of 0 gives zeros (padding of a graph).
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which the
+    `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the longest], contiguous; `lengths`
+    int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] names (sequence, row of q) where they are
+    not the same for all; `rows` how many. A length of 0 gives zeros (padding of a graph).
 
     `num_splits` programs share a sequence's keys; with `split_tokens` each takes so many, and num_splits x split_tokens must
     cover the longest sequence.
@@ -142,17 +131,20 @@ def decode_attention(
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, count = heads // kv_heads, len(q) if rows is None else rows
-    tile = max(16, min(128, 16384 // triton.next_power_of_2(dim)))
+    narrow, wide = kv.dtype == torch.float8_e4m3fn, q.dtype == torch.float32
+    # Widening takes registers, and so do products of float32, which no matrix instruction computes: with the larger tile they
+    # spill. Steps that find their page first get half of the stages.
+    tile = max(16, min(64 if narrow or wide else 128, 16384 // triton.next_power_of_2(dim)))
     if split_tokens % tile:
         raise ValueError(f"split_tokens {split_tokens} is no multiple of {tile}")
     whole = num_splits == 1
     _split_kernel[(count, kv_heads, num_splits)](
         q, kv[0], kv[1], out, workspace.partial, workspace.lse, items, tables, lengths,
-        tables.stride(0), num_splits, scale, softcap or 1.0, window or 0,
+        tables.stride(0), num_splits, scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), DIM=dim,
         DIM_PAD=triton.next_power_of_2(dim), PAGE=page, TILE=tile, SPLIT_TOKENS=split_tokens,
         SOFTCAP=softcap is not None, WINDOW=window is not None, ITEMS=items is not None, WHOLE=whole,
-        num_warps=4, num_stages=3,
+        num_warps=8 if wide else 4, num_stages=5 if narrow else 3,
     )  # fmt: skip
     if not whole:
         _merge_kernel[(count, heads)](

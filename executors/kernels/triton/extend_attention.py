@@ -12,10 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.tile import attend_tile
 
-@triton.jit
+
+# See `_split_kernel`.
+@triton.jit(do_not_specialize=["table_stride"])
 def _extend_kernel(
-    q, keys, values, out, tiles, q_starts, q_lens, pos_offsets, tables, table_stride, scale, softcap, window,
+    q, keys, values, out, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
+    scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -42,34 +46,19 @@ def _extend_kernel(
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    table = tables + item.to(tl.int64) * table_stride
     for start in range(first, last, TILE):
         place = start + tl.arange(0, TILE)
         there = place < last
-        page = tl.load(tables + item.to(tl.int64) * table_stride + place // PAGE, mask=there, other=0)
-        cell = ((page.to(tl.int64) * KV_HEADS + head) * PAGE + place % PAGE) * DIM
-        key = tl.load(
-            keys + cell[None, :] + dims[:, None], mask=there[None, :] & (dims[:, None] < DIM), other=0.0
-        )
-        scores = tl.dot(block, key, input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
         own = offset + query
         seen = there[None, :] & (place[None, :] <= own[:, None])
         if WINDOW:
             seen &= place[None, :] > own[:, None] - window
-        scores = tl.where(seen, scores, float("-inf"))
-        peak = tl.maximum(best, tl.max(scores, 1))
-        # With a window a row may not have met a key yet: minus infinity less itself is no number.
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        shares = tl.exp(scores - base[:, None])
-        keep = tl.exp(best - base)
-        value = tl.load(
-            values + cell[:, None] + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
-        )
-        found = found * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
-        total = total * keep + tl.sum(shares, 1)
-        best = peak
-    found = found / tl.where(total > 0.0, total, 1.0)[:, None]
+        best, total, found = attend_tile(
+            block, keys, values, table, head, place, there, seen, best, total, found, scale, softcap,
+            KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP,
+        )  # fmt: skip
+    found = found / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
     tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
 
 
@@ -93,22 +82,25 @@ def query_tiles(q_lens: np.ndarray, items: np.ndarray, queries: int) -> np.ndarr
 def extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, q_starts: torch.Tensor,
     q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
-    window: int | None = None, softcap: float | None = None,
+    window: int | None = None, softcap: float | None = None, kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
     """Write to `out` [T, heads, head_dim] the attention of the queries in `tiles`: `query_tiles` of rows_per_tile // group.
 
-    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous. int32 per item: `q_starts`
-    its first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages].
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which the
+    `kv_scales` of keys and values multiply. int32 per item: `q_starts` its first row of q, `q_lens` its rows,
+    `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages].
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
-    rows = rows_per_tile(group, dim)
+    rows, wide = rows_per_tile(group, dim), q.dtype == torch.float32
+    # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles.
+    tile = (16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64
     _extend_kernel[(len(tiles), kv_heads)](
-        q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0), scale, softcap or 1.0,
-        window or 0,
+        q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
+        scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
-        TILE=32 if pad > 128 or q.dtype == torch.float32 else 64, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        num_warps=8 if rows >= 128 else 4, num_stages=2,
+        TILE=tile, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        num_warps=16 if wide else 8 if rows >= 128 else 4, num_stages=2,
     )  # fmt: skip
     return out

@@ -12,13 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.fp8 import to_e4m3
+
 
 @triton.jit
 def _rotary_kernel(
-    qkv, q, keys, values, cells, positions, table, norms, eps,
+    qkv, q, keys, values, cells, positions, table, norms, eps, key_factor, value_factor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr,
-    ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr,
+    ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """One token and a third of its heads: queries (0), keys (1) or values (2)."""
     token = tl.program_id(0).to(tl.int64)
@@ -34,7 +36,6 @@ def _rotary_kernel(
     one = tl.load(source + low[None, :], mask=is_low, other=0.0).to(tl.float32)
     two = tl.load(source + HALF + low[None, :], mask=is_low, other=0.0).to(tl.float32)
     tail = tl.load(source + 2 * HALF + rest[None, :], mask=is_rest, other=0.0).to(tl.float32)
-    kind = qkv.dtype.element_ty
     if NORM:  # noqa: SIM102 - decided when it is compiled, the inner one when it runs
         if part < 2:
             squares = tl.sum(one * one, 1) + tl.sum(two * two, 1) + tl.sum(tail * tail, 1)
@@ -71,15 +72,22 @@ def _rotary_kernel(
             at = keys + place
         else:
             at = values + place
-        tl.store(at + low[None, :], one.to(kind), mask=is_low)
-        tl.store(at + HALF + low[None, :], two.to(kind), mask=is_low)
-        tl.store(at + 2 * HALF + rest[None, :], tail.to(kind), mask=is_rest)
+        if E4M3:
+            factor = tl.where(part == 1, key_factor, value_factor)
+            tl.store(at + low[None, :], to_e4m3(one * factor), mask=is_low)
+            tl.store(at + HALF + low[None, :], to_e4m3(two * factor), mask=is_low)
+            tl.store(at + 2 * HALF + rest[None, :], to_e4m3(tail * factor), mask=is_rest)
+        else:
+            kind = keys.dtype.element_ty
+            tl.store(at + low[None, :], one.to(kind), mask=is_low)
+            tl.store(at + HALF + low[None, :], two.to(kind), mask=is_low)
+            tl.store(at + 2 * HALF + rest[None, :], tail.to(kind), mask=is_rest)
 
 
 def rotate_and_store(
     qkv: torch.Tensor, kv: torch.Tensor, cells: torch.Tensor, num_heads: int, *,
     positions: torch.Tensor | None = None, table: torch.Tensor | None = None, norms: torch.Tensor | None = None,
-    eps: float = 0.0, plus_one: bool = False,
+    eps: float = 0.0, plus_one: bool = False, kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
     """Queries [T, num_heads, head_dim], ready for attention; keys and values go to the cache.
 
@@ -87,6 +95,7 @@ def rotate_and_store(
     `cells` int [T]: page * page size + place in it, negative for rows that are not kept. `positions` int [T] into `table`
     float32 [positions, 2, rotated / 2] of cosines and sines, None where nothing is rotated; the elements behind the rotated
     ones stay. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head first, its factor 1 + norms with `plus_one`.
+    A `kv` in e4m3 takes keys and values divided by `kv_scales` and rounded; what is too large becomes the largest number.
     """
     _, _, kv_heads, page, dim = kv.shape
     q = torch.empty(len(qkv), num_heads, dim, dtype=qkv.dtype, device=qkv.device)
@@ -95,9 +104,10 @@ def rotate_and_store(
     half = dim // 2 if table is None else table.shape[-1]
     rest = dim - 2 * half
     _rotary_kernel[(len(qkv), 3)](
-        qkv, q, kv[0], kv[1], cells, positions, table, norms, eps,
+        qkv, q, kv[0], kv[1], cells, positions, table, norms, eps, 1.0 / kv_scales[0], 1.0 / kv_scales[1],
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
-        ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)), num_warps=4,
+        ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)),
+        E4M3=kv.dtype == torch.float8_e4m3fn, num_warps=4,
     )  # fmt: skip
     return q

@@ -12,6 +12,7 @@ from typing import Any
 from executors.errors import ConfigError
 from executors.llm.models.families import Family, family_of, supported_architectures
 from executors.llm.models.fields import Fields, read_json
+from executors.llm.models.quantization import Fp8Scheme, parse_quantization
 from executors.llm.models.rope_config import RopeConfig, context_lengths, parse_ropes
 
 __all__ = [
@@ -90,6 +91,8 @@ class DecoderConfig:
     mlp_bias: bool
     dtype: str | None
     """As the checkpoint says; None where it does not."""
+    fp8: Fp8Scheme | None = None
+    """How the checkpoint's linears are quantised; None where they are not."""
 
     @property
     def num_layers(self) -> int:
@@ -171,6 +174,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         dtype=_dtype(fields),
+        fp8=parse_quantization(fields.get("quantization_config"), where),
     )
 
 
@@ -188,10 +192,6 @@ def _family(values: dict[str, Any], where: str) -> tuple[str, Family]:
 
 
 def _refuse_unimplemented(fields: Fields, family: Family) -> None:
-    quantization = fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
-        raise ConfigError(f"{fields.where}: quantization_config ({method}) is not supported; supported: none")
     activation = fields.get(family.activation, family.activations[0])
     if activation not in family.activations:
         known = ", ".join(family.activations)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, CpuKernels
+from executors.llm.fp8 import Fp8Plan, hold
 from executors.llm.linear import KIND_NAMES, Linear, Packing, can_pack_onednn, padded_rows
 from executors.llm.models import parameters as naming
 from executors.llm.models.config import DecoderConfig, LayerConfig
@@ -29,7 +30,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """The packed tokens of a step. `token_ids` and `positions` int64 [T] on the model's device.
+    """The packed tokens of a step. `token_ids` and `positions` int64 or int32 [T] on the model's device.
 
     `wanted` int64, ascending: the rows whose hidden states will be looked at, None for all. A model may leave out others.
     """
@@ -46,6 +47,9 @@ class KvSpec:
 
     `scale` multiplies the scores, `softcap` c makes them c * tanh(score / c). `windows` has one entry per layer: how many
     tokens a token sees, itself included; None for all before it.
+
+    `kv_dtype`: what keys and values are stored in where that is not `dtype`, and `kv_scales` one pair per layer: what stored
+    keys and values are multiplied by; () for 1.
     """
 
     num_layers: int
@@ -57,10 +61,21 @@ class KvSpec:
     scale: float
     softcap: float | None
     windows: tuple[int | None, ...]
+    kv_dtype: torch.dtype | None = None
+    kv_scales: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of keys and values in the cache."""
+        return self.kv_dtype or self.dtype
+
+    def scales(self, layer: int) -> tuple[float, float]:
+        """What the layer's stored keys, and values, are multiplied by."""
+        return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.stored_dtype.itemsize
 
 
 @runtime_checkable
@@ -86,7 +101,7 @@ class PreparedModel(Protocol):
     """A model that has something to set up once the length of the longest sequence is known."""
 
     def prepare(self, max_model_len: int) -> None:
-        """Called once, when weights are loaded and KV is planned."""
+        """Called when weights are loaded and KV is planned; again where the plan has changed."""
 
 
 class FusedForward(Protocol):
@@ -152,17 +167,20 @@ class Decoder:
     Memory of the parameters is not touched before they are loaded. `finish` and `prepare` come before the first forward.
 
     With `kernels` linears are packed for them as they are loaded, in int8 if asked for, and the embedding may stay in its
-    file (`embed_mapped`, any float dtype): it is only ever looked up by rows.
+    file (`embed_mapped`, any float dtype): it is only ever looked up by rows. With `fp8` layers' linears hold e4m3, as it says.
     """
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
-        int8: bool = False,
+        int8: bool = False, fp8: Fp8Plan | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.dtype = dtype
         self.device = device
         self.int8 = int8
+        self.fp8 = fp8
+        self.kv_dtype: torch.dtype | None = None
+        self.kv_scales: tuple[tuple[float, float], ...] = ()
         self.embed_mapped = False
         self._kernels = kernels
         self._fused: FusedForward | None = None
@@ -174,7 +192,11 @@ class Decoder:
         # Rounded as the family rounds it: a scale of the embedding's dtype.
         scaled = config.family.embed_scaled
         self.embed_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype)) if scaled else 1.0
-        self.layers = [Layer(config, layer, dtype, device) for layer in config.layers]
+        self.layers: list[Layer] = []
+        for index, layer in enumerate(config.layers):
+            self.layers.append(Layer(config, layer, dtype, device))
+            if fp8 is not None:  # at once: the next layer takes the memory that this one gives up
+                hold(self, index, self.layers[-1], fp8)
         self.final_norm = Norm(config.family.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
             0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
@@ -209,7 +231,7 @@ class Decoder:
     def finish(self) -> None:
         """Called once, when all parameters are loaded."""
         if self._kernels is not None:
-            for linear in self._linears():
+            for linear in self.linears():
                 linear.finish()
 
     def pack_onednn(self) -> int:
@@ -217,7 +239,7 @@ class Decoder:
         are no `parameters()` any more. Returns the bytes of memory that this took."""
         if self._kernels is not None or not can_pack_onednn(self.dtype, self.device):
             return 0
-        for linear in self._linears():
+        for linear in self.linears():
             linear.pack_onednn()
         self._onednn = True
         # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
@@ -233,7 +255,8 @@ class Decoder:
         """Whether the embedding may stay in the file."""
         return self._kernels is not None
 
-    def _linears(self) -> list[Linear]:
+    def linears(self) -> list[Linear]:
+        """All of them, the head last."""
         layers = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
         return [*layers, self.lm_head]
 
@@ -256,7 +279,7 @@ class Decoder:
         c = self.config
         return KvSpec(
             c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device,
-            c.score_scale, c.attn_softcap, tuple(layer.window for layer in c.layers),
+            c.score_scale, c.attn_softcap, tuple(layer.window for layer in c.layers), self.kv_dtype, self.kv_scales,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -354,7 +377,7 @@ class Decoder:
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return held + sum(linear.num_bytes for linear in self._linears())
+        return held + sum(linear.num_bytes for linear in self.linears())
 
 
 def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:

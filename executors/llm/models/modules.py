@@ -140,10 +140,18 @@ class Experts:
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         assert config.moe is not None
         self.moe = config.moe
+        self.activation = config.activation
+        self.steady = False
         self.router = Linear(self.moe.num_experts, config.hidden_size, False, dtype, device)
-        self.experts = [
-            Mlp(config, self.moe.intermediate_size, False, dtype, device) for _ in range(self.moe.num_experts)
-        ]
+        count, hidden, inner = self.moe.num_experts, config.hidden_size, self.moe.intermediate_size
+        gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype, device=device)
+        down = torch.empty(count, hidden, inner, dtype=dtype, device=device)
+        self.experts: list[Mlp] = []
+        for e in range(count):
+            expert = Mlp(config, inner, False, dtype, device)
+            # Only views of the whole are kept: it goes when the last of them is packed.
+            expert.gate_up.weight, expert.down.weight = gate_up[e], down[e]
+            self.experts.append(expert)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -167,8 +175,16 @@ class Experts:
 
     def be_steady(self) -> None:
         """See `Mlp`. Which experts share a step changes no sum: each token adds up its own, in the experts' order."""
+        self.steady = True
         for expert in self.experts:
             expert.be_steady()
+
+    def stacked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """All experts' weights as [experts, 2 * inner, hidden], gate before up, and [experts, hidden, inner], memory shared;
+        None where linears hold them in other forms."""
+        gate_up = _whole([expert.gate_up.weight for expert in self.experts])
+        down = _whole([expert.down.weight for expert in self.experts])
+        return None if gate_up is None or down is None else (gate_up, down)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -180,3 +196,18 @@ class Experts:
         yield self.router, Packing(plain)
         for expert in self.experts:
             yield from expert.packing(kind, plain, fused)
+
+
+def _whole(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """The tensor [n, rows, columns] whose parts, in order, these are; None if they are not, or are shapes without memory."""
+    first = parts[0]
+    if first is None or first.device.type == "meta":
+        return None
+    memory, size = first.untyped_storage().data_ptr(), first.numel()
+    for i, part in enumerate(parts):
+        if part is None or part.dtype != first.dtype or part.shape != first.shape or not part.is_contiguous():
+            return None
+        place = first.storage_offset() + i * size
+        if part.untyped_storage().data_ptr() != memory or part.storage_offset() != place:
+            return None
+    return first.as_strided((len(parts), *first.shape), (size, first.shape[1], 1))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Place:
     """Where a checkpoint tensor goes: into `tensor`, which has its shape (that of a head's norm: see `places`).
 
-    Where `linear` is given and packed, `tensor` is a shape without memory and the rows go to `linear.packed`, the first as
-    row `begin`; if `turned`, they are the checkpoint's columns. An embedding that is the head as well is both.
+    Where `linear` is given and has given up its weight, `tensor` is a shape without memory and the rows go to `linear.fill`,
+    the first as row `begin`; if `turned`, they are the checkpoint's columns. An embedding that is the head as well is both.
     """
 
     tensor: torch.Tensor
@@ -30,8 +30,8 @@ class Place:
 
     @property
     def packed(self) -> bool:
-        """Whether its rows go to a packed linear."""
-        return self.linear is not None and self.linear.packed is not None
+        """Whether its rows go to a linear that holds them in another form."""
+        return self.linear is not None and self.linear.given_up
 
 
 Named = Iterator[tuple[str, Place]]
@@ -49,7 +49,7 @@ def places(decoder: Decoder) -> dict[str, Place]:
     as its transposed view. The norm of a query or key head is a [heads, head_dim] block here: its checkpoint tensor
     [head_dim] is broadcast into it.
     """
-    names, transposed = decoder.config.family.names, decoder.config.family.transposed
+    names = decoder.config.family.names
     embed = Place(decoder.embed, decoder.lm_head if decoder.config.tied else None)
     found = {f"{names.embed}.weight": embed}
     if decoder.position_embed is not None:
@@ -58,11 +58,17 @@ def places(decoder: Decoder) -> dict[str, Place]:
         found.update(_parts(decoder.lm_head, ((names.lm_head, -1),)))
     found.update(_of_norm(decoder.final_norm, names.final_norm))
     for i, layer in enumerate(decoder.layers):
-        for name, place in _of_layer(decoder, layer):
-            if transposed and place.tensor.dim() == 2 and name.endswith(".weight"):
-                place = Place(place.tensor.T, place.linear, place.begin, turned=True)
-            found[name.replace("{i}", str(i))] = place
+        found.update(of_layer(decoder, i, layer))
     return found
+
+
+def of_layer(decoder: Decoder, index: int, layer: Layer) -> Named:
+    """What `places` says of a layer, which need not be among the decoder's yet."""
+    transposed = decoder.config.family.transposed
+    for name, place in _of_layer(decoder, layer):
+        if transposed and place.tensor.dim() == 2 and name.endswith(".weight"):
+            place = Place(place.tensor.T, place.linear, place.begin, turned=True)
+        yield name.replace("{i}", str(index)), place
 
 
 def _of_norm(norm: Norm, name: str) -> Named:

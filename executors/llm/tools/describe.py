@@ -21,6 +21,8 @@ from executors.errors import ConfigError
 from executors.facts import ExecutorConfig
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm import loader, sizing
+from executors.llm.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
+from executors.llm.device_sizing import graph_bytes
 from executors.llm.factory import LlmFactory
 from executors.llm.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.linear import can_pack_onednn
@@ -94,7 +96,10 @@ def sketch_model(
     dtype = loader.weights_dtype(config, shape, directory)
     max_len = config.max_model_len or shape.context_length
     # Without rotary tables, which the executor makes once KV is planned.
-    decoder = Decoder(shape, dtype, torch.device("meta"))
+    # As if all linears were FP8 where the checkpoint's are: its files need not be there.
+    plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
+    decoder = Decoder(shape, dtype, torch.device("meta"), fp8=plan)
+    decoder.kv_dtype = loader.kv_dtype(config, device)
     kernels, _ = loader.choose_kernels(config, dtype, device)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
@@ -153,6 +158,7 @@ def _indexed_bytes(directory: Path) -> int | None:
 def _kv_facts(spec: KvSpec) -> dict[str, Any]:
     windows = Counter(window for window in spec.windows if window is not None)
     return {
+        "dtype": str(spec.stored_dtype).removeprefix("torch."),
         "bytes_per_token": spec.bytes_per_token(),
         "bytes_per_token_per_layer": spec.bytes_per_token() // spec.num_layers,
         "windows": [{"tokens": window, "layers": layers} for window, layers in sorted(windows.items())],
@@ -229,10 +235,10 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
     """
     device, weights = sketch.model.kv_spec.device, sketch.parameter_bytes
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+        room = look(CudaMemory(device), config)
         if memory is not None:
-            free, total = memory, memory
-        return int(total * config.memory.gpu_memory_utilization) - (total - free) - weights, 1.0
+            room = Room(memory, memory - CONTEXT_BYTES, CONTEXT_BYTES, room.share, margin(memory))
+        return room.usable - weights - graph_bytes(config), 1.0
     if memory is not None:
         return memory - resident_bytes() - SERVER_BYTES - weights, CPU_SHARE
     available = memory_limit().available

@@ -15,6 +15,7 @@ async def test_the_next_life_has_the_same_number_of_blocks() -> None:
     try:
         first = remote.kv_layout()
         assert remote.config.memory.kv_cache_memory_bytes == first.num_blocks * first.bytes_per_block
+        assert remote.config.max_model_len == remote.info().max_model_len
         assert remote.pid is not None
         os.kill(remote.pid, signal.SIGKILL)
         await remote.wait_dead()

@@ -1,0 +1,125 @@
+"""FP8 (e4m3: 4 bits of exponent, 3 of mantissa, up to 448; Micikevicius et al., 2022): rounding to it, and products of blocks.
+
+quantize        rows of activations to e4m3 with a scale per row, or per 128 elements of it, in one pass
+block_matmul    such activations times weights with a scale per 128 columns and some rows (DeepSeek-V3 report, 2024, 3.3)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+GROUP = 128
+"""Columns that share a scale in a block format."""
+_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def to_e4m3(x):
+    """fp32 to e4m3, ties to even; what is too large becomes the largest number, what is no number stays none.
+
+    The instruction does all that. The interpreter's conversion carries a rounded mantissa wrongly: there the value is rounded
+    first, and nothing is left to convert but its form.
+    """
+    if _INTERPRETED:
+        x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
+        bits = x.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+        # Below 2^-6 the spacing is 2^-9: so is that of fp32 between 2^14 and 2^15.
+        small = (x + 24576.0) - 24576.0
+        x = tl.where(tl.abs(x) < 0.015625, small, normal)
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
+def _quantize_kernel(
+    x, out, scales, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, WIDTH: tl.constexpr
+):
+    """One row, as GROUPS groups of WIDTH columns, the last of which may be cut. A group of zeros has a scale, too."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.arange(0, GROUPS_PAD)
+    columns = groups[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    there = columns < COLUMNS
+    values = tl.load(x + row * COLUMNS + columns, mask=there, other=0.0).to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(values), 1), 1e-10)
+    tl.store(out + row * COLUMNS + columns, to_e4m3(values * (448.0 / peak)[:, None]), mask=there)
+    tl.store(scales + row * GROUPS + groups, peak / 448.0, mask=groups < GROUPS)
+
+
+def quantize(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [rows, columns], contiguous, of any float dtype -> e4m3 [rows, columns] and scales float32 [rows, 1], or with
+    `blocks` [rows, columns / 128]: the largest of what shares a scale becomes 448."""
+    rows, columns = x.shape
+    groups = triton.cdiv(columns, GROUP) if blocks else 1
+    out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+    if rows:
+        width = GROUP if blocks else triton.next_power_of_2(columns)
+        pad = triton.next_power_of_2(groups)
+        _quantize_kernel[(rows,)](
+            x, out, scales, COLUMNS=columns, GROUPS=groups, GROUPS_PAD=pad, WIDTH=width,
+            num_warps=max(1, min(8, pad * width // 512)),
+        )  # fmt: skip
+    return out, scales
+
+
+@triton.jit(do_not_specialize=["rows"])  # it takes any value
+def _block_kernel(
+    x, x_scales, weight, weight_scales, bias, out, rows,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, BIAS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One tile of the result. The products of a group are summed by themselves and scaled into fp32: a longer sum would lose
+    bits, for the tensor cores keep about 14 of a running one."""
+    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    is_row, is_output = row < rows, output < OUTPUTS
+    inner = tl.arange(0, GROUP)
+    x_at = x + row.to(tl.int64)[:, None] * COLUMNS + inner[None, :]
+    weight_at = weight + output.to(tl.int64)[None, :] * COLUMNS + inner[:, None]
+    groups: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+    x_scale_at = x_scales + row * groups
+    weight_scale_at = weight_scales + output // ROWS_PER_SCALE * groups
+    total = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+    for group in range(groups):
+        is_a, is_b = is_row[:, None], is_output[None, :]
+        if COLUMNS % GROUP:
+            left = COLUMNS - group * GROUP
+            is_a, is_b = is_a & (inner[None, :] < left), is_b & (inner[:, None] < left)
+        a = tl.load(x_at + group * GROUP, mask=is_a, other=0.0)
+        b = tl.load(weight_at + group * GROUP, mask=is_b, other=0.0)
+        a_scale = tl.load(x_scale_at + group, mask=is_row, other=0.0)
+        b_scale = tl.load(weight_scale_at + group, mask=is_output, other=0.0)
+        total += tl.dot(a, b) * (a_scale[:, None] * b_scale[None, :])
+    if BIAS:
+        total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+def block_matmul(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, rows_per_scale: int,
+    dtype: torch.dtype, bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x W^T + bias of `dtype` [rows, outputs]; sums over groups of 128 columns in order, whatever the number of rows.
+
+    `x` [rows, columns] and `x_scales` as from `quantize` with blocks; `weight` e4m3 [outputs, columns], contiguous, and
+    `weight_scales` float32 [outputs / rows_per_scale, columns / 128], both rounded up.
+    """
+    rows, columns = x.shape
+    outputs = len(weight)
+    out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    if rows:
+        tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
+        # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
+        tile_outputs = 32 if tile_rows <= 32 else 64 if tile_rows <= 64 else 128
+        _block_kernel[(triton.cdiv(outputs, tile_outputs), triton.cdiv(rows, tile_rows))](
+            x, x_scales, weight, weight_scales, bias, out, rows,
+            OUTPUTS=outputs, COLUMNS=columns, ROWS_PER_SCALE=rows_per_scale, BIAS=bias is not None,
+            TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, GROUP=GROUP,
+            num_warps=8 if tile_rows == 128 else 4, num_stages=6 if tile_rows <= 32 else 4 if tile_rows <= 64 else 3,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,139 @@
+"""Is an attention backend right, here, for this model? Random sequences over shuffled blocks against the formula in float32.
+
+Libraries have been wrong without a word where paging, sequences of different lengths and splits of keys met, so one that is
+chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from executors.llm.kv_cache import KvCache
+from executors.llm.models.decoder import Attend, KvSpec
+from executors.llm.step import StepArrays
+
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest relative error of a token's head: some ten times what rounding to the type explains. What is wrong is wrong by far."""
+_PAST = (300, 0, 5, 517, 1000)
+_CHUNKS = (1, 37, 1, 200, 8)
+_SPARE = 2
+
+
+class Backend(Protocol):
+    """Of an `AttentionBackend`, what is tried here."""
+
+    def begin(self, step: StepArrays, cache: KvCache) -> Attend:
+        """See `AttentionBackend`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A sequence's queries [length, heads, head_dim], keys and values [length, kv_heads, head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Problem:
+    """Sequences of random queries, keys and values, and a cache that holds the first `past` tokens of each.
+
+    Whatever no token of theirs was written to is NaN, but for the rest of a block that is begun: nobody has to expect NaN
+    behind tokens of the same sequence. A layer for each window of `spec`.
+    """
+
+    def __init__(
+        self, spec: KvSpec, block_size: int, past: Sequence[int], more: Sequence[int], seed: int = 0
+    ) -> None:  # fmt: skip
+        """`more`: how many tokens each sequence is going to get."""
+        self.windows = tuple(dict.fromkeys(spec.windows))
+        self.spec = replace(spec, num_layers=len(self.windows), windows=self.windows)
+        self.past = np.array(past, np.int64)
+        lengths = self.past + np.array(more, np.int64)
+        noise = torch.Generator().manual_seed(seed)
+
+        def random(length: int, heads: int) -> torch.Tensor:
+            values = torch.randn(length, heads, spec.head_dim, generator=noise)
+            return values.to(spec.dtype).to(spec.device)
+
+        self.items = [
+            _Item(random(n, spec.num_heads), random(n, spec.num_kv_heads), random(n, spec.num_kv_heads))
+            for n in lengths.tolist()
+        ]
+        needed = -(-lengths // block_size)
+        order = np.random.default_rng(seed).permutation(int(needed.sum()) + _SPARE)
+        # Blocks that a table does not use are some block: nobody may look there.
+        self.tables = np.full((len(needed), int(needed.max())), order[-1], np.int32)
+        for i, (count, end) in enumerate(zip(needed, np.cumsum(needed), strict=True)):
+            self.tables[i, :count] = order[end - count : end]
+        self.cache = KvCache(self.spec, len(order), block_size)
+        self._fill(block_size)
+
+    def _fill(self, block_size: int) -> None:
+        device = self.spec.device
+        for layer in self.cache.layers:
+            layer.fill_(torch.nan)
+        for item, table, count in zip(self.items, self.tables, self.past.tolist(), strict=True):
+            places = np.arange(count)
+            begun = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
+            blocks = torch.from_numpy(table[places // block_size].astype(np.int64)).to(device)
+            offsets = torch.from_numpy(places % block_size).to(device)
+            for layer in self.cache.layers:
+                layer.index_fill_(1, begun, 0)
+                layer[0].transpose(1, 2)[blocks, offsets] = item.k[:count]
+                layer[1].transpose(1, 2)[blocks, offsets] = item.v[:count]
+
+    def step(self, backend: Backend, counts: Sequence[int]) -> float:
+        """Compute the next `counts` tokens of each sequence (0: it sits this step out) in every layer. The largest relative
+        error of a token's head; infinity where a result is no number."""
+        q_lens = np.array(counts, np.int64)
+        chosen = np.flatnonzero(q_lens)
+        q_lens, past = q_lens[chosen], self.past[chosen]
+        step = StepArrays(np.zeros(int(q_lens.sum()), np.int64), q_lens, past, self.tables[chosen])
+        ranges = list(zip(chosen.tolist(), past.tolist(), (past + q_lens).tolist(), strict=True))
+        # As a decoder hands them over: parts of one tensor.
+        rows = [torch.cat((self.items[i].q, self.items[i].k, self.items[i].v), 1)[a:b] for i, a, b in ranges]
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        q, k, v = torch.cat(rows).split((heads, kv_heads, kv_heads), 1)
+        attend = backend.begin(step, self.cache)
+        worst = 0.0
+        for layer, window in enumerate(self.windows):
+            found = attend(layer, q, k, v).float()
+            wanted = torch.cat([self._expected(i, a, b, window) for i, a, b in ranges])
+            error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            worst = max(worst, float(error.nan_to_num(torch.inf).max()))
+        self.past[chosen] += q_lens
+        return worst
+
+    def _expected(self, i: int, begin: int, end: int, window: int | None) -> torch.Tensor:
+        """float32 [end - begin, heads, head_dim]."""
+        spec, item = self.spec, self.items[i]
+        shared = spec.num_heads // spec.num_kv_heads
+        q = item.q[begin:end].float()
+        k, v = (side[:end].float().repeat_interleave(shared, 1) for side in (item.k, item.v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        behind = torch.arange(begin, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
+        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+@torch.inference_mode()
+def fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
+    """What is wrong with a backend, in one line; None if it computes what it should. Takes some ten milliseconds on a GPU, and
+    some ten megabytes for as long."""
+    try:
+        problem = Problem(spec, block_size, _PAST, [count + 2 for count in _CHUNKS])
+        longest = [int(past == max(_PAST)) for past in _PAST]
+        worst = max(problem.step(backend, counts) for counts in (_CHUNKS, [1] * len(_PAST), longest))
+    except Exception as error:  # whatever a library makes of it
+        return f"its self-check failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    if worst > LIMITS[spec.dtype]:
+        return f"its results are wrong here: they differ from the reference by {worst:.1%}"
+    return None

@@ -1,0 +1,59 @@
+"""Which `UnifiedRunner` a device gets, and what it samples with."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from executors.facts import ExecutorConfig
+from executors.llm import sizing
+from executors.llm.device_graphs import MIXED_TOKENS, CudaDevice, StepDevice
+from executors.llm.device_sampler import DeviceSampler, TorchDeviceSampler
+from executors.llm.device_unified import DeviceUnifiedRunner
+from executors.llm.grammar import GrammarCompiler
+from executors.llm.loader import LoadedModel
+from executors.llm.runner import ModelRunner
+from executors.llm.unified import UnifiedRunner
+
+_log = logging.getLogger(__name__)
+
+
+def step_device(device: torch.device) -> StepDevice | None:
+    """What steps on this device need of it; None for a CPU, where the host computes them itself."""
+    return CudaDevice(device) if device.type == "cuda" else None
+
+
+def unified_runner(
+    runner: ModelRunner, source: LoadedModel, config: ExecutorConfig, max_model_len: int, compiler: GrammarCompiler,
+    device: StepDevice | None,
+) -> UnifiedRunner:  # fmt: skip
+    """For steps within the limits of `config`. Raises ConfigError where the host has no memory for tables of its slots."""
+    slots, rows, width = sizing.num_slots(config), config.max_num_seqs, compiler.width
+    try:
+        if device is None or not runner.takes_packed:
+            return UnifiedRunner(runner, slots, rows, max_model_len, compiler)
+        sampler = device_sampler(runner.device, max(rows, MIXED_TOKENS[0]), width)
+        made = DeviceUnifiedRunner(
+            runner, slots, rows, max_model_len, compiler, device, sampler,
+            max_tokens=config.max_num_batched_tokens, eager=config.optimization.enforce_eager,
+        )  # fmt: skip
+    except MemoryError:  # a limit on address space
+        raise sizing.slots_do_not_fit(config, max_model_len) from None
+    if made.graphs is not None:
+        tokens = min(config.max_num_batched_tokens, MIXED_TOKENS[-1])
+        # Logits in float32 beside what a forward takes: graphs of fewer rows are cut from the same memory.
+        made.reserve(tokens * source.activation_bytes_per_token + 4 * width * min(rows, tokens))
+    return made
+
+
+def device_sampler(device: torch.device, max_rows: int, width: int) -> DeviceSampler:
+    """Cohort's kernels where Triton is, else torch's calls."""
+    if device.type == "cuda":
+        try:
+            from executors.kernels.triton_sampler import TritonSampler
+
+            return TritonSampler(max_rows, width, device)
+        except (ImportError, ValueError) as error:
+            _log.warning("sampling: torch, which is slower than Cohort's Triton kernels: %s", error)
+    return TorchDeviceSampler()

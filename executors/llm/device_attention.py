@@ -1,0 +1,57 @@
+"""What attention must know of a step, as tensors on its device; and the seam to backends that read it there.
+
+A backend that keeps to `PackedAttention` has nothing of its own to send: what it needs lies in the step's one copy to the
+device (`device_inputs.py`), at the same place in every step of a shape, which is what a captured graph asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from executors.llm.kv_cache import KvCache
+from executors.llm.models.decoder import Attend
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeta:
+    """A step as the kernels see it, int32 on the device. Per token [T]: `cells`, negative where nothing is kept. Per item:
+    `q_starts`, `q_lens`, `pos_offsets`, `lengths` (tokens with this step's), `tables` [n, pages]. `tiles` [m, 2] of the items
+    that go to `extend_attention`, `decodes` [d, 2] (item, row of q) of the others, None if those are all, in order.
+
+    Padding: a token without a cell, an item of length 0, a tile of an item without queries. Where there are no tiles
+    `q_starts`, `q_lens` and `pos_offsets` may be empty."""
+
+    cells: torch.Tensor
+    q_starts: torch.Tensor
+    q_lens: torch.Tensor
+    pos_offsets: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+    tiles: torch.Tensor
+    decodes: torch.Tensor | None
+    num_decodes: int
+    num_splits: int
+
+
+@runtime_checkable
+class PackedAttention(Protocol):
+    """An `AttentionBackend` that takes a step as `StepMeta`."""
+
+    queries_per_tile: int
+    """Of `StepMeta.tiles`."""
+
+    def tiles(self, q_lens: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """int32 [m, 2]: (item, its first query) of every tile of the given items' queries."""
+
+    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
+        """Programs that share the keys of a sequence, for so many sequences of at most `longest` tokens."""
+
+    def reserve(self, rows: int, cache: KvCache) -> None:
+        """Have memory for steps of at most so many decode rows x splits: what is captured finds it where it was."""
+
+    def bind(self, meta: StepMeta, cache: KvCache) -> Attend:
+        """The attention of a step. Nothing is read from the device here."""

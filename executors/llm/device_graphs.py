@@ -1,0 +1,218 @@
+"""Captured graphs of whole steps: which shapes there are, when they are captured, and which one a step gets.
+
+    decode  1, 2, 4, 8, 16, 24, ...     items of one token each, in order, every row sampled
+    mixed   16, 32, 64, ... 512         chunks and decode steps; the last token is always padding
+
+Smallest first. The first few are there when the executor is ready. The others follow one at a time while nobody computes, and
+where that never happens between two steps, once a shape has been missed often enough; never within a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from executors.llm.device_inputs import Event, StepShape
+
+_log = logging.getLogger(__name__)
+
+AT_START = 4
+"""Graphs that are captured before the executor is ready."""
+MISSES = 16
+"""Steps without the graph they want before one is captured between two of them: a capture takes as long as some tens of steps,
+and one of those that are launched call by call up to twice as long as one that is replayed."""
+MOST_ROWS = 256
+MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
+_CHUNKS = 32
+"""Chunks of a mixed step, at most: each has a tile of queries that is not full."""
+
+
+class Graph(Protocol):
+    """Work that was recorded, over the memory that it was recorded with."""
+
+    def replay(self) -> None:
+        """Queue all of it."""
+
+
+class StepDevice(Protocol):
+    """What steps need of their device beside tensors."""
+
+    pinned: bool
+    """Whether host memory that it copies from and to has to be pinned to be copied beside other work."""
+    captures: bool
+    """Whether it has graphs."""
+    compiles: bool
+    """Whether kernels are compiled, or loaded, when they are first launched."""
+
+    def event(self) -> Event:
+        """A new mark."""
+
+    def reserve(self, num_bytes: int) -> None:
+        """Set so much memory aside for all that is captured: without it every larger graph takes memory of its own."""
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Run it once, then record it."""
+
+
+class CudaDevice:
+    """A `StepDevice`: torch's CUDA graphs, which share one pool of memory, for they never run at the same time."""
+
+    pinned = True
+    captures = True
+    compiles = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._arena: torch.cuda.CUDAGraph | None = None
+        """Keeps the pool, and what was reserved in it."""
+
+    def event(self) -> Event:
+        """See `StepDevice`."""
+        event: Event = torch.cuda.Event()
+        return event
+
+    def reserve(self, num_bytes: int) -> None:
+        """See `StepDevice`: a graph that takes it all at once and gives it back, to the pool. Later ones are cut from it."""
+        device = self._stream.device
+
+        def take(size: int) -> None:
+            torch.zeros(size, dtype=torch.uint8, device=device)
+
+        self._run(lambda: take(1024))
+        self._arena = self._record(lambda: take(num_bytes))
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """See `StepDevice`."""
+        self._run(run)
+        return self._record(run)
+
+    def _run(self, run: Callable[[], None]) -> None:
+        """Where it will be captured, which compiles and loads what is not there, and lets libraries allocate what they keep."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            run()
+        current.wait_stream(self._stream)
+
+    def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
+        try:
+            # Other threads ask the device for its memory meanwhile: that is none of the capture's business.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                run()
+        finally:
+            # A capture that cannot be ended leaves its stream the current one, and steps would go there.
+            torch.cuda.set_stream(current)
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What decides which graph a step fits: its tokens and items, tiles of queries of its chunks, and how many of its items are
+    single tokens and how many are sampled."""
+
+    tokens: int
+    items: int
+    tiles: int
+    decodes: int
+    samples: int
+
+
+def decode_shapes(max_rows: int) -> list[StepShape]:
+    """Of steps of nothing but decodes, for up to `max_rows` sequences."""
+    most = min(max_rows, MOST_ROWS)
+    sizes = sorted({size for size in (1, 2, 4, *range(8, most + 1, 8)) if size <= most} | {most})
+    return [StepShape(size, size, size, decodes=size) for size in sizes]
+
+
+def mixed_shapes(max_rows: int, max_tokens: int, queries_per_tile: int) -> list[StepShape]:
+    """Of steps with chunks in them. Each has a token and an item more than it takes: what padding names."""
+    shapes = []
+    for tokens in MIXED_TOKENS:
+        if tokens <= max(max_tokens, MIXED_TOKENS[0]):
+            rows = min(tokens - 1, max_rows)
+            tiles = -(-tokens // queries_per_tile) + min(tokens // 2, _CHUNKS)
+            shapes.append(StepShape(tokens, rows + 1, rows, tiles, rows, True))
+    return shapes
+
+
+def fits(shape: StepShape, facts: StepFacts) -> bool:
+    """Whether a step can be padded to this shape."""
+    if not shape.listed:
+        return not facts.tiles and facts.items <= shape.items
+    return (
+        facts.tokens < shape.tokens and facts.items < shape.items and facts.tiles <= shape.tiles
+        and facts.decodes <= shape.decodes and facts.samples <= shape.samples
+    )  # fmt: skip
+
+
+class StepGraphs:
+    """The graphs of one executor. Used by the thread that computes its steps.
+
+    `prepare(shape)` returns what is to be captured of a shape, over static memory; a failure to capture it ends all capturing,
+    and steps go on without.
+    """
+
+    def __init__(
+        self, device: StepDevice, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Callable[[], None]]
+    ) -> None:  # fmt: skip
+        self._device = device
+        self._prepare = prepare
+        self._graphs: dict[StepShape, Graph] = {}
+        # Chunks last among shapes of one size: whoever decodes comes back every step.
+        self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed))
+        self._misses: Counter[StepShape] = Counter()
+        self.failure = ""
+        self.in_step = False
+        """A step is being put on its way: set by its owner."""
+
+    @property
+    def note(self) -> str:
+        """How far it is, for `status()`."""
+        captured = f"graphs: {len(self._graphs)} of {len(self.shapes)} captured"
+        return f"{captured}; no more: {self.failure}" if self.failure else captured
+
+    @property
+    def missing(self) -> StepShape | None:
+        """The smallest shape that is still to be captured."""
+        if self.failure:
+            return None
+        return next((shape for shape in self.shapes if shape not in self._graphs), None)
+
+    def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
+        """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
+        wanted = self._wanted(facts)
+        if wanted is not None and wanted not in self._graphs:
+            self._misses[wanted] += 1
+        there = (shape for shape in self.shapes if shape in self._graphs and fits(shape, facts))
+        shape = next(there, None)
+        return None if shape is None else (shape, self._graphs[shape])
+
+    def overdue(self, facts: StepFacts) -> StepShape | None:
+        """The shape for a step, if so many wanted it that it is to be captured before this one."""
+        wanted = self._wanted(facts)
+        due = wanted is not None and self._misses[wanted] >= MISSES and wanted not in self._graphs
+        return wanted if due and not self.failure else None
+
+    def _wanted(self, facts: StepFacts) -> StepShape | None:
+        return next((shape for shape in self.shapes if fits(shape, facts)), None)
+
+    def capture(self, shape: StepShape) -> None:
+        """Capture one. Raises RuntimeError within a step: whoever waits for that would wait for this, too."""
+        if self.in_step:
+            raise RuntimeError("a graph was to be captured within a step")
+        try:
+            self._graphs[shape] = self._device.capture(self._prepare(shape))
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            _log.warning(
+                "no graph of %s, and no more of them: steps are launched one by one: %s", shape, self.failure
+            )

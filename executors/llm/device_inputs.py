@@ -1,0 +1,240 @@
+"""Everything the host says of a step, packed: one int32 array, one copy to the device.
+
+    | token ids | source | positions | cells | slots | ... | tiles | decodes | rows | dest | settings |   changes of tables
+      ------------------------ StepLayout: fixed for a StepShape ---------------------------------------   as many as there are
+
+A captured graph reads the first part at fixed places. What a step does not fill is padding, which computes nothing that
+anybody reads: tokens without a cell, items of length 0 in a slot that is nobody's, samples that go to a place of the token
+pool that is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+_MERGED = 64
+"""Steps whose changes of block tables are kept one by one."""
+_ALIGN = 4
+"""Sections begin at multiples of 16 bytes: the kernels' compiler asks whether pointers do, and int64 has to lie so."""
+
+
+class Event(Protocol):
+    """A mark in the device's queue of work."""
+
+    def record(self) -> None:
+        """Set it behind all that was queued so far."""
+
+    def query(self) -> bool:
+        """Whether the device has come past it; True if it was never set."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of a step's arrays, padding included. `listed`: decode steps are named, for there are chunks beside them; else the
+    items are one token each, in order, and every row is sampled."""
+
+    tokens: int
+    items: int
+    samples: int
+    tiles: int = 0
+    decodes: int = 0
+    listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`count` numbers of a type from word `begin` on; `pad` where a step has fewer, None: nothing is ever left over."""
+
+    begin: int
+    count: int
+    kind: type[np.generic]
+    words: int
+
+
+_KINDS: dict[str, type[np.generic]] = {
+    "source": np.int64, "dest": np.int64, "temperature": np.float64, "top_p": np.float64, "min_p": np.float64, "u": np.float64,
+}  # fmt: skip
+"""Of sections that are not int32. `source` and `dest` are places in a token pool that may have more than 2^31."""
+_TORCH: dict[type[np.generic], torch.dtype] = {
+    np.int32: torch.int32,
+    np.int64: torch.int64,
+    np.float64: torch.float64,
+}
+
+
+@lru_cache(maxsize=1024)
+def layout(shape: StepShape) -> dict[str, Section]:
+    """Where each section of a step of this shape begins, in words of 4 bytes."""
+    chunks = shape.items if shape.listed else 0
+    counts = {
+        "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
+        "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
+        "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0,
+        "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "temperature": shape.samples,
+        "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
+    }  # fmt: skip
+    sections, begin = {}, 0
+    for name, count in counts.items():
+        kind = _KINDS.get(name, np.int32)
+        words = count * np.dtype(kind).itemsize // 4
+        sections[name] = Section(begin, count, kind, words)
+        begin += -(-words // _ALIGN) * _ALIGN
+    return sections
+
+
+@lru_cache(maxsize=1024)
+def num_words(shape: StepShape) -> int:
+    """Words of all sections."""
+    last = layout(shape)["u"]
+    return last.begin + -(-last.words // _ALIGN) * _ALIGN
+
+
+def result_words(samples: int) -> int:
+    """Words of what comes back: int32 tokens, then a byte for each that says whether its row was bad."""
+    return -(-samples // _ALIGN) * _ALIGN + -(-samples // 4)
+
+
+def result_views(result: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [samples] tokens and int8 [samples] flags in an int32 tensor of `result_words`."""
+    begin = -(-samples // _ALIGN) * _ALIGN
+    flags = result[begin : begin + -(-samples // 4)].view(torch.int8)
+    return result[:samples], flags[:samples]
+
+
+class HostStep:
+    """A step being written into an int32 array."""
+
+    def __init__(self, words: np.ndarray, shape: StepShape) -> None:
+        self._words = words
+        self._sections = layout(shape)
+
+    def put(self, name: str, values: np.ndarray, pad: float = 0) -> None:
+        """A section's values (raveled if they are pairs), then `pad` to its end."""
+        section = self._sections[name]
+        view = self._words[section.begin : section.begin + section.words].view(section.kind)
+        view[: len(values)] = values
+        if len(values) < section.count:
+            view[len(values) :] = pad
+
+    def put_pairs(self, name: str, pairs: np.ndarray, pad: tuple[int, int]) -> None:
+        """As `put`, for sections of pairs; `pairs` int [k, 2]."""
+        section = self._sections[name]
+        view = self._words[section.begin : section.begin + section.words].reshape(-1, 2)
+        view[: len(pairs)] = pairs
+        view[len(pairs) :] = pad
+
+
+class DeviceStep:
+    """The same on the device: a tensor for each section, made once for a graph and anew for a step without one."""
+
+    def __init__(self, words: torch.Tensor, shape: StepShape) -> None:
+        self.shape = shape
+        self._views: dict[str, torch.Tensor] = {}
+        for name, section in layout(shape).items():
+            view = words[section.begin : section.begin + section.words]
+            self._views[name] = view if section.kind is np.int32 else view.view(_TORCH[section.kind])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._views[name]
+
+    def pairs(self, name: str) -> torch.Tensor:
+        """int32 [k, 2]."""
+        return self._views[name].view(-1, 2)
+
+
+class Settled(Protocol):
+    """Somebody who still needs what a buffer holds."""
+
+    def settle(self) -> None:
+        """Wait for it and take it."""
+
+
+class StepBuffer:
+    """Host memory of a step out: what went to the device, what comes back, and when the device is done with both.
+
+    `owner`: whose results these are to be, until they have been taken."""
+
+    def __init__(self, words: int, results: int, pinned: bool, event: Event) -> None:
+        self.event = event
+        self.owner: Settled | None = None
+        self._pinned = pinned
+        self.result = torch.empty(results, dtype=torch.int32, pin_memory=pinned)
+        self.tensor = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
+        self.words: np.ndarray = self.tensor.numpy()
+
+    def fit(self, words: int) -> None:
+        """Have room for so many; what is in it is lost."""
+        if words > len(self.words):
+            self.tensor = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
+            self.words = self.tensor.numpy()
+
+
+class BufferRing:
+    """Buffers for the steps out, taken in turn. One is free again when its step's event is past, for the copies of a step are
+    made by the device when it comes to them."""
+
+    def __init__(self, buffers: list[StepBuffer]) -> None:
+        self._ring = deque(buffers)
+
+    def take(self) -> StepBuffer:
+        """The one whose step is the oldest. Waits for that step where it is not done."""
+        buffer = self._ring[0]
+        self._ring.rotate(-1)
+        self._free(buffer)
+        return buffer
+
+    def drain(self) -> None:
+        """Wait for all steps out."""
+        for buffer in self._ring:
+            self._free(buffer)
+
+    @staticmethod
+    def _free(buffer: StepBuffer) -> None:
+        if not buffer.event.query():
+            buffer.event.synchronize()
+        if buffer.owner is not None:
+            buffer.owner.settle()
+            buffer.owner = None
+
+
+class DeviceTables:
+    """All slots' block tables, int32 [slots + 1, blocks] on the device; the last row is nobody's. They follow those of the
+    host by what changed, which rides in the packed copy of the next step that is computed from them."""
+
+    def __init__(self, host: np.ndarray, device: torch.device) -> None:
+        self._host = host
+        self._changed: list[np.ndarray] = []
+        slots, blocks = host.shape
+        self.tensor = torch.zeros(slots + 1, blocks, dtype=torch.int32, device=device)
+        self.nobody = slots
+
+    def changed(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """Entries `starts[i] .. + counts[i]` of the tables of `slots[i]` were written on the host."""
+        if len(slots):
+            total = int(counts.sum())
+            begins = slots.astype(np.int64) * self._host.shape[1] + starts
+            places = np.arange(total) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+            self._changed.append(places)
+        if len(self._changed) > _MERGED:  # many steps in a row that sent nothing
+            self._changed = [np.unique(np.concatenate(self._changed))]
+
+    def unsent(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 places in the flattened table that differ, and their int32 values. They stay so until `sent`."""
+        if not self._changed:
+            none = np.empty(0, np.int64)
+            return none, none.astype(np.int32)
+        places = np.unique(np.concatenate(self._changed))  # a place may have changed twice
+        return places, self._host.reshape(-1)[places]
+
+    def sent(self) -> None:
+        """What was unsent is on its way."""
+        self._changed.clear()

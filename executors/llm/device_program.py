@@ -1,0 +1,128 @@
+"""What the device does in a step, from the packed inputs to the tokens: one sequence of calls, launched or captured.
+
+    token ids or the pool's -> embedding, layers, norm -> rows that are sampled -> lm_head -> sampler -> pool, results
+
+Nothing here depends on values, allocates by them or waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from executors.llm.device_attention import PackedAttention, StepMeta
+from executors.llm.device_inputs import (
+    DeviceStep,
+    DeviceTables,
+    StepShape,
+    num_words,
+    result_views,
+    result_words,
+)
+from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings
+from executors.llm.models.decoder import Attend
+from executors.llm.runner import ModelRunner
+
+MIXED_SPLITS = 4
+"""Programs that share the keys of a decode step beside chunks, in a graph: there may be one sequence or hundreds."""
+
+
+class DeviceProgram:
+    """The calls, and the memory that they share. `pool` int32, flat: the token pool, whose place `nobody` takes the tokens of
+    padding; `inputs` int32: where packed inputs lie; `result` int32: tokens and flags of the step computed last."""
+
+    def __init__(
+        self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
+        nobody: int,
+    ) -> None:  # fmt: skip
+        self.runner = runner
+        self.sampler = sampler
+        self.tables = tables
+        self.pool = pool
+        self.nobody = nobody
+        self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self._width = width
+        attention = runner.attention
+        self.packed = attention if isinstance(attention, PackedAttention) else None
+        """None: attention has inputs of its own, and there are no graphs."""
+
+    def reserve(self, words: int, samples: int, splits: int) -> None:
+        """Have memory for steps of so many words of input and rows to sample; called before anything is captured. `splits`: of
+        decode rows, in all."""
+        device = self.runner.device
+        self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
+        self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
+        if self.packed is not None:
+            self.packed.reserve(splits, self.runner.cache)
+
+    def run(self, step: DeviceStep, attend: Attend | None, splits: int, blocks: int) -> None:
+        """Compute a step that lies on the device. `attend`: of attention that is not packed; else `splits` is how many programs
+        share a sequence's keys, and `blocks` how many columns of the block tables are looked at."""
+        shape = step.shape
+        hidden = self.runner.forward_packed(
+            self._token_ids(step), step["positions"], attend or self._attend(step, splits, blocks)
+        )
+        if not shape.samples:
+            return
+        if shape.listed:
+            hidden = hidden.index_select(0, step["rows"])
+        tokens, bad = result_views(self.result, shape.samples)
+        self.sampler.sample(self.runner.model.logits(hidden), _settings(step), tokens, bad)
+        self.pool.index_copy_(0, step["dest"], tokens)
+
+    def captured(self, shape: StepShape, splits: int) -> Callable[[], None]:
+        """What is to be captured of a shape: `run` over `inputs`, which hold padding alone at first."""
+        begin = self.inputs[: num_words(shape)]
+        begin.copy_(self.padding(shape))
+        step = DeviceStep(begin, shape)
+        blocks = self.tables.tensor.shape[1]
+
+        @torch.inference_mode()
+        def run() -> None:
+            self.run(step, None, splits, blocks)
+
+        return run
+
+    def padding(self, shape: StepShape) -> torch.Tensor:
+        """int32 words of a step of nothing but padding."""
+        words = torch.zeros(num_words(shape), dtype=torch.int32)
+        step = DeviceStep(words, shape)
+        step["source"].fill_(-1)
+        step["cells"].fill_(-1)
+        step["slots"].fill_(self.tables.nobody)
+        step["dest"].fill_(self.nobody)
+        step["rows"].fill_(shape.tokens - 1)
+        step["temperature"].fill_(PADDING)
+        step["top_p"].fill_(1.0)
+        if shape.listed:
+            step.pairs("tiles")[:, 0] = shape.items - 1
+            step.pairs("decodes").copy_(torch.tensor([shape.items - 1, shape.tokens - 1]))
+        return words
+
+    def _token_ids(self, step: DeviceStep) -> torch.Tensor:
+        """int32 [T]: those the host knew, and those that only the pool knows. What a bad row left there may be anything."""
+        source = step["source"]
+        pending = self.pool.index_select(0, source.clamp_min(0))
+        return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
+
+    def _attend(self, step: DeviceStep, splits: int, blocks: int) -> Attend:
+        assert self.packed is not None
+        shape = step.shape
+        tables = self.tables.tensor[:, :blocks].index_select(0, step["slots"])
+        meta = StepMeta(
+            step["cells"], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
+            step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, splits,
+        )  # fmt: skip
+        return self.packed.bind(meta, self.runner.cache)
+
+
+def _settings(step: DeviceStep) -> RowSettings:
+    return RowSettings(step["temperature"], step["top_k"], step["top_p"], step["min_p"], step["u"])
+
+
+def splits_of(shape: StepShape, packed: PackedAttention, longest: int, kv_heads: int) -> int:
+    """Programs that share a sequence's keys in a graph: fixed when it is captured, so for sequences as long as they may be."""
+    splits = packed.splits(shape.decodes, longest, kv_heads)
+    return max(splits, min(MIXED_SPLITS, packed.splits(1, longest, kv_heads))) if shape.listed else splits

@@ -1,0 +1,375 @@
+"""`DeviceUnifiedRunner`: steps that the host only describes. It packs them, launches them and does not wait.
+
+A step whose tokens can be chosen without the host takes this way: packed, copied once, a graph or the same calls one by one,
+and one copy back. Logprobs, edited logits, grammars, typical-p, drafts, prompt logprobs and pooling need the host in the
+middle: such a step goes the way of `UnifiedRunner`, behind those launched before it, for the device takes them in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors import noise
+from executors.batch import ItemOutput, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.llm.device_graphs import (
+    AT_START,
+    Graph,
+    StepDevice,
+    StepFacts,
+    StepGraphs,
+    decode_shapes,
+    mixed_shapes,
+)
+from executors.llm.device_inputs import (
+    BufferRing,
+    DeviceStep,
+    DeviceTables,
+    HostStep,
+    StepBuffer,
+    StepShape,
+    num_words,
+    result_views,
+    result_words,
+)
+from executors.llm.device_memory import retried
+from executors.llm.device_program import DeviceProgram, splits_of
+from executors.llm.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
+from executors.llm.grammar import GrammarCompiler
+from executors.llm.launched import Finished, Launched
+from executors.llm.runner import ModelRunner
+from executors.llm.step import StepArrays
+from executors.llm.unified import NOT_FINITE, UnifiedRunner
+
+RING = 3
+"""Steps whose buffers are kept apart: two out, and one being written."""
+_CHANGES = 1 << 12
+"""Changes of block tables that the memory for inputs has room for; a step with more gets memory of its own."""
+
+
+class StepInFlight:
+    """A `Launched` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
+    results among `samples`."""
+
+    def __init__(self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray) -> None:
+        self._buffer = buffer
+        self._samples = samples
+        self._sampled = sampled
+        self._places = places
+        self._output: UnifiedOutput | None = None
+        buffer.owner = self
+
+    def ready(self) -> bool:
+        """See `Launched`."""
+        return self._output is not None or self._buffer.event.query()
+
+    def settle(self) -> None:
+        """Take the results before the buffer is used again."""
+        self.result()
+
+    def result(self) -> UnifiedOutput:
+        """See `Launched`."""
+        if self._output is None:
+            self._buffer.event.synchronize()
+            tokens, bad = result_views(self._buffer.result, self._samples)
+            self._output = self._pack(tokens.numpy()[self._places], bad.numpy()[self._places])
+            self._buffer.owner = None
+        return self._output
+
+    def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
+        output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
+        if bad.any():
+            for item in np.flatnonzero(self._sampled)[bad != 0].tolist():
+                output.num_tokens[item] = 0
+                output.details[item] = ItemOutput(error=NOT_FINITE)
+            output.token_ids = tokens[bad == 0]
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A step as it is to be packed. `tiles` int32 [m, 2]; `sampled` bool [n]; `needed`: columns of the block tables."""
+
+    step: StepArrays
+    tiles: np.ndarray
+    decodes: np.ndarray
+    sampled: np.ndarray
+    needed: int
+    facts: StepFacts
+
+    @property
+    def shape(self) -> StepShape:
+        """Its own, without padding."""
+        facts = self.facts
+        listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
+        return StepShape(facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed)
+
+
+class DeviceUnifiedRunner(UnifiedRunner):
+    """See the module."""
+
+    max_in_flight = 2
+
+    def __init__(
+        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
+        device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False,
+    ) -> None:  # fmt: skip
+        """`max_tokens` of a step; `eager`: no graphs."""
+        super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
+        self._device = device
+        self._max_tokens = max_tokens
+        self._slow = np.zeros(num_slots, np.bool_)
+        """Slots whose tokens are not chosen without the host."""
+        self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
+        self.program = DeviceProgram(
+            runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1]
+        )
+        self.graphs = self._make_graphs(eager, max_tokens)
+        shapes = list(self.graphs.shapes) if self.graphs else []
+        shapes.append(
+            StepShape(max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, listed=True)
+        )
+        self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
+        samples = max(shape.samples for shape in shapes)
+        self.program.reserve(self._words, samples, self._most_splits(shapes))
+        self._ring = BufferRing(
+            [
+                StepBuffer(self._words, result_words(samples), device.pinned, device.event())
+                for _ in range(RING)
+            ]
+        )
+
+    def _make_graphs(self, eager: bool, max_tokens: int) -> StepGraphs | None:
+        packed = self.program.packed
+        if eager or packed is None or not self._device.captures:
+            return None
+        rows = self.max_batch_size
+        shapes = [*decode_shapes(rows), *mixed_shapes(rows, max_tokens, packed.queries_per_tile)]
+        return StepGraphs(
+            self._device, shapes, lambda shape: self.program.captured(shape, self._splits(shape))
+        )
+
+    def _splits(self, shape: StepShape) -> int:
+        assert self.program.packed is not None
+        return splits_of(shape, self.program.packed, self.max_model_len, self.runner.cache.spec.num_kv_heads)
+
+    def _most_splits(self, shapes: list[StepShape]) -> int:
+        if self.program.packed is None:
+            return 0
+        alone = [StepShape(rows, rows, rows, decodes=rows) for rows in range(1, self.max_batch_size + 1)]
+        return max(shape.decodes * self._splits(shape) for shape in (*shapes, *alone))
+
+    # -- graphs --------------------------------------------------------------------------------------------------------
+
+    def reserve(self, num_bytes: int) -> None:
+        """Set memory aside for what graphs keep to themselves."""
+        if self.graphs is not None:
+            self._device.reserve(num_bytes)
+
+    def capture_first(self) -> None:
+        """See `UnifiedRunner`: the smallest few; and nothing is left to be compiled when a step comes."""
+        if self._device.compiles:
+            self._compile()
+        for _ in range(AT_START):
+            self.capture_next()
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Run steps of nothing but padding, of all sizes that are padded to, and with keys split in all ways. A kernel that a
+        step is the first to launch is compiled within it: for seconds, where several are."""
+        packed, kv_heads = self.program.packed, self.runner.cache.spec.num_kv_heads
+        if packed is None:
+            return
+        rows = self.max_batch_size
+        shapes = [*decode_shapes(rows), *mixed_shapes(rows, self._max_tokens, packed.queries_per_tile)]
+        wanted = [(shape, self._splits(shape)) for shape in shapes]
+        # Where no graph is, how keys are split depends on the step; what merges them is compiled by the power of two.
+        most = packed.splits(1, self.max_model_len, kv_heads)
+        for shape in (StepShape(1, 1, 1, decodes=1), StepShape(4, 3, 2, 1, 1, listed=True)):
+            wanted += [(shape, min(1 << power, most)) for power in range((most - 1).bit_length() + 1)]
+        for number, (shape, splits) in enumerate(wanted):
+            self.report("kernels", number, len(wanted))
+            self.program.captured(shape, splits)()
+        self.report("kernels", len(wanted), len(wanted))
+
+    def capture_next(self) -> bool:
+        """See `UnifiedRunner`: the smallest that is missing."""
+        shape = self.graphs.missing if self.graphs is not None else None
+        if shape is not None:
+            self._capture(shape)
+        return shape is not None
+
+    @property
+    def can_capture(self) -> bool:
+        """See `UnifiedRunner`."""
+        return self.graphs is not None and self.graphs.missing is not None
+
+    def _capture(self, shape: StepShape) -> None:
+        assert self.graphs is not None
+        self._ring.drain()
+        stage = f"CUDA graph for {shape.tokens} {'mixed tokens' if shape.listed else 'sequences'}"
+        self.report(stage, 0, 1)
+        self.graphs.capture(shape)
+        self.report(stage, 1, 1)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For `status()`."""
+        graphs = "graphs: none" if self.graphs is None else self.graphs.note
+        return (graphs, f"sampling: on the device, {self.program.sampler.name}")
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, start: SequenceStart) -> None:
+        super()._begin(start)
+        asked = start.sampling
+        self._slow[start.slot] = asked is not None and (
+            asked.logprobs is not None or asked.typical_p < 1.0 or asked.edits_logits or start.grammar is not None
+        )  # fmt: skip
+
+    def _take_in(self, batch: UnifiedBatch) -> None:
+        super()._take_in(batch)
+        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def run(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """See `UnifiedRunner`."""
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: UnifiedBatch) -> Launched:
+        """See `UnifiedRunner`."""
+        if not len(batch):
+            return Finished(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
+        self._take_in(batch)
+        sampled = batch.is_final_chunk & self._samples[batch.slots]
+        if self._needs_host(batch, sampled):
+            return Finished(self._compute(batch))
+        plan = self._plan(batch, sampled)
+        graphs = self.graphs
+        if graphs is None:
+            return self._put(batch, plan, None)
+        if (overdue := graphs.overdue(plan.facts)) is not None:
+            self._capture(overdue)
+        graphs.in_step = True
+        try:
+            return self._put(batch, plan, graphs.find(plan.facts))
+        finally:
+            graphs.in_step = False
+
+    def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
+        return bool(
+            self._special[batch.slots].any()
+            or self._slow[batch.slots[sampled]].any()
+            or batch.num_draft_tokens.any()
+        )
+
+    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> _Plan:
+        needed = self._blocks_needed(batch)
+        packed = self.program.packed
+        tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
+        step = StepArrays(
+            batch.token_ids, batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64), tables
+        )
+        chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
+        tiles = np.empty((0, 2), np.int32)
+        if packed is None:
+            decodes = decodes[:0]
+        elif len(chunks):
+            tiles = packed.tiles(step.q_lens, chunks)
+        facts = StepFacts(
+            len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled))
+        )
+        return _Plan(step, tiles, decodes, sampled, needed, facts)
+
+    def _put(self, batch: UnifiedBatch, plan: _Plan, found: tuple[StepShape, Graph] | None) -> StepInFlight:
+        """Pack a step and set the device to work."""
+        shape = found[0] if found else plan.shape
+        changes, values = self._tables.unsent()
+        begin = num_words(shape)
+        # Places come before values, and begin at multiples of 16 bytes, as all sections do.
+        middle, end = begin + 2 * len(changes), begin + 3 * len(changes)
+        buffer = self._ring.take()
+        buffer.fit(end)
+        words = buffer.words
+        self._write(HostStep(words, shape), shape, batch, plan)
+        words[begin:middle].view(np.int64)[:] = changes
+        words[middle:end] = values
+        inputs = self.program.inputs
+        if end > len(inputs):
+            inputs = torch.empty(end, dtype=torch.int32, device=self.runner.device)
+        inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
+        if found and end > len(self.program.inputs):
+            self.program.inputs[:begin].copy_(inputs[:begin])
+        if len(changes):
+            flat = self._tables.tensor.view(-1)
+            flat.index_copy_(0, inputs[begin:middle].view(torch.int64), inputs[middle:end])
+            self._tables.sent()
+        self.runner.cache.copy_blocks(batch.block_copies)
+        if found:
+            self.runner.forwards += 1
+            found[1].replay()
+        else:
+            self._launch_calls(inputs[:begin], shape, plan)
+        results = result_words(shape.samples)
+        buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+        buffer.event.record()
+        places = np.arange(plan.facts.samples) if shape.listed else np.flatnonzero(plan.sampled)
+        return StepInFlight(buffer, shape.samples, plan.sampled, places)
+
+    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: _Plan) -> None:
+        packed, runner = self.program.packed, self.runner
+        attend, splits = None, 1
+        if packed is None:
+            attend = runner.attention.begin(plan.step, runner.cache)
+        elif len(plan.decodes):
+            longest = int((plan.step.pos_offsets[plan.decodes] + 1).max())
+            splits = packed.splits(len(plan.decodes), longest, runner.cache.spec.num_kv_heads)
+        device_step = DeviceStep(words, shape)
+        retried(self.memory, lambda: self.program.run(device_step, attend, splits, plan.needed))
+
+    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: _Plan) -> None:
+        """Everything but the changes of block tables, padding included."""
+        step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
+        positions = step.positions
+        slots = batch.slots.astype(np.int64)
+        slot_of_row = slots[step.item_of_row]
+        blocks = self.slots.block_tables[0][slot_of_row, positions // size].astype(np.int64)
+        lengths = step.pos_offsets + step.q_lens
+        host.put("token_ids", batch.token_ids)
+        source = np.full(len(positions), -1, np.int64)
+        if batch.pending is not None:
+            source = np.where(batch.pending, slot_of_row * row + positions, source)
+        host.put("source", source, -1)
+        host.put("positions", positions)
+        host.put("cells", blocks * size + positions % size, -1)
+        host.put("slots", batch.slots, self._tables.nobody)
+        host.put("lengths", lengths)
+        if shape.listed:
+            host.put("q_starts", step.q_starts)
+            host.put("q_lens", step.q_lens)
+            host.put("pos_offsets", step.pos_offsets)
+            host.put_pairs("tiles", plan.tiles, (shape.items - 1, 0))
+            named = np.stack((plan.decodes, step.q_starts[plan.decodes]), 1)
+            host.put_pairs("decodes", named, (shape.items - 1, shape.tokens - 1))
+            items = np.flatnonzero(plan.sampled)
+            host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
+            host.put("dest", slots[items] * row + lengths[items], self.program.nobody)
+        else:
+            items = np.arange(len(batch))
+            dest = np.where(plan.sampled, slots * row + lengths, self.program.nobody)
+            host.put("dest", dest, self.program.nobody)
+        self._write_settings(host, slots[items], lengths[items])
+
+    def _write_settings(self, host: HostStep, slots: np.ndarray, positions: np.ndarray) -> None:
+        table = self.sampling
+        temperature = table.temperature[slots]
+        drawn = np.maximum(temperature, MIN_TEMPERATURE)  # which float32 still tells from 0
+        host.put("temperature", np.where(temperature > 0, drawn, 0.0), PADDING)
+        host.put("top_k", np.minimum(table.top_k[slots], self.logits_width))
+        host.put("top_p", table.top_p[slots], 1.0)
+        host.put("min_p", table.min_p[slots])
+        host.put("u", noise.uniform(table.seed[slots], table.choice[slots], positions.astype(np.uint64)))

@@ -1,0 +1,82 @@
+"""The largest steps that a configuration allows, of nothing: what their memory is measured with before KV is sized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.facts import ExecutorConfig
+
+_Settings = tuple[SamplingParams, ...]
+_PLAIN: _Settings = (
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.0, top_k=40, min_p=0.01),
+)
+"""For rows in turn: what a device samples by itself."""
+_DESCRIBED: _Settings = (
+    *(replace(one, logprobs=5) for one in _PLAIN),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=5),
+)
+"""What takes more: log-probabilities and penalties, in float32."""
+
+
+def full_steps(
+    config: ExecutorConfig, max_model_len: int, num_blocks: int, most_tokens: int
+) -> Iterator[UnifiedBatch]:
+    """Steps at the limits of `config`, to be run one by one, each by an executor that knows no sequence:
+
+        as many prompts as there may be sequences, together all the tokens that a step may have, each sampled
+        as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
+        the last chunk of one sequence that long
+
+    the first two with settings that ask for little, and for much.
+    All their blocks are among the first `num_blocks`: what is written there means nothing, and it is written several times
+    over. `most_tokens` is more than KV will ever hold.
+    """
+    size, budget = config.attention.block_size, config.max_num_batched_tokens
+    most = min(config.max_num_seqs, budget)
+    prompts = np.minimum(max_model_len, budget // most + (np.arange(most) < budget % most))
+    longest = max(1, min(max_model_len, most_tokens // most))
+    alone = max(1, min(max_model_len, most_tokens))
+    chunk = min(budget, alone)
+    first, then = (0, prompts), (longest - 1, np.ones(most))
+    steps = ((first, _PLAIN), (first, _DESCRIBED), (then, _PLAIN), (then, _DESCRIBED))
+    last = (alone - chunk, np.full(1, chunk)), _PLAIN
+    for number, ((past, queries), settings) in enumerate((*steps, last), 1):
+        yield _step(number, past, queries.astype(np.int32), size, num_blocks, settings)
+
+
+def _step(
+    number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: int, settings: _Settings
+) -> UnifiedBatch:
+    """Sequences that compute `queries` int32 [n] tokens behind `past` others each, and a token is sampled for each."""
+    count, longest = len(queries), past + int(queries.max())
+    width = math.ceil(longest / block_size)
+    slots = np.arange(count, dtype=np.int32)
+    prompt, none = np.zeros(longest, np.int32), np.empty(0, np.int32)
+    # Sequences differ in where they begin, so that they do not all write one block as long as there are several.
+    blocks = ((slots[:, None] + np.arange(width)) % num_blocks).astype(np.int32)
+    return UnifiedBatch(
+        epoch=0,
+        step_id=number,
+        seq_ids=slots.astype(np.int64) + 1,
+        slots=slots,
+        num_q_tokens=queries,
+        pos_offsets=np.full(count, past, np.int32),
+        is_final_chunk=np.ones(count, np.bool_),
+        num_draft_tokens=np.zeros(count, np.int32),
+        token_ids=np.zeros(queries.sum(), np.int32),
+        starts=tuple(
+            SequenceStart(slot + 1, slot, prompt, none, settings[slot % len(settings)])
+            for slot in slots.tolist()
+        ),
+        tables=TableUpdates(
+            slots, np.zeros(count, np.int32), np.zeros(count, np.int32), np.full(count, width, np.int32),
+            blocks.reshape(-1),
+        ),
+    )  # fmt: skip

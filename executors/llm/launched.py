@@ -1,0 +1,106 @@
+"""Steps that are on their way: launched in the order in which they come, answered in the same order.
+
+A device computes a step while the host waits, without holding its event loop up: the next step is launched meanwhile. On a
+CPU a step is done when it is launched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from executors.batch import UnifiedOutput
+
+_SPIN_S = 2e-3
+"""How long before the end that is expected, and after it, the device is asked in every turn of the loop; timers of event loops
+are no finer than a millisecond."""
+_NAP_S = 1e-3
+
+
+class Launched(Protocol):
+    """A step that was launched."""
+
+    def ready(self) -> bool:
+        """Whether it is done. Raises what the device says of its errors."""
+
+    def result(self) -> UnifiedOutput:
+        """Its output; waits if it is not done."""
+
+
+class Finished:
+    """A step that was computed as it was launched."""
+
+    def __init__(self, output: UnifiedOutput) -> None:
+        self._output = output
+
+    def ready(self) -> bool:
+        """See `Launched`."""
+        return True
+
+    def result(self) -> UnifiedOutput:
+        """See `Launched`."""
+        return self._output
+
+
+class Turns:
+    """Who was launched first answers first. For one event loop; `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last: asyncio.Future[None] | None = None
+        self._out = 0
+        self._usual_s = 0.0
+        """How long a step takes, as of the last ones."""
+        self.ended_at = clock()
+        """When the last step was done."""
+
+    @property
+    def busy(self) -> bool:
+        """A step is out."""
+        return self._out > 0
+
+    async def take(
+        self, launch: Callable[[], Launched], check: Callable[[], None]
+    ) -> tuple[UnifiedOutput, float]:
+        """The output of what is launched at once, and the seconds it took; the time of a step begins with the end of the one
+        before it. `check` is called when its turn has come: what it raises takes the place of the output.
+
+        Raises what launching does, in its turn.
+        """
+        before, mine = self._last, asyncio.get_running_loop().create_future()
+        self._last, began = mine, self._clock()
+        self._out += 1
+        try:
+            try:
+                launched = launch()
+            finally:
+                if before is not None and not before.done():
+                    await asyncio.wait((before,))
+            began = max(began, self.ended_at)
+            await self._until(launched.ready, began)
+            check()
+            output = launched.result()
+            self.ended_at = self._clock()
+            self._usual_s += 0.2 * (self.ended_at - began - self._usual_s)
+            return output, self.ended_at - began
+        finally:
+            self._out -= 1
+            mine.set_result(None)
+
+    async def settled(self) -> None:
+        """Wait until no step is out."""
+        while self._last is not None and not self._last.done():
+            await asyncio.wait((self._last,))
+
+    async def _until(self, ready: Callable[[], bool], began: float) -> None:
+        """Let the event loop turn until it is so."""
+        if ready():
+            return
+        rest = self._usual_s - (self._clock() - began) - _SPIN_S
+        if rest > _NAP_S:
+            await asyncio.sleep(rest)
+        spin_until = self._clock() + 2 * _SPIN_S
+        while not ready():  # noqa: ASYNC110 - the device tells nobody when it is done: it has to be asked
+            await asyncio.sleep(0 if self._clock() < spin_until else _NAP_S)

@@ -1,0 +1,269 @@
+"""A CPU behind the seams of a GPU: events that come late, graphs that only run over the memory they were recorded with.
+
+They fail where a GPU would go wrong without a word: a pinned buffer written or read before its event, a replay that would
+look elsewhere than its capture did, work of another shape, a value asked for in the middle.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from executors.llm.attention import AttentionBackend, TorchAttention
+from executors.llm.device_attention import StepMeta
+from executors.llm.device_inputs import StepBuffer
+from executors.llm.device_unified import DeviceUnifiedRunner
+from executors.llm.executor import LlmExecutor
+from executors.llm.factory import LlmFactory
+from executors.llm.kv_cache import KvCache
+from executors.llm.step import StepArrays
+from executors.qwen3.executor import Qwen3ModelExecutor
+
+FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero")
+"""Operators that wait for a value, which a capture does not allow."""
+GARBAGE = -77
+
+
+class LateEvent:
+    """Done when it was asked about `lateness` times, or waited for. Until then the buffer's results are garbage, and what went
+    to the device must stay as it was."""
+
+    def __init__(self, lateness: int) -> None:
+        self.buffer: StepBuffer | None = None
+        self.lateness = lateness
+        self.asked = self.waited = 0
+        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def record(self) -> None:
+        assert self._held is None, "recorded again before it was done"
+        self.asked = 0
+        if self.buffer is not None:
+            self._held = self.buffer.tensor.clone(), self.buffer.result.clone()
+            self.buffer.result.fill_(GARBAGE)
+
+    def query(self) -> bool:
+        self.asked += 1
+        if self._held is not None and self.asked > self.lateness:
+            self._finish()
+        return self._held is None
+
+    def synchronize(self) -> None:
+        self.waited += self._held is not None
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._held is not None:
+            assert self.buffer is not None
+            words, result = self._held
+            assert torch.equal(self.buffer.tensor, words), "written while the device was to read it"
+            self.buffer.result.copy_(result)
+            self._held = None
+
+
+class _Recorder(TorchDispatchMode):
+    """(operator, storage, shape) of every tensor that is read and was not made by this very run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, int, tuple[int, ...]]] = []
+        self._made: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(word in name for word in FORBIDDEN), f"{name} waits for the device"
+        for tensor in tree_leaves((args, kwargs or {})):
+            if isinstance(tensor, torch.Tensor):
+                place = tensor.untyped_storage().data_ptr()
+                if "lift_fresh" in name and not tensor.dim():  # a number in the code
+                    self._made[place] = tensor.untyped_storage()
+                if place not in self._made:
+                    self.reads.append((name, place, tuple(tensor.shape)))
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and not any(tensor is one for one in args):
+                storage = tensor.untyped_storage()
+                if not any(place == storage.data_ptr() for _, place, _ in self.reads):
+                    self._made[storage.data_ptr()] = storage  # kept: its address must not come back
+        return out
+
+
+def _lasting() -> set[int]:
+    """Where the tensors lie that exist now. Other objects are not asked for their class: some mind."""
+    return {
+        one.untyped_storage().data_ptr() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)
+    }
+
+
+class FakeGraph:
+    """Runs what was captured, and checks that it is the same."""
+
+    def __init__(self, run: Callable[[], None], lasting: set[int]) -> None:
+        self._run = run
+        with _Recorder() as first:
+            run()
+        strange = [read for read in first.reads if read[1] and read[1] not in lasting]
+        assert not strange, f"not in static memory: {strange[:3]}"
+        self._reads = first.reads
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        with _Recorder() as now:
+            self._run()
+        assert now.reads == self._reads, "this is not what was captured"
+
+
+class FakeDevice:
+    """A `StepDevice`. `log` of captures; `graphs` in their order; `lateness` of its events."""
+
+    pinned = compiles = False
+
+    def __init__(self, lateness: int = 3, captures: bool = True) -> None:
+        self.captures = captures
+        self.lateness = lateness
+        self.log: list[str] = []
+        self.graphs: list[FakeGraph] = []
+        self.events: list[LateEvent] = []
+        self.reserved = 0
+        self.broken = ""
+        """Why it cannot capture."""
+        self._lasting: set[int] | None = None
+
+    def event(self) -> LateEvent:
+        self.events.append(LateEvent(self.lateness))
+        return self.events[-1]
+
+    def reserve(self, num_bytes: int) -> None:
+        self.reserved = num_bytes
+
+    def capture(self, run: Callable[[], None]) -> FakeGraph:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        run()
+        if self._lasting is None:
+            self._lasting = _lasting()
+        self.log.append("capture")
+        self.graphs.append(FakeGraph(run, self._lasting))
+        return self.graphs[-1]
+
+    @property
+    def replays(self) -> int:
+        """Of all graphs."""
+        return sum(graph.replays for graph in self.graphs)
+
+
+class PagedTorch:
+    """A `PackedAttention`, query by query, by what the kernels are told and nothing else. Rows that are nobody's are NaN."""
+
+    name = "paged torch"
+    note = "attention: paged torch"
+    queries_per_tile = 4
+
+    def begin(self, step: StepArrays, cache: KvCache) -> Any:
+        """The host's way, for steps that are not packed."""
+        return TorchAttention().begin(step, cache)
+
+    def tiles(self, q_lens: Any, items: Any) -> Any:
+        """As the kernels': see `query_tiles`."""
+        found = [(i, b) for i in items.tolist() for b in range(0, int(q_lens[i]), self.queries_per_tile)]
+        return np.array(found, np.int32).reshape(-1, 2)
+
+    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
+        return max(1, min(8 // max(1, rows), -(-longest // 16)))
+
+    def reserve(self, rows: int, cache: KvCache) -> None:
+        self.room = rows
+
+    def bind(self, meta: StepMeta, cache: KvCache) -> Any:
+        assert meta.num_decodes * meta.num_splits <= self.room, "there is no memory for so many splits"
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out = torch.full_like(q, torch.nan)
+            for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, cache.layers[layer]):
+                one.view(-1)  # where it lies is part of what is captured; what it says is not
+            with _disable_current_modes():
+                _paged(meta, cache, layer, (q, k, v, out), self.queries_per_tile)
+            return out
+
+        return attend
+
+
+def _paged(
+    meta: StepMeta, cache: KvCache, layer: int, tensors: tuple[torch.Tensor, ...], queries: int
+) -> None:
+    (q, k, v, out), kv, size = tensors, cache.layers[layer], cache.block_size
+    for token, cell in enumerate(meta.cells.tolist()):
+        if cell >= 0:
+            kv[0, cell // size, :, cell % size] = k[token]
+            kv[1, cell // size, :, cell % size] = v[token]
+
+    def one(row: int, item: int, length: int) -> None:
+        blocks = meta.tables[item, : -(-length // size)].long()
+        keys, values = (
+            kv[:, blocks]
+            .transpose(2, 3)
+            .flatten(1, 2)[:, :length]
+            .repeat_interleave(q.shape[1] // k.shape[1], 2)
+        )
+        scores = torch.einsum("hd,lhd->hl", q[row], keys) * cache.spec.scale
+        out[row] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values)
+
+    count = meta.num_decodes
+    named = [(i, i) for i in range(count)] if meta.decodes is None else meta.decodes.tolist()
+    assert len(named) == count
+    for item, row in named:
+        length = int(meta.lengths.tolist()[item])
+        if length:
+            one(row, item, length)
+        else:
+            out[row] = 0
+    for item, begin in meta.tiles.tolist():
+        start, query, offset = (
+            part.tolist()[item] for part in (meta.q_starts, meta.q_lens, meta.pos_offsets)
+        )
+        for place in range(begin, min(begin + queries, query)):
+            one(start + place, item, offset + place + 1)
+
+
+class FakeDeviceExecutor(LlmExecutor):
+    """`LlmExecutor` that takes the CPU for a GPU. `device` is to be set before warmup where it matters."""
+
+    device: FakeDevice | None = None
+    packed = True
+
+    def _step_device(self, device: torch.device) -> FakeDevice:
+        self.device = self.device or FakeDevice()
+        return self.device
+
+    def _attention(self, cache: KvCache) -> AttentionBackend:
+        return PagedTorch() if self.packed else TorchAttention()
+
+    @property
+    def unified(self) -> DeviceUnifiedRunner:
+        """What computes its steps."""
+        found = self._ready().unified
+        assert isinstance(found, DeviceUnifiedRunner)
+        return found
+
+    async def warmup(self) -> None:
+        await super().warmup()
+        for buffer in self.unified._ring._ring:
+            assert isinstance(buffer.event, LateEvent)
+            buffer.event.buffer = buffer
+
+
+class FakeQwen3(FakeDeviceExecutor, Qwen3ModelExecutor):
+    """The specialised one, likewise."""
+
+
+class Factory(LlmFactory):
+    """Named in `ExecutorConfig.executor` by tests of a child process."""
+
+    def executor_class(self) -> type[LlmExecutor]:
+        return FakeDeviceExecutor

@@ -1,0 +1,271 @@
+"""Every launch of Cohort's Triton kernels that a GPU would see, recorded where there is none.
+
+Whole steps run over tensors of torch's "meta" device, which have shapes and types and no memory: the executor's own classes
+choose kernels and arguments, and Triton's hook takes each launch down in place of compiling it. Nothing here knows what
+arguments a kernel has. To be called where kernels are not interpreted: without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction
+
+from executors.kernels import triton as package
+from executors.kernels.triton_attention import TritonAttention
+from executors.kernels.triton_sampler import TritonSampler
+from executors.llm.attention import fuse
+from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
+from executors.llm.device_inputs import DeviceStep, DeviceTables, StepShape, num_words
+from executors.llm.device_program import DeviceProgram, splits_of
+from executors.llm.fp8 import E4M3, Fp8Plan
+from executors.llm.kv_cache import KvCache
+from executors.llm.models.config import parse_config
+from executors.llm.models.decoder import Decoder
+from executors.llm.models.modules import Experts, Mlp
+from executors.llm.runner import ModelRunner
+
+HOPPER = GPUTarget("cuda", 90, 32)
+PROCESSORS = 132
+"""Multiprocessors of an H200: they decide among how many programs keys are split."""
+META = torch.device("meta")
+MAX_LEN, MAX_ROWS, MAX_TOKENS = 4096, 256, 8192
+_SMALL: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 40960, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
+"""Qwen3-0.6B, one layer of it: the others launch the same."""
+_LARGE = _SMALL | {
+    "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+_GEMMA = _SMALL | {
+    "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 3584, "intermediate_size": 14336,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+"""Gemma 2 9B: a layer with a window and one without."""
+_MISTRAL = _SMALL | {
+    "architectures": ["MistralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "vocab_size": 32000, "sliding_window": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+_MOE = _SMALL | {
+    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+"""Qwen3-30B-A3B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `narrow`: KV
+    in e4m3. `every`: all steps that have a graph, else those that differ most."""
+
+    name: str
+    fields: dict[str, Any]
+    dtype: torch.dtype = torch.bfloat16
+    page: int = 16
+    fp8: str | None = None
+    narrow: bool = False
+    steady: bool = False
+    every: bool = False
+
+
+def _heads(base: dict[str, Any], heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
+    return base | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim} | more
+
+
+_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
+CASES = (
+    Case("Qwen3-0.6B", _SMALL, every=True),
+    Case("Qwen3-8B", _LARGE),
+    Case("Qwen3-8B, deterministic", _LARGE, steady=True),
+    Case("Qwen3-8B, e4m3 KV", _LARGE, narrow=True),
+    Case("Qwen3-8B, e4m3 weights", _LARGE, fp8="rows"),
+    Case("Qwen3-8B, e4m3 blocks", _LARGE, fp8="blocks"),
+    Case("Qwen3-30B-A3B", _MOE),
+    Case("Qwen3-30B-A3B, deterministic", _MOE, steady=True),
+    Case("Mistral-7B", _MISTRAL),
+    Case("Gemma-2-9B", _GEMMA),
+    # The rest: each head size, group, page and type beside each other, with and without a window and softcap.
+    Case("64 / 1, fp16", _heads(_MISTRAL, 8, 8, 64), _FP16, 32),
+    Case("64 / 2, e4m3 KV", _heads(_SMALL, 16, 8, 64), _BF16, 64, narrow=True),
+    Case("64 / 8, capped, fp32", _heads(_GEMMA, 16, 2, 64), _FP32, 16),
+    Case("128 / 1, capped, e4m3 KV", _heads(_GEMMA, 8, 8, 128), _FP16, 32, narrow=True),
+    Case("128 / 2, fp32", _SMALL, _FP32, 64),
+    Case("128 / 8, fp16", _heads(_MISTRAL, 32, 4, 128), _FP16, 16),
+    Case("256 / 1, fp32", _heads(_MISTRAL, 4, 4, 256), _FP32, 64),
+    Case("256 / 2, capped, e4m3 KV", _GEMMA, _BF16, 64, narrow=True),
+    Case("256 / 8, fp16", _heads(_SMALL, 16, 2, 256), _FP16, 32),
+    Case("experts, fp16", _MOE, _FP16),
+    Case("experts, fp32", _MOE, _FP32),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What Triton compiles for a launch: the arguments' types, those that are constants, and what else it knows of them.
+    `cases`: who launches it."""
+
+    module: str
+    kernel: str
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], Any]
+    attrs: dict[tuple[int, ...], Any]
+    options: dict[str, Any]
+    cases: list[str] = field(compare=False)
+
+    @property
+    def function(self) -> JITFunction[Any]:
+        """The kernel."""
+        found: JITFunction[Any] = getattr(importlib.import_module(self.module), self.kernel)
+        return found
+
+    def constant(self, name: str) -> Any:
+        """What an argument is compiled as; None where it is not a constant."""
+        return self.constants.get((list(self.signature).index(name),))
+
+
+class _NoDevice:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Recorder:
+    """Takes launches down: `launches` by what makes them differ."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+        self.case = ""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within, no launch is compiled or run."""
+        knobs = triton.knobs.runtime
+        assert not knobs.interpret, "TRITON_INTERPRET is set"
+        former, knobs.jit_cache_hook = knobs.jit_cache_hook, self._take
+        triton.runtime.driver.set_active(_NoDevice())
+        try:
+            yield
+        finally:
+            knobs.jit_cache_hook = former
+
+    def _take(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        """See `knobs.runtime.jit_cache_hook`: True says that it is taken care of."""
+        name = f"{fn.module}.{fn.name}"
+        options = {
+            name: compile[name] for name in ("num_warps", "num_stages", "num_ctas", "enable_fp_fusion")
+        }
+        made = Launch(
+            fn.module, fn.name, compile["signature"], compile["constants"], compile["configs"][0], options, []
+        )
+        cases = self.launches.setdefault(f"{name} {key}", made).cases
+        if self.case not in cases:
+            cases.append(self.case)
+        return True
+
+
+def record(cases: tuple[Case, ...] = CASES) -> list[Launch]:
+    """All launches of these."""
+    recorder = Recorder()
+    with recorder.recording(), torch.inference_mode():
+        for case in cases:
+            recorder.case = case.name
+            _serve(case)
+    return list(recorder.launches.values())
+
+
+def _serve(case: Case) -> None:
+    """The steps of a model, as `DeviceUnifiedRunner` has them computed."""
+    config = parse_config(case.fields)
+    plan = None if case.fp8 is None else Fp8Plan(case.fp8 == "blocks", None, True)
+    model = Decoder(config, case.dtype, META, fp8=plan)
+    model.kv_dtype = E4M3 if case.narrow else None
+    model.prepare(MAX_LEN)
+    if case.steady:
+        model.be_steady()
+    for layer in model.layers:
+        if isinstance(layer.mlp, Experts):
+            layer.mlp.stacked = partial(_stacked, layer.mlp.experts)  # type: ignore[method-assign]
+    attention = TritonAttention(model.kv_spec, case.steady)
+    attention._processors = PROCESSORS
+    fuse(attention, model)
+    runner = ModelRunner(model, attention, KvCache(model.kv_spec, 8, case.page))
+    blocks = MAX_LEN // case.page
+    tables = DeviceTables(np.zeros((MAX_ROWS, blocks), np.int32), META)
+    pool = torch.empty(MAX_ROWS * MAX_LEN + 1, dtype=torch.int32, device=META)
+    sampler = TritonSampler(max(MAX_ROWS, MIXED_TOKENS[-1]), config.vocab_size, META)
+    program = DeviceProgram(runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN)
+    shapes = [
+        *decode_shapes(MAX_ROWS),
+        *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile),
+        StepShape(MAX_TOKENS, MAX_ROWS, MAX_ROWS, MAX_TOKENS, MAX_ROWS - 1, listed=True),
+    ]
+    if not case.every:
+        shapes = [shape for shape in shapes if shape.tokens in (1, 32, 64, MAX_ROWS, MAX_TOKENS)]
+    kv_heads = config.num_kv_heads
+    most = [splits_of(shape, attention, MAX_LEN, kv_heads) for shape in shapes]
+    program.reserve(
+        max(map(num_words, shapes)),
+        MAX_ROWS,
+        max(s.decodes * n for s, n in zip(shapes, most, strict=True)),
+    )
+    for shape, splits in zip(shapes, most, strict=True):
+        step = DeviceStep(torch.empty(num_words(shape), dtype=torch.int32, device=META), shape)
+        program.run(step, None, splits, blocks)
+        if case.every:  # without a graph, over tables as long as the longest sequence needs
+            for longest in (case.page, 3 * case.page, 1000):
+                alone = attention.splits(shape.decodes, longest, kv_heads)
+                program.run(step, None, alone, -(-longest // case.page))
+
+
+def _stacked(experts: list[Mlp]) -> tuple[torch.Tensor, ...]:
+    """`Experts.stacked`, which takes weights on the meta device for given up."""
+    firsts = (experts[0].gate_up.weight, experts[0].down.weight)
+    return tuple(
+        w.as_strided((len(experts), *w.shape), (w.numel(), *w.stride())) for w in firsts if w is not None
+    )
+
+
+def functions() -> dict[str, JITFunction[Any]]:
+    """Everything in the package that Triton compiles, by module and name."""
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if isinstance(value, JITFunction):
+                found[f"{value.__module__}.{value.__name__}"] = value
+    return found
+
+
+def reached(launches: list[Launch]) -> set[str]:
+    """The names of the kernels that are launched, and of all that they call."""
+    seen: set[str] = set()
+    queue = [launch.function for launch in launches]
+    while queue:
+        function = queue.pop()
+        name = f"{function.__module__}.{function.__name__}"
+        if name not in seen:
+            seen.add(name)
+            called = (function.__globals__.get(word) for word in function.fn.__code__.co_names)
+            queue += [one for one in called if isinstance(one, JITFunction)]
+    return seen

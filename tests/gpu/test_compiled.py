@@ -1,0 +1,79 @@
+"""What the compiler makes of every kernel for Hopper (sm_90), which takes no GPU. `make gpu-compile` prints all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+SHARED_LIMIT = 227 * 1024
+"""Bytes that a program may have."""
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """See `compiled.py`, in a process whose kernels are not interpreted."""
+    path: Path = tmp_path_factory.mktemp("compiled") / "found.json"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.compiled", "--json", str(path)],
+        capture_output=True, text=True, check=False, env=environment, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    found: Found = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def wide(one: Found) -> bool:
+    """Whether matrices of float32 are multiplied: no instruction does that exactly, and threads hold what they multiply."""
+    return one["kernel"] in ("_split_kernel", "_extend_kernel", "_product_kernel") and one["products"] == "-"
+
+
+def test_every_kernel_is_launched(compiled: Found) -> None:
+    assert compiled["missing"] == []
+
+
+def test_every_launch_compiles_and_fits(compiled: Found) -> None:
+    assert len(compiled["kernels"]) > 100
+    assert [one for one in compiled["kernels"] if one["error"]] == []
+    assert [one for one in compiled["kernels"] if one["shared"] > SHARED_LIMIT or not one["resident"]] == []
+
+
+def test_registers_are_not_spilled(compiled: Found) -> None:
+    """But for a few bytes: where no matrix instruction computes, and beside the loop where eight queries share heads of 256."""
+    spilled = [
+        one for one in compiled["kernels"]
+        if one["spilled"] > (24 if wide(one) else 16 if one["constants"].get("DIM") == 256 else 0)
+    ]  # fmt: skip
+    assert spilled == []
+
+
+def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:
+    """Hopper's own take 64 rows or more."""
+    products = [
+        one for one in compiled["kernels"] if "PAGE" in one["constants"] or "ROWS" in one["constants"]
+    ]
+    narrow = [one for one in products if one["products"] != "-"]
+    for one in narrow:
+        assert one["products"] == ("wgmma" if one["constants"]["ROWS"] >= 64 else "mma.sync"), one
+        assert one["copies"] > 0, one  # 16 bytes a thread, past the registers
+    assert {one["kernel"] for one in narrow} == {"_split_kernel", "_extend_kernel", "_product_kernel"}
+    for one in compiled["kernels"]:
+        if one["kernel"] == "_block_kernel":
+            assert one["products"] != "-", one
+
+
+def test_programs_share_a_multiprocessor(compiled: Found) -> None:
+    """Decode attention, experts and sampling wait for memory: while one program does, another computes."""
+    kernels = ("_split_kernel", "_product_kernel", "tiles_kernel", "rows_kernel", "limits_kernel")
+    alone = [one for one in compiled["kernels"] if one["kernel"] in kernels and one["resident"] < 2]
+    assert [one for one in alone if not wide(one)] == []

@@ -1,0 +1,183 @@
+"""FP8 kernels: rounding to e4m3, products of blocks, and KV in e4m3, each against torch on the same rounded numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
+from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+from executors.kernels.triton.fp8 import block_matmul, quantize, to_e4m3
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.executor import LlmExecutor
+from executors.llm.fp8 import E4M3, quantized
+from tests.executors.checkpoints import write_checkpoint
+from tests.executors.llm.driver import config
+from tests.executors.llm.test_fp8_weights import SMALL, chunk, distance, write_fp8
+from tests.gpu.test_attention import Batch, check, fresh
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+
+
+@triton.jit
+def _round_kernel(x, out, COUNT: tl.constexpr):
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    tl.store(out + at, to_e4m3(tl.load(x + at)))
+
+
+def test_rounding_is_to_the_nearest_even_and_saturates() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
+    every = every[torch.isfinite(every)]
+    middles = (every[:126] + every[1:127]) / 2
+    torch.manual_seed(0)
+    spread = torch.randn(512) * torch.exp2(torch.randint(-12, 10, (512,)).float())
+    x = torch.cat((every, middles, -middles, spread, torch.tensor([500.0, -1e9, 1e-30])))
+    x = torch.cat((x, torch.zeros(-len(x) % 128)))
+    out = torch.empty(len(x), dtype=E4M3, device=DEVICE)
+    _round_kernel[(len(x) // 128,)](x.to(DEVICE), out, COUNT=128)
+    assert torch.equal(out.cpu().float(), x.clamp(-448, 448).to(E4M3).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks"), [(3, 100, False), (2, 1024, False), (5, 384, True), (3, 200, True)]
+)
+def test_quantize(dtype: torch.dtype, rows: int, columns: int, blocks: bool) -> None:
+    torch.manual_seed(columns)
+    x = (torch.randn(rows, columns) * torch.rand(rows, 1).exp2()).to(dtype)
+    x[0] = 0.0
+    found, scales = quantize(x.to(DEVICE), blocks)
+    expected, factors = quantized(x, blocks)
+    torch.testing.assert_close(scales.cpu(), factors, rtol=1e-6, atol=0.0)
+    # A division that rounds otherwise may move a number that lies between two.
+    assert (found.cpu().float() != expected.float()).float().mean() < (
+        0.01 if DEVICE.type == "cuda" else 1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns", "per_scale", "bias"),
+    [(1, 128, 256, 128, False), (5, 96, 128, 32, True), (40, 130, 200, 1, False), (70, 256, 384, 64, True)],
+)
+def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bias: bool) -> None:
+    torch.manual_seed(outputs)
+    x, x_scales = quantized(torch.randn(rows, columns) * 3, True)
+    weight = (torch.randn(outputs, columns) * 50).to(E4M3)
+    scales = torch.rand(-(-outputs // per_scale), -(-columns // 128)) / 50
+    added = torch.randn(outputs) if bias else None
+    found = block_matmul(
+        x.to(DEVICE), x_scales.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), per_scale, torch.float32,
+        None if added is None else added.to(DEVICE),
+    )  # fmt: skip
+    wide = x.double() * x_scales.double().repeat_interleave(128, 1)[:, :columns]
+    spread = scales.double().repeat_interleave(per_scale, 0)[:outputs].repeat_interleave(128, 1)[:, :columns]
+    expected = wide @ (weight.double() * spread).T + (0.0 if added is None else added.double())
+    error = (found.cpu().double() - expected).norm() / expected.norm()
+    assert error < (1e-3 if DEVICE.type == "cuda" else 1e-6), float(error)
+
+
+def test_a_row_of_a_block_product_does_not_depend_on_its_batch() -> None:
+    """In numbers whose products within a group are exact: what is left to differ is how groups are scaled and added."""
+    torch.manual_seed(1)
+    x = torch.randint(-8, 9, (70, 512)).float().to(E4M3).to(DEVICE)
+    weight = torch.randint(-8, 9, (64, 512)).float().to(E4M3).to(DEVICE)
+    x_scales, scales = torch.rand(70, 4).to(DEVICE), torch.rand(1, 4).to(DEVICE)
+    whole = block_matmul(x, x_scales, weight, scales, 64, torch.float32)
+    for begin, end in ((0, 1), (8, 10), (30, 70)):
+        part = block_matmul(x[begin:end], x_scales[begin:end], weight, scales, 64, torch.float32)
+        assert torch.equal(part, whole[begin:end])
+
+
+def rounded(batch: Batch, scales: tuple[float, float]) -> torch.Tensor:
+    """The batch's cache in e4m3; its keys and values become what that holds."""
+    for side, kept in enumerate((batch.keys, batch.values)):
+        for i, exact in enumerate(kept):
+            kept[i] = (exact / scales[side]).clamp(-448, 448).float().to(E4M3).double() * scales[side]
+    factors = torch.tensor(scales).view(2, 1, 1, 1, 1)
+    return (batch.kv.float() / factors).to(E4M3).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "window", "softcap", "scales"),
+    [((4, 2), 64, None, None, (1.0, 1.0)), ((2, 1), 80, 20, 30.0, (0.02, 0.5))],
+)
+def test_attention_over_fp8_kv(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, window: int | None, softcap: float | None,
+    scales: tuple[float, float],
+) -> None:  # fmt: skip
+    """Both kernels, against float64 softmax over keys and values rounded to e4m3."""
+    batch = Batch([1, 30, 1, 5], [40, 3, 130, 0], heads, dim, 16, dtype, dim)
+    kv, out = rounded(batch, scales), fresh(batch)
+    q, tables, group = batch.q.to(DEVICE), batch.on_device(batch.tables), heads[0] // heads[1]
+    decodes = np.array([0, 2])
+    named = batch.on_device(np.stack((decodes, batch.starts[decodes]), 1))
+    decode_attention(
+        q, kv, out, tables, batch.on_device(batch.lengths), dim**-0.5, 3, DecodeWorkspace(2, heads[0], 3, dim, DEVICE),
+        window=window, softcap=softcap, items=named, rows=2, kv_scales=scales,
+    )  # fmt: skip
+    tiles = query_tiles(batch.q_lens, np.array([1, 3]), rows_per_tile(group, dim) // group)
+    extend_attention(
+        q, kv, out, batch.on_device(tiles), batch.on_device(batch.starts), batch.on_device(batch.q_lens),
+        batch.on_device(batch.past), tables, dim**-0.5, window=window, softcap=softcap, kv_scales=scales,
+    )  # fmt: skip
+    check(out, batch.expected(window, softcap), dtype)
+
+
+def test_keys_and_values_are_stored_in_e4m3() -> None:
+    torch.manual_seed(2)
+    heads, kv_heads, dim, tokens = 4, 2, 64, 9
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    qkv[3, -1] = 1e4  # beyond what e4m3 holds
+    kv = torch.zeros(2, 3, kv_heads, 16, dim, dtype=E4M3, device=DEVICE)
+    cells = torch.randperm(48)[:tokens]
+    scales = (0.25, 0.5)
+    q = rotate_and_store(qkv.to(DEVICE), kv, cells.to(DEVICE), heads, kv_scales=scales)
+    parts = qkv.view(tokens, -1, dim)
+    assert torch.equal(q.cpu(), parts[:, :heads])
+    for side, first in ((0, heads), (1, heads + kv_heads)):
+        exact = parts[:, first : first + kv_heads] / scales[side]
+        stored = kv[side].cpu().float().transpose(1, 2).reshape(48, kv_heads, dim)
+        assert torch.equal(stored[cells], exact.clamp(-448, 448).to(E4M3).float())
+        stored[cells] = 0.0
+        assert not stored.any()
+
+
+async def _logits(path: Path, backend: str, device: str, kv: str) -> torch.Tensor:
+    """Of a prompt in two chunks, and a decode step."""
+    executor = LlmExecutor.from_config(
+        replace(
+            config(path, device=device),
+            attention=ExecutorAttentionConfig(block_size=16, backend=backend),
+            memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 21, kv_cache_dtype=kv),
+        )
+    )
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    prompt, parts = [5, 9, 100, 3, 17, 20, 33, 8, 150], []
+    for begin, end in ((0, 5), (5, 8), (8, 9)):
+        output = await executor.prefill(chunk(prompt[begin:end], begin, [2, 0]))
+        assert output.logits is not None
+        parts.append(torch.from_numpy(output.logits.numpy().copy()).view(end - begin, -1))
+    await executor.shutdown()
+    return torch.cat(parts).float()
+
+
+@pytest.mark.parametrize(("form", "kv"), [("blocks", "fp8"), ("rows", "auto")])
+async def test_an_fp8_model_over_triton_gives_what_torch_gives(form: str, kv: str, tmp_path: Path) -> None:
+    """Linears in e4m3, and KV in it."""
+    path, _ = write_fp8(
+        write_checkpoint(tmp_path / "source", {**SMALL, "num_hidden_layers": 1}), tmp_path, form
+    )
+    expected = await _logits(path, "torch", "cpu", kv)
+    found = await _logits(path, "triton", DEVICE.type, kv)
+    # A number that lies between two of e4m3 may be rounded either way; on a GPU products by rows are bf16.
+    assert distance(found, expected) < (0.05 if DEVICE.type == "cuda" else 0.02)

@@ -1,0 +1,308 @@
+"""Which graphs are captured and when, and that steps replayed give what steps give that the host computes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executors.facts import ExecutorAttentionConfig, ExecutorState, OptimizationConfig
+from executors.llm.device_graphs import (
+    AT_START,
+    MISSES,
+    MIXED_TOKENS,
+    StepFacts,
+    StepGraphs,
+    decode_shapes,
+    fits,
+    mixed_shapes,
+)
+from executors.llm.executor import LlmExecutor
+from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.llm.driver import Driver, config
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
+from tests.gpu.workloads import HOSTED, PLAIN, Maker, play
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+SMALL = {
+    **QWEN3,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("small"), SMALL)
+
+
+async def plain(path: Path) -> LlmExecutor:
+    executor = LlmExecutor.from_config(config(path))
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    return executor
+
+
+async def faked(
+    path: Path, kind: type[FakeDeviceExecutor] = FakeDeviceExecutor, **changes
+) -> FakeDeviceExecutor:  # type: ignore[no-untyped-def]
+    executor = kind.from_config(config(path, **changes))
+    executor.device = FakeDevice()
+    await executor.warmup()
+    executor._idle.stop()
+    await executor.begin_epoch(1)
+    return executor
+
+
+def capture_all(executor: FakeDeviceExecutor) -> None:
+    while executor.unified.capture_next():
+        pass
+    graphs = executor.unified.graphs
+    assert graphs is not None and not graphs.failure and graphs.missing is None
+
+
+def tokens_of(heard: dict[int, list]) -> dict[int, list[int]]:
+    return {seq: [one[0] for one in found] for seq, found in heard.items()}
+
+
+@pytest.mark.parametrize(("seed", "settings", "out"), [(1, PLAIN, 1), (2, PLAIN, 2), (3, PLAIN + HOSTED, 2)])
+async def test_replayed_steps_give_what_the_host_gives(
+    path: Path, seed: int, settings: tuple, out: int
+) -> None:
+    ours, theirs = await faked(path), await plain(path)
+    capture_all(ours)
+    ops = Maker(theirs, seed, settings).make(50)
+    heard = await play(ours, ops, out)
+    assert tokens_of(heard) == tokens_of(await play(theirs, ops))
+    assert ours.device is not None
+    by_kind = {shape.listed: 0 for shape in ours.unified.graphs.shapes}  # type: ignore[union-attr]
+    for shape, graph in ours.unified.graphs._graphs.items():  # type: ignore[union-attr]
+        by_kind[shape.listed] += graph.replays  # type: ignore[attr-defined]
+    assert by_kind[False] >= 3 and by_kind[True] >= (10 if settings is PLAIN else 2), (
+        "chunks and decode steps alone"
+    )
+    if settings is PLAIN:
+        assert ours.device.replays == sum(not isinstance(op, int) for op in ops)
+
+
+async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) -> None:
+    """Between the steps of two that are out, too: what a capture computes is nobody's."""
+    ours, theirs = await faked(path), await plain(path)
+    ops = Maker(theirs, 9, PLAIN).make(40)
+    found: dict[int, list] = {}
+    for begin in range(0, len(ops), 3):
+        for seq, heard in (await play(ours, ops[begin : begin + 3], 2)).items():
+            found.setdefault(seq, []).extend(heard)
+        ours.unified.capture_next()
+    assert tokens_of(found) == tokens_of(await play(theirs, ops))
+    assert 0 < ours.device.replays < len(ops) and not ours.unified.graphs.failure  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
+async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels interpreted: padding computes nothing, splits of keys are fixed, tables are as wide as they can be."""
+    monkeypatch.setattr("executors.llm.device_unified.AT_START", 0)
+    small = {
+        **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "vocab_size": 64,
+    }  # fmt: skip
+    path = write_checkpoint(tmp_path / "model", small)
+
+    class OnTriton(FakeDeviceExecutor):
+        _attention = LlmExecutor._attention
+
+    heard = []
+    for kind, backend in ((OnTriton, "triton"), (LlmExecutor, "torch")):
+        layout = ExecutorAttentionConfig(block_size=16, backend=backend)
+        executor = kind.from_config(config(path, max_num_seqs=2, max_num_batched_tokens=16, attention=layout))
+        await executor.warmup()
+        executor._idle.stop()
+        await executor.begin_epoch(1)
+        if isinstance(executor, OnTriton):
+            graphs, device = executor.unified.graphs, executor.device
+            assert graphs is not None
+            graphs.capture(graphs.shapes[1])
+            graphs.capture(graphs.shapes[-1])
+        driver = Driver(executor)
+        a, b = (driver.add(prompt, one) for prompt, one in zip(([5, 9, 60], [7, 1, 2]), PLAIN, strict=False))
+        await driver.step([(a, a.tokens, True, 0), (b, b.tokens[:1], False, 0)])
+        await driver.step([(b, b.tokens[1:], True, 0), (a, a.tokens[3:], True, 0)])
+        await driver.step([(a, a.tokens[4:], True, 0), (b, b.tokens[3:], True, 0)])
+        heard.append([one.tokens for one in (a, b)])
+    assert heard[0] == heard[1]
+    assert not graphs.failure and device is not None and [graph.replays for graph in device.graphs] == [1, 2]
+
+
+# -- when ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_smallest_come_first_and_the_others_when_nobody_computes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = FakeDeviceExecutor.from_config(config(path))
+    executor.device = FakeDevice()
+    log = executor.device.log
+    executor.set_progress(lambda stage, done, total: log.append(f"{stage} {done}/{total}"))
+    monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
+    await executor.warmup()
+    graphs = executor.unified.graphs
+    assert graphs is not None
+    assert log.count("capture") == AT_START and executor.status().is_ready
+    assert list(graphs._graphs) == decode_shapes(16)[:AT_START]
+    assert f"graphs: {AT_START} of {len(graphs.shapes)} captured" in executor.status().notes
+    await executor.begin_epoch(1)
+
+    driver = Driver(executor)
+    seq = driver.add([1, 2, 3])
+    await driver.step([(seq, seq.tokens, True, 0)])
+    executor._idle._look()  # it is not quiet for long enough
+    monkeypatch.setattr("executors.llm.idle.QUIET_S", 0)
+    out = asyncio.create_task(driver.step([(seq, seq.tokens[3:], True, 0)]))
+    await asyncio.sleep(0)
+    executor._idle._look()
+    assert not out.done() and log.count("capture") == AT_START, "captured beside a step"
+    await out
+    done = asyncio.Event()
+    executor.set_progress(
+        lambda stage, now, total: (
+            log.append(f"{stage} {now}/{total}") or (graphs.missing is None and done.set())
+        )  # type: ignore[func-returns-value]
+    )
+    async with asyncio.timeout(30):
+        await done.wait()
+    sizes = [shape.tokens for shape in graphs._graphs]
+    assert sizes == sorted(sizes) and len(sizes) == len(graphs.shapes) and not graphs.failure
+    captures = [i for i, line in enumerate(log) if line == "capture"]
+    assert all(log[i - 1].endswith("0/1") and log[i + 1].endswith("1/1") for i in captures), (
+        "a stage stood open"
+    )
+    await executor.shutdown()
+
+
+async def test_under_load_what_is_missed_often_is_captured_between_two_steps(path: Path) -> None:
+    executor = await faked(path)
+    assert executor.device is not None
+    driver = Driver(executor)
+    seqs = [driver.add([i]) for i in range(11)]
+    stages: list[str] = []
+    executor.set_progress(lambda stage, done, total: stages.append(stage))
+    for number in range(MISSES + 3):
+        await driver.step([(one, one.tokens[one.computed :], True, 0) for one in seqs])
+        assert len(executor.device.graphs) == AT_START + (number >= MISSES)
+    assert executor.device.replays == 3 and stages == ["CUDA graph for 16 sequences"] * 2
+
+
+def test_a_larger_graph_does_where_the_best_is_missing() -> None:
+    graphs = StepGraphs(FakeDevice(), decode_shapes(24), lambda shape: lambda: None)
+    facts = StepFacts(9, 9, 0, 9, 9)
+    graphs.capture(graphs.shapes[3])
+    assert graphs.shapes[3].items == 8 and graphs.find(facts) is None
+    graphs.capture(graphs.shapes[-1])
+    for _ in range(MISSES - 1):
+        found = graphs.find(facts)
+        assert found is not None and found[0].items == 24
+    assert graphs.overdue(facts) == graphs.shapes[4]
+    graphs.capture(graphs.shapes[4])
+    found = graphs.find(facts)
+    assert found is not None and found[0].items == 16 and graphs.overdue(facts) is None
+
+
+def test_nothing_is_captured_within_a_step() -> None:
+    graphs = StepGraphs(FakeDevice(), decode_shapes(4), lambda shape: lambda: None)
+    graphs.in_step = True
+    with pytest.raises(RuntimeError, match="within a step"):
+        graphs.capture(graphs.shapes[0])
+    graphs.in_step = False
+    graphs.capture(graphs.shapes[0])
+    assert graphs.missing == graphs.shapes[1]
+
+
+async def test_a_capture_that_fails_is_the_last_and_steps_go_on(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = await faked(path)
+    assert executor.device is not None
+    executor.device.broken = "operation not permitted\nwhen stream is capturing"
+    assert executor.unified.capture_next() and not executor.unified.capture_next()
+    notes = " ".join(executor.status().notes)
+    assert (
+        "no more: RuntimeError: operation not permitted when stream" in notes and "one by one" in caplog.text
+    )
+    ops = Maker(executor, 4, PLAIN).make(20)
+    assert tokens_of(await play(executor, ops)) == tokens_of(await play(await plain(path), ops))
+
+
+async def test_enforce_eager_captures_nothing(path: Path) -> None:
+    executor = await faked(path, optimization=OptimizationConfig(num_threads=1, enforce_eager=True))
+    assert executor.unified.graphs is None and not executor.unified.can_capture
+    assert "graphs: none" in executor.status().notes and not executor.device.graphs  # type: ignore[union-attr]
+    ops = Maker(executor, 4, PLAIN).make(10)
+    assert tokens_of(await play(executor, ops)) == tokens_of(await play(await plain(path), ops))
+
+
+async def test_the_specialised_executor_has_them_too(path: Path) -> None:
+    ours = await faked(path, FakeQwen3, executor="qwen3")
+    capture_all(ours)
+    ops = Maker(ours, 6, PLAIN).make(20)
+    assert tokens_of(await play(ours, ops)) == tokens_of(await play(await plain(path), ops))
+    notes = ours.status().notes
+    assert any(note.startswith("graphs: ") for note in notes) and notes[-1].startswith("decode runner: ")
+    await ours.shutdown()
+    assert ours.status().state is ExecutorState.SHUTDOWN
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_decode_graphs() -> None:
+    assert [shape.tokens for shape in decode_shapes(256)] == [1, 2, 4, *range(8, 257, 8)]
+    assert len(decode_shapes(1000)) == 35 and decode_shapes(1000)[-1].items == 256
+    assert [shape.tokens for shape in decode_shapes(3)] == [1, 2, 3]
+    assert [shape.tokens for shape in decode_shapes(20)] == [1, 2, 4, 8, 16, 20]
+
+
+def test_a_mixed_graph_always_has_padding_to_name() -> None:
+    shapes = mixed_shapes(64, 2048, 32)
+    assert tuple(shape.tokens for shape in shapes) == MIXED_TOKENS
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        lens = rng.choice([1, 1, 1, 2, 40], rng.integers(1, 60))
+        tiles = int((-(-lens[lens > 1] // 32)).sum())
+        decodes = int((lens == 1).sum())
+        facts = StepFacts(int(lens.sum()), len(lens), tiles, decodes, len(lens))
+        for shape in shapes:
+            if fits(shape, facts):
+                assert facts.tokens < shape.tokens and facts.items < shape.items
+                assert facts.tiles <= shape.tiles and facts.decodes <= shape.decodes
+
+
+# -- the fake's teeth ------------------------------------------------------------------------------------------------------
+
+
+def test_the_fake_notices_what_a_gpu_would_not_forgive() -> None:
+    device, static = FakeDevice(), torch.ones(4)
+    grown = [torch.ones(4)]
+
+    def moved() -> None:
+        static.add_(grown[0])
+
+    graph = device.capture(moved)
+    graph.replay()
+    grown[0] = torch.ones(4)
+    with pytest.raises(AssertionError, match="not what was captured"):
+        graph.replay()
+    width = [4]
+    graph = device.capture(lambda: (static[: width[0]].add_(1), None)[1])
+    width[0] = 3
+    with pytest.raises(AssertionError, match="not what was captured"):
+        graph.replay()
+    with pytest.raises(AssertionError, match="waits for the device"):
+        device.capture(lambda: (static.sum().item(), None)[1])
+    with pytest.raises(AssertionError, match="not in static memory"):
+        device.capture(lambda: (static.add_(torch.from_numpy(np.ones(4, np.float32))), None)[1])
+    assert PagedTorch().splits(1, 1, 1) == 1

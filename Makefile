@@ -21,7 +21,7 @@ SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke clean
+.PHONY: help install serve demo test sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,8 +112,20 @@ tiny-eval: $(STAMP)  ## measure cohort-tiny's skills; over HTTP with ARGS="--url
 tiny-smoke: $(STAMP)  ## train cohort-tiny for a minute: the script works from its first step to the export
 	rm -rf .reports/tiny && $(BIN)/python -m executors.tiny.train --out .reports/tiny --minutes 1
 
+# On a machine with a GPU there may be no network: no environment is made, the Python with torch is PYTHON.
+HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+gpu-check:  ## check everything that needs a GPU, in nine minutes; call it again to go on; ARGS="--only cohort"
+	@$(HERE) -m tools.gpu_check $(ARGS)
+
+gpu-compile: $(STAMP) $(TRITON)  ## compile every GPU kernel for an H200; needs no GPU
+	$(BIN)/python -m pytest -m slow tests/gpu/test_compiled.py -s $(ARGS)
+
+gpu-wheels:  ## fetch into .gpu-wheels/ what gpu-check needs beside torch, for a machine without a network
+	$(HERE) -m tools.gpu_check.wheels
+
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) build dist .reports .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .reports .gpu-wheels .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

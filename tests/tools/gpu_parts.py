@@ -1,0 +1,52 @@
+"""Parts of gpu-check that end in every way there is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tools.gpu_check.child import Found
+from tools.gpu_check.plan import Failed, NotRun, Options
+
+
+def passes(options: Options, found: Found) -> None:
+    found({"identity": {"device": "made up"}, "tiny": options.tiny})
+    found({"tokens_per_s": 12.0})
+
+
+def is_absent(options: Options, found: Found) -> None:
+    raise NotRun("nothing is installed")
+
+
+def fails(options: Options, found: Found) -> None:
+    found({"tokens_per_s": 1.0})
+    raise Failed("wrong numbers")
+
+
+def raises(options: Options, found: Found) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def lacks_a_module(options: Options, found: Found) -> None:
+    import module_that_nobody_has  # noqa: F401
+
+
+def crashes(options: Options, found: Found) -> None:
+    found({"tokens_per_s": 3.0})
+    print("the last words", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves(options: Options, found: Found) -> None:
+    """Without a word."""
+    os._exit(0)
+
+
+def hangs(options: Options, found: Found) -> None:
+    """With a process of its own that hangs, too."""
+    started = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    found({"pid": started.pid, "tokens_per_s": 2.0})
+    time.sleep(600)

@@ -1,0 +1,99 @@
+"""Checks everything that has to be seen on a real GPU; call it again to go on where it stopped.
+
+    python -m tools.gpu_check [--fresh] [--only NAME ...] [--out FOLDER]
+
+What is settled is kept in .reports/gpu-check/record.json: a machine that begins bare needs that file to go on.
+
+Exit code 0: all parts passed, or need what is not installed; 1: one failed; 2: there was no time, or no device, for some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.gpu_check import report, wheels
+from tools.gpu_check.child import add_options, options_of
+from tools.gpu_check.conduct import Conductor
+from tools.gpu_check.launch import Launcher, environment
+from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, ROOT, Options, Part
+from tools.gpu_check.record import sources_digest
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+WORK = ROOT / ".reports" / "gpu-check"
+OUT_VARIABLE = "GPU_CHECK_OUT"
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    names = [part.name for part in PARTS if part is not DEVICE]
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin anew, whatever an earlier call has settled"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="NAME", help=f"these parts, again: {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds for this call (default: %(default).0f)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"folder of the result (default: ${OUT_VARIABLE}, or benchmarks/results/gpu)"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=WORK,
+        help="folder of the record and the logs (default: .reports/gpu-check)",
+    )
+    parser.add_argument(
+        "--wheels", type=Path, default=wheels.FOLDER, help="folder that `make gpu-wheels` filled"
+    )
+    add_options(parser)
+    return parser.parse_args(argv)
+
+
+def out_folder(given: argparse.Namespace) -> Path:
+    """Where the result goes. What a CPU gives is no result: it stays with the logs unless a folder was named."""
+    if given.out is not None:
+        return Path(given.out)
+    named = os.environ.get(OUT_VARIABLE)
+    return Path(named) if named else RESULTS if given.device != "cpu" else Path(given.work)
+
+
+def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) -> int:
+    """Run the parts; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        unpacked = wheels.unpack_missing(given.wheels, Path(folder)) if given.wheels.is_dir() else []
+        if unpacked:
+            print(f"taken from {given.wheels}: {', '.join(unpacked)}")
+        env = environment(options, Path(folder) if unpacked else None)
+        launcher = Launcher(options, given.work, env)
+        identity = {"sources": sources_digest(), "options": asdict(options)}
+        conductor = Conductor(
+            parts, launcher, given.work / "record.json", identity, budget=given.budget, clock=time.monotonic
+        )
+        record = conductor.run(given.fresh, given.only or ())
+    # Where there is no device, there is no result to be kept beside others.
+    path = report.write(record, PARTS, out_folder(given) if "device" in record.identity else given.work)
+    print(f"\n{report.table(record, PARTS)}\n\nwritten to {path}")
+    return report.exit_code(record, parts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """See the module."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    given = parse(argv)
+    parts = PARTS if not given.only else (DEVICE, *(part for part in PARTS if part.name in given.only))
+    return check(given, options_of(given), parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Each kernel alone: bytes against the measured copy bandwidth, operations against the measured matrix product.
+
+Shapes are those of Qwen3-0.6B, dtype bf16. Attention goes through the interface that the executor uses, so that every backend
+is measured that can be had here; others are reported as not run. Bytes are those that must be moved: each input read once, each
+output written once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from executors.errors import ConfigError
+from executors.kernels.triton.activation import gated
+from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.attention import choose_attention
+from executors.llm.kv_cache import KvCache
+from executors.llm.models.decoder import KvSpec
+from executors.llm.step import StepArrays
+from tools.gpu_check import check_sampling, interpreted
+from tools.gpu_check.child import Found
+from tools.gpu_check.plan import Options
+from tools.gpu_check.timing import Limits, measure_limits, seconds_of
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+SETS = 4
+"""Copies of the operands that calls take in turn."""
+DECODE_TARGET = 0.8
+"""Share of the bandwidth that decode attention of 256 sequences is to reach."""
+BACKENDS = (
+    ("triton", 16),
+    ("triton", 32),
+    ("triton", 64),
+    ("flash-attn", 256),
+    ("varlen", 256),
+    ("torch", 16),
+)
+"""By the names of `--attention-backend`, with tokens a page."""
+
+Items = list[tuple[int, int]]
+"""(new tokens, tokens before them) of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where and how kernels are timed, and what was found so far."""
+
+    device: torch.device
+    dtype: torch.dtype
+    limits: Limits
+    tiny: bool
+    found: Found
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> int:
+        """Copies of the operands."""
+        return 1 if self.tiny else SETS
+
+    def add(
+        self, name: str, calls: list[Callable[[], object]], num_bytes: float, flops: float = 0.0
+    ) -> float:
+        """Time the calls; returns the share of the copy bandwidth."""
+        seconds = seconds_of(calls, self.device)
+        row: dict[str, Any] = {"us": 1e6 * seconds}
+        share = num_bytes / seconds / self.limits.copy
+        if num_bytes:
+            row |= {"gb_per_s": num_bytes / seconds / 1e9, "share_of_copy": share}
+        if flops:
+            row |= {
+                "tflops": flops / seconds / 1e12,
+                "share_of_product": flops / seconds / self.limits.products,
+            }
+        self.put(name, row)
+        return share
+
+    def put(self, name: str, row: dict[str, Any]) -> None:
+        """Keep a row and write it down."""
+        self.rows[name] = row
+        self.found({"kernels": self.rows})
+
+
+def run(options: Options, found: Found) -> None:
+    """What is measured first matters most."""
+    device = torch.device(options.device)
+    if device.type == "cpu":
+        interpreted.prepare()
+    limits = measure_limits(device, options.tiny)
+    found({"copy_gb_per_s": limits.copy / 1e9, "bf16_tflops": limits.products / 1e12})
+    # The interpreter computes products of bf16 operands wrongly.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    bench = Bench(device, dtype, limits, options.tiny, found)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        _attention(bench)
+        _fused(bench)
+        check_sampling.measure(device, dtype, options.tiny, limits, bench.put)
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------
+
+
+def attention_items(tiny: bool) -> dict[str, Items]:
+    """By name."""
+    if tiny:
+        return {"decode 1 x 20": [(1, 19)], "extend 1 x 5": [(5, 0)]}
+    return {
+        "decode 256 x 1024": [(1, 1023)] * 256,
+        "decode 1 x 32768": [(1, 32_767)],
+        "decode 32 x 4096": [(1, 4_095)] * 32,
+        "extend 1 x 8192": [(8_192, 0)],
+        "extend 32 x 128": [(128, 0)] * 32,
+        "extend 8 x 512 after 1024": [(512, 1_024)] * 8,
+    }
+
+
+def _attention(bench: Bench) -> None:
+    best = 0.0
+    heads = (2, 1, 16) if bench.tiny else (HEADS, KV_HEADS, HEAD_DIM)
+    for backend, page in BACKENDS[2:] if bench.tiny else BACKENDS:
+        name = f"{backend}, pages of {page}"
+        try:
+            for case, items in attention_items(bench.tiny).items():
+                share = _attend(bench, f"attention {case}, {name}", backend, page, items, heads)
+                if backend != "torch" and case == "decode 256 x 1024":
+                    best = max(best, share)
+        except ConfigError as absent:
+            bench.put(f"attention, {name}", {"not run": str(absent)})
+        except (RuntimeError, NotImplementedError) as error:
+            bench.put(f"attention, {name}", {"failed": str(error).splitlines()[0][:300]})
+            if backend in ("triton", "torch"):
+                raise
+    if best:
+        bench.found({"decode_attention_share_of_copy": best, "reached": best >= DECODE_TARGET})
+
+
+def _attend(
+    bench: Bench, name: str, backend: str, page: int, items: Items, heads: tuple[int, int, int]
+) -> float:
+    q_heads, kv_heads, dim = heads
+    sets = bench.sets
+    spec = KvSpec(sets, q_heads, kv_heads, dim, bench.dtype, bench.device, dim**-0.5, None, (None,) * sets)
+    pages = sum(-(-(new + past) // page) for new, past in items)
+    chosen = choose_attention(spec, backend, block_size=page)
+    cache = KvCache(spec, pages, page)
+    for layer in cache.layers:
+        layer.normal_()
+    step = step_of(items, pages, page)
+    tokens = len(step.token_ids)
+    q, k, v = (
+        torch.randn(tokens, count, dim, device=bench.device).to(bench.dtype)
+        for count in (q_heads, kv_heads, kv_heads)
+    )
+    attend: Any = chosen.begin(step, cache)
+    # Where keys and values are written by a kernel of its own, attention is timed without it.
+    alone = getattr(attend, "attend", None)
+    calls: list[Callable[[], object]] = [
+        functools.partial(alone, layer, q) if alone else functools.partial(attend, layer, q, k, v)
+        for layer in range(bench.sets)
+    ]
+    size = bench.dtype.itemsize
+    visible = sum(new + past for new, past in items)
+    moved = size * dim * (2 * kv_heads * visible + 2 * q_heads * tokens)
+    pairs = sum(new * past + new * (new + 1) // 2 for new, past in items)
+    decode = all(new == 1 for new, _ in items)
+    return bench.add(name, calls, moved if decode else 0, 0.0 if decode else 4.0 * dim * q_heads * pairs)
+
+
+def step_of(items: Items, pages: int, page: int) -> StepArrays:
+    """The items over pages in random order."""
+    lens, past = (np.array(column, np.int64) for column in zip(*items, strict=True))
+    needed = -(-(lens + past) // page)
+    tables = np.zeros((len(items), int(needed.max())), np.int32)
+    order = np.random.default_rng(0).permutation(pages).astype(np.int32)
+    ends = np.cumsum(needed)
+    for table, end, count in zip(tables, ends.tolist(), needed.tolist(), strict=True):
+        table[:count] = order[end - count : end]
+    return StepArrays(np.zeros(int(lens.sum()), np.int64), lens, past, tables)
+
+
+# -- what lies between products ------------------------------------------------------------------------------------------
+
+
+def _fused(bench: Bench) -> None:
+    hidden, inner, heads = (
+        (64, 64, (2, 1, 16)) if bench.tiny else (HIDDEN, INNER, (HEADS, KV_HEADS, HEAD_DIM))
+    )
+    for rows in (3,) if bench.tiny else (256, 8_192):
+        _norms(bench, rows, hidden)
+        _gated(bench, rows, inner)
+        _rotary(bench, rows, heads)
+
+
+def _norms(bench: Bench, rows: int, hidden: int) -> None:
+    weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
+    both = [_random(bench, 2, rows, hidden) for _ in range(bench.sets)]
+    calls = [
+        functools.partial(rms_norm, x, weight, 1e-6, residual=residual) for x, residual in both
+    ]  # fmt: skip
+    bench.add(f"add and norm, {rows} rows", [*calls], 4 * rows * hidden * bench.dtype.itemsize)
+
+
+def _gated(bench: Bench, rows: int, inner: int) -> None:
+    calls = [functools.partial(gated, _random(bench, rows, 2 * inner), "silu") for _ in range(bench.sets)]
+    bench.add(f"silu and multiply, {rows} rows", [*calls], 3 * rows * inner * bench.dtype.itemsize)
+
+
+def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
+    """Norms of heads, rotation and writing to the cache."""
+    q_heads, kv_heads, dim = heads
+    page = 16
+    pages = -(-rows // page)
+    angles = torch.rand(rows, dim // 2, device=bench.device)
+    table = torch.stack((angles.cos(), angles.sin()), 1)
+    positions = torch.arange(rows, device=bench.device)
+    cells = torch.randperm(pages * page, device=bench.device)[:rows].to(torch.int32)
+    norms = torch.ones(q_heads + kv_heads, dim, dtype=bench.dtype, device=bench.device)
+    calls = [
+        functools.partial(
+            rotate_and_store, _random(bench, rows, (q_heads + 2 * kv_heads) * dim),
+            _random(bench, 2, pages, kv_heads, page, dim), cells, q_heads,
+            positions=positions, table=table, norms=norms, eps=1e-6,
+        )
+        for _ in range(bench.sets)
+    ]  # fmt: skip
+    moved = 2 * rows * (q_heads + 2 * kv_heads) * dim * bench.dtype.itemsize
+    bench.add(f"norm heads, rotate and write KV, {rows} rows", [*calls], moved)
+
+
+def _random(bench: Bench, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=bench.device).to(bench.dtype)

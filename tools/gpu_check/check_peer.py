@@ -1,0 +1,80 @@
+"""The same workload by transformers' continuous batching, on the same machine in the same run."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import Any
+
+import torch
+
+from tools.gpu_check import shapes
+from tools.gpu_check.check_engine import workload
+from tools.gpu_check.child import Found
+from tools.gpu_check.plan import Failed, NotRun, Options
+from tools.gpu_check.serving import TEMPERATURE
+
+_SILENCE = 60.0
+"""Seconds without a finished sequence after which it has failed."""
+
+
+def run(options: Options, found: Found) -> None:
+    """Output tokens a second, of one round: it takes a while."""
+    if importlib.util.find_spec("transformers") is None:
+        raise NotRun("transformers is not installed")
+    import transformers
+
+    if not hasattr(transformers.GenerationMixin, "continuous_batching_context_manager"):
+        raise NotRun(f"transformers {transformers.__version__} has no continuous batching")
+    found({"transformers": transformers.__version__})
+    work = workload(options.tiny)
+    model = random_model(shapes.TINY if options.tiny else shapes.SMALL, torch.device(options.device))
+    found({"attention": model.config._attn_implementation})
+    config = transformers.GenerationConfig(
+        do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0,
+        max_new_tokens=max(work.outputs),
+    )  # fmt: skip
+    # It sizes itself from the device's memory, which on a CPU takes a minute.
+    sizes = {"num_blocks": 64, "max_batch_tokens": 128}
+    given = (
+        {"continuous_batching_config": transformers.ContinuousBatchingConfig(**sizes)} if options.tiny else {}
+    )
+    batching = model.continuous_batching_context_manager(config, timeout=5.0, **given)
+    seconds: list[float] = []
+    with batching as manager:
+        # Its graphs are captured before; a few short sequences have what is left compiled.
+        for number, one in enumerate((shapes.offline(32, 16, 64, 200), work)):
+            seconds.append(one_round(manager, one, number))
+            found({"seconds": seconds})
+    found({"output_tokens_per_s": work.output_tokens / seconds[-1]})
+
+
+def random_model(shape: str, device: torch.device) -> Any:
+    """transformers' model of the shape, its weights random and on the device from the start."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    fields = {name: value for name, value in shapes.SHAPES[shape].items() if name != "torch_dtype"}
+    dtype = getattr(torch, shapes.SHAPES[shape]["torch_dtype"])
+    with device:
+        return AutoModelForCausalLM.from_config(Qwen3Config(**fields), dtype=dtype).eval()
+
+
+def one_round(manager: Any, work: shapes.Workload, number: int) -> float:
+    """Seconds from the first request to the last token. Raises Failed where somebody is given another number of tokens."""
+    began = time.perf_counter()
+    asked = {}
+    for key, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
+        name = f"{number}-{key}"
+        manager.add_request(prompt, request_id=name, max_new_tokens=count)
+        asked[name] = count
+    while asked:
+        result = manager.get_result(timeout=_SILENCE)
+        if result is None:
+            raise Failed(f"transformers stopped with {len(asked)} sequences not finished")
+        if result.error is not None:
+            raise Failed(f"transformers: {result.error}")
+        if result.is_finished():
+            count = asked.pop(result.request_id)
+            if len(result.generated_tokens) != count:
+                raise Failed(f"transformers gave {len(result.generated_tokens)} tokens for {count}")
+    return time.perf_counter() - began

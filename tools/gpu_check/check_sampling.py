@@ -1,0 +1,72 @@
+"""What choosing tokens costs for 256 rows of 151,936 logits: on the device, and with all the host does where it takes part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from executors.contract import SamplingParams
+from executors.kernels.triton_sampler import DeviceSettings, TritonSampler
+from executors.llm.sampler import SamplingTable, sample
+from tools.gpu_check.timing import Limits, seconds_of, seconds_with_host
+
+ROWS, WIDTH = 256, 151_936
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.6},
+    "top-k and top-p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "min-p": {"temperature": 1.2, "min_p": 0.05},
+}
+Put = Callable[[str, dict[str, Any]], None]
+
+
+def measure(device: torch.device, dtype: torch.dtype, tiny: bool, limits: Limits, put: Put) -> None:
+    """A row of results for every kind of settings and each sampler."""
+    rows, width = (2, 100) if tiny else (ROWS, WIDTH)
+    # Two of them: one alone would lie in the cache for the most part.
+    both = [language_logits(rows, width, device).to(dtype) for _ in range(1 if tiny else 2)]
+    sampler = TritonSampler(rows, width, device)
+    tokens = torch.empty(rows, dtype=torch.int32, device=device)
+    bad = torch.empty(rows, dtype=torch.int8, device=device)
+    for kind, settings in KINDS.items():
+        columns = device_settings(rows, device, settings)
+        calls: list[Callable[[], object]] = [
+            functools.partial(sampler.sample, logits, columns, tokens, bad) for logits in both
+        ]
+        seconds = seconds_of(calls, device)
+        moved = rows * width * dtype.itemsize
+        shares = {"gb_per_s": moved / seconds / 1e9, "share_of_copy": moved / seconds / limits.copy}
+        put(f"sampling on the device, {kind}, {rows} rows", {"us": 1e6 * seconds, **shares})
+    for kind, settings in KINDS.items():
+        params = [SamplingParams(seed=row, **settings) for row in range(rows)]
+        table = SamplingTable.of(params).rows(np.arange(rows), np.full(rows, 7))
+        seconds = seconds_with_host(functools.partial(sample, both[0], table), device, 1 if tiny else 15)
+        put(f"sampling with the host, {kind}, {rows} rows", {"us": 1e6 * seconds})
+
+
+def device_settings(rows: int, device: torch.device, settings: dict[str, Any]) -> DeviceSettings:
+    """The settings, the same for all rows, each with noise of its own."""
+
+    def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((rows,), settings.get(name, default), dtype=dtype, device=device)
+
+    return DeviceSettings(
+        temperature=column("temperature", 1.0, torch.float32),
+        top_k=column("top_k", 0, torch.int32),
+        top_p=column("top_p", 1.0, torch.float32),
+        min_p=column("min_p", 0.0, torch.float32),
+        u=torch.rand(rows, dtype=torch.float64, device=device),
+    )
+
+
+def language_logits(rows: int, width: int, device: torch.device) -> torch.Tensor:
+    """[rows, width] as a language model gives them: a broad bulk, and a head that falls off like a power law."""
+    bulk = torch.randn(rows, width, device=device) * 2.2
+    head = min(300, width // 2)
+    falling = 22.0 - 1.6 * torch.arange(1, head + 1, device=device).log()
+    places = torch.rand(rows, width, device=device).topk(head, 1).indices
+    return bulk.scatter_(1, places, falling.expand(rows, head))

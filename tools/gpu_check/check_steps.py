@@ -1,0 +1,133 @@
+"""Between decode steps of a full batch: how long the device idles, and what a step costs the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.loop import EngineCore
+from tools.gpu_check import profiled, shapes
+from tools.gpu_check.check_engine import facts, limits_of, random_prompts
+from tools.gpu_check.child import Found
+from tools.gpu_check.plan import Failed, NotRun, Options
+from tools.gpu_check.serving import Crowd, Setup, engine, settled, until
+
+MOST_IDLE = 0.05
+GAP = 10e-6
+"""Seconds: kernels of one graph follow each other within a few microseconds, more is the host's making."""
+_DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_PATIENCE = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the engine's side saw of some steps. Seconds."""
+
+    steps: int
+    wall: float
+    thread: float
+    """CPU time of the thread that schedules, encodes, decodes and commits."""
+
+
+def run(options: Options, found: Found) -> None:
+    """256 sequences decode; first they are watched, then the device is profiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[profiled.FOLDER] = folder
+        try:
+            asyncio.run(_run(options, found, Path(folder)))
+        finally:
+            del os.environ[profiled.FOLDER]
+
+
+async def _run(options: Options, found: Found, folder: Path) -> None:
+    shape = shapes.TINY if options.tiny else shapes.SMALL
+    count, prompt, tokens, watched = (4, 8, 3_000, 10) if options.tiny else (256, 512, 3_000, 200)
+    limits = limits_of(options)
+    setup = Setup(shape, max_num_seqs=count, max_model_len=4096, executor=profiled.NAME)
+    async with engine(options, setup) as core:
+        await settled(core)
+        crowd = Crowd(core)
+        crowd.ask(random_prompts(count, prompt, 0, shape), [tokens] * count)
+        reading = asyncio.create_task(crowd.read())
+        # All prompts are computed, and what is captured or compiled along the way is.
+        await _stay(
+            reading, until(lambda: min(crowd.counts) >= 40, _PATIENCE), "the decode steps did not begin"
+        )
+        window = await _watch(core, watched, reading)
+        found(
+            {
+                "batch": count,
+                "step_ms": 1e3 * window.wall / window.steps,
+                "engine_ms_per_step": 1e3 * window.thread / window.steps,
+                "engine_share_of_step": window.thread / window.wall,
+                **facts(core, limits),
+            }
+        )
+        (folder / profiled.ASK).touch()
+        answers = (folder / profiled.TRACE, folder / profiled.PROBLEM)
+        answered = until(lambda: any(path.exists() for path in answers), _PATIENCE)
+        await _stay(reading, answered, "the profiler gave no trace")
+        crowd.leave()
+        reading.cancel()
+    if answers[1].exists():
+        raise Failed(f"the profiler failed: {answers[1].read_text('utf-8').strip().splitlines()[-1]}")
+    trace = json.loads(answers[0].read_text("utf-8"))
+    found(idle_figures(device_intervals(trace["traceEvents"])))
+
+
+async def _stay(reading: asyncio.Task[None], waiting: Any, missing: str) -> None:
+    """Wait, but not for sequences that have ended or failed."""
+    waited = asyncio.ensure_future(waiting)
+    await asyncio.wait((reading, waited), return_when=asyncio.FIRST_COMPLETED)
+    if reading.done():
+        waited.cancel()
+        reading.result()
+        raise Failed("the sequences ended before the measurement")
+    if not waited.result():
+        raise Failed(missing)
+
+
+async def _watch(core: EngineCore, steps: int, reading: asyncio.Task[None]) -> Window:
+    """So many steps of a batch that does not change."""
+    begin, wall, thread = core.stats().steps, time.perf_counter(), time.thread_time()
+    await _stay(reading, until(lambda: core.stats().steps >= begin + steps, _PATIENCE), "the steps hang")
+    return Window(core.stats().steps - begin, time.perf_counter() - wall, time.thread_time() - thread)
+
+
+def device_intervals(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(begin, end), seconds, of everything that ran on the device, from a Chrome trace, whose times are microseconds."""
+    return sorted(
+        (float(one["ts"]) / 1e6, (float(one["ts"]) + float(one["dur"])) / 1e6)
+        for one in events
+        if one.get("ph") == "X" and one.get("cat") in _DEVICE_WORK
+    )
+
+
+def idle_figures(intervals: list[tuple[float, float]]) -> dict[str, Any]:
+    """Shares of the time between the first and the last interval in which none runs. Raises NotRun where there are none: a
+    profiler that is not let near the device sees nothing."""
+    if len(intervals) < 2:
+        raise NotRun("the profiler saw no work of the device: its idle time is not known")
+    begin, reached = intervals[0]
+    gaps = []
+    for start, end in intervals[1:]:
+        if start > reached:
+            gaps.append(start - reached)
+        reached = max(reached, end)
+    span = reached - begin
+    between = sum(gap for gap in gaps if gap >= GAP)
+    return {
+        "profiled_seconds": span,
+        "profiled_kernels": len(intervals),
+        "idle_share": sum(gaps) / span,
+        "idle_share_between_steps": between / span,
+        "longest_gap_us": 1e6 * max(gaps, default=0.0),
+        "reached": between / span < MOST_IDLE,
+    }

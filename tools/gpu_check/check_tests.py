@@ -1,0 +1,70 @@
+"""tests/gpu on the device, by pytest: the tests' own fixtures, parameters and plugins mean the same there as anywhere.
+
+The plugins it takes are named, those that a machine happens to have are not loaded. With pytest-xdist the tests run in several
+processes, whose kernels compile side by side; one that loses its device is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from tools.gpu_check.child import Found
+from tools.gpu_check.plan import ROOT, Failed, Options
+
+_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
+_XDIST = "xdist.plugin"
+_MOST_PROCESSES = 8
+_PATIENCE = 120
+"""Seconds a test may take."""
+_TINY = ("tests/gpu/test_fused.py", "-k", "nothing_is_launched")
+
+
+def command(options: Options, report: Path) -> list[str]:
+    """pytest's, with a report in JUnit's format."""
+    asked = list(_TINY) if options.tiny else ["tests/gpu"]
+    named = [word for plugin in _PLUGINS for word in ("-p", plugin)]
+    processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2)
+    if importlib.util.find_spec("xdist") and processes > 1 and not options.tiny:
+        named += ["-p", _XDIST, "-n", str(processes)]
+    return [
+        sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
+        # Libraries of other versions warn of other things.
+        "-o", "filterwarnings=default",
+        # The first test of a kernel waits for its compiler.
+        "-o", f"timeout={_PATIENCE}",
+    ]  # fmt: skip
+
+
+def run(options: Options, found: Found) -> None:
+    """Raises Failed naming what failed."""
+    for module in ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"):
+        importlib.import_module(module)  # raises ModuleNotFoundError, which names it
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "junit.xml")
+        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        code = subprocess.run(command(options, report), cwd=ROOT, env=env, check=False).returncode
+        figures = counts(report)
+    found(figures)
+    if code or figures["failed"] or not figures["passed"]:
+        raise Failed(
+            f"{len(figures['failed'])} of {figures['tests']} tests failed, pytest's exit code is {code}"
+        )
+
+
+def counts(report: Path) -> dict[str, Any]:
+    """How many tests ran and passed, and the names of those that failed; zeros where pytest wrote nothing."""
+    failed, skipped, tests = [], 0, 0
+    cases = ET.parse(report).getroot().iter("testcase") if report.exists() else []
+    for case in cases:
+        tests += 1
+        skipped += case.find("skipped") is not None
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+    return {"tests": tests, "passed": tests - skipped - len(failed), "skipped": skipped, "failed": failed}

@@ -1,0 +1,71 @@
+"""What is checked, in order of importance, and how long each part may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET = 540.0
+"""Seconds of one call: a command on a lent machine may take ten minutes, and its transfers are counted."""
+
+
+class NotRun(Exception):
+    """Raised by a part that cannot be done here: what it needs is absent. Its text says what."""
+
+
+class Failed(Exception):
+    """Raised by a part that ran and found something wrong. Its text says what, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a part is told. `tiny`: the smallest shapes there are, which tells whether it works and nothing of speed."""
+
+    device: str = "cuda"
+    tiny: bool = False
+    executor: str = "llm"
+    mode: str = "process"
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+
+    def arguments(self) -> list[str]:
+        """As `child` reads them."""
+        given = ["--device", self.device, "--executor", self.executor, "--mode", self.mode]
+        given += ["--tiny"] if self.tiny else []
+        given += ["--block-size", str(self.block_size)] if self.block_size else []
+        if self.kv_cache_memory_bytes:
+            given += ["--kv-cache-memory-bytes", str(self.kv_cache_memory_bytes)]
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`target` module:function is called with `Options` and a function that takes figures as they are found."""
+
+    name: str
+    target: str
+    limit: float
+    """Seconds after which it is killed and has failed."""
+    least: float
+    """Seconds with which there is no hope that it ends: it is not begun with less."""
+    what: str
+
+
+_HERE = "tools.gpu_check"
+DEVICE = Part("device", f"{_HERE}.check_device:run", 60.0, 5.0, "versions, copy bandwidth, matrix products")
+PARTS = (
+    DEVICE,
+    Part("tests", f"{_HERE}.check_tests:run", 180.0, 40.0, "tests/gpu on the device"),
+    Part(
+        "agreement", f"{_HERE}.check_agreement:run", 75.0, 25.0, "the engine's tokens against the plain way's"
+    ),
+    Part("kernels", f"{_HERE}.check_kernels:run", 75.0, 20.0, "each kernel against the measured limits"),
+    Part("offline-0.6b", f"{_HERE}.check_engine:offline_small", 90.0, 30.0, "256 sequences, Qwen3-0.6B"),
+    Part("single-0.6b", f"{_HERE}.check_engine:single_small", 60.0, 20.0, "one sequence, Qwen3-0.6B"),
+    Part("cohort", f"{_HERE}.check_engine:cohort", 90.0, 30.0, "32 prompts together, Qwen3-0.6B"),
+    Part("steps", f"{_HERE}.check_steps:run", 75.0, 25.0, "device idle and host time at batch 256"),
+    Part("offline-8b", f"{_HERE}.check_engine:offline_large", 120.0, 50.0, "256 sequences, Qwen3-8B"),
+    Part("single-8b", f"{_HERE}.check_engine:single_large", 60.0, 25.0, "one sequence, Qwen3-8B"),
+    Part("peer", f"{_HERE}.check_peer:run", 150.0, 60.0, "transformers' continuous batching, Qwen3-0.6B"),
+)

@@ -1,0 +1,177 @@
+"""An engine with an executor of random weights, and a reader that costs it next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.core import collector
+from engine.core.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.core.mailbox import Mailbox
+from engine.request import Request
+from executors.contract import ExecutorConfig, SamplingParams
+from executors.process import connect
+from tools.gpu_check import shapes
+from tools.gpu_check.plan import Options
+
+TEMPERATURE = 0.6
+_TINY_KV = 32 << 20
+_CAPTURE_PATIENCE, _STILL = 60.0, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How an engine is started for a part."""
+
+    shape: str
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 4096
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    backend: str = "auto"
+    """Of attention."""
+    executor: str | None = None
+    """In place of the one that the options name."""
+
+
+@asynccontextmanager
+async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
+    """A started engine, shut down at the end. Prompts are computed as fast as they can be: nobody reads along."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = executor_config(options, setup, shapes.write(setup.shape, Path(folder)))
+        limits = EngineConfig(
+            max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, target_itl=0.0,
+            max_queue_wait=1e6, prefix_caching=setup.prefix_caching,
+        )  # fmt: skip
+        core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
+        await core.start()
+        collector.settle()
+        try:
+            yield core
+        finally:
+            await core.stop()
+
+
+def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConfig:
+    """Random weights of the shape on the device that was asked for."""
+    config = ExecutorConfig(
+        setup.executor or options.executor, str(model), load_format="dummy", device=options.device,
+        max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens,
+        max_model_len=setup.max_model_len,
+    )  # fmt: skip
+    attention, memory, speed = config.attention, config.memory, config.optimization
+    attention = replace(
+        attention, backend=setup.backend, block_size=options.block_size or attention.block_size
+    )
+    if options.kv_cache_memory_bytes:
+        memory = replace(memory, kv_cache_memory_bytes=options.kv_cache_memory_bytes)
+    if setup.shape == shapes.TINY:
+        # A GPU's whole memory would be millions of blocks of so small a model.
+        memory = replace(memory, kv_cache_memory_bytes=_TINY_KV)
+    if options.tiny:
+        speed = replace(speed, num_threads=1)
+    speed = replace(speed, enforce_eager=setup.enforce_eager)
+    return replace(config, attention=attention, memory=memory, optimization=speed)
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Requests that are asked together and read through one mailbox, by one task. Times are of the host's clock, seconds;
+    `first` and `last` token by request, `counts` of tokens; `tokens` themselves only with `keep`."""
+
+    core: EngineCore
+    keep: bool = False
+    asked: float = 0.0
+    counts: list[int] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    seq_ids: list[int] = field(default_factory=list)
+    _mailbox: Mailbox = field(default_factory=lambda: Mailbox(max_bytes=1 << 30))
+    _open: int = 0
+
+    def ask(
+        self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None
+    ) -> None:  # fmt: skip
+        """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included."""
+        count = len(prompts)
+        temperatures = temperatures or [TEMPERATURE] * count
+        self.tokens = [[] for _ in range(count)]
+        self.counts, self.first, self.last = [0] * count, [0.0] * count, [0.0] * count
+        self._open, self.asked = count, time.perf_counter()
+        for key, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
+            sampling = SamplingParams(temperature=temperatures[key], seed=key)
+            request = Request(
+                f"check-{key}", np.array(prompt, np.int32), sampling, tokens, arrival_time=self.core.clock()
+            )
+            self.seq_ids.append(self.core.submit(request, self._mailbox, key))
+
+    async def read(self) -> None:
+        """Take in what comes, until the last of them has ended. Raises the error of the first that fails."""
+        while self._open:
+            taken = await self._mailbox.take()
+            now = time.perf_counter()
+            for key, delta in taken.items():
+                if delta.error is not None:
+                    raise delta.error
+                if delta.tokens:
+                    self.first[key] = self.first[key] or now
+                    self.last[key] = now
+                    self.counts[key] += len(delta.tokens)
+                    if self.keep:
+                        self.tokens[key] += [token.token_id for token in delta.tokens]
+                self._open -= delta.finish_reason is not None
+
+    def leave(self) -> None:
+        """What still runs is not wanted any more."""
+        for seq_id in self.seq_ids:
+            self.core.abort(seq_id)
+
+
+async def ask_all(core: EngineCore, prompts: Sequence[Sequence[int]], outputs: Sequence[int]) -> Crowd:
+    """All of them together, read to the end."""
+    crowd = Crowd(core)
+    crowd.ask(prompts, outputs)
+    await crowd.read()
+    return crowd
+
+
+def capturing(notes: Sequence[str]) -> bool:
+    """Whether graphs are still to be captured, by what an executor says of itself. One that has none says nothing of them."""
+    note = next((note for note in notes if note.startswith("graphs: ")), "")
+    counts = re.match(r"graphs: (\d+) of (\d+) captured$", note)
+    return counts is not None and counts[1] != counts[2]
+
+
+async def settled(core: EngineCore) -> float:
+    """Wait until the executor, left alone, has captured its graphs, or gets no further; seconds that took."""
+    began = time.perf_counter()
+    notes, since = core.executor.status().notes, began
+    while capturing(notes) and time.perf_counter() - began < _CAPTURE_PATIENCE:
+        await asyncio.sleep(0.1)
+        now = core.executor.status().notes
+        if now != notes:
+            notes, since = now, time.perf_counter()
+        elif time.perf_counter() - since > _STILL:
+            break
+    return time.perf_counter() - began
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait at most so long for a callable to say True, looking now and then."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True

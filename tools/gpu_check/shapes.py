@@ -1,0 +1,89 @@
+"""The models that are checked, as config.json without weights, and how long their work must take at least."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import SHAPES as NAMED
+
+SMALL, LARGE, TINY = "qwen3-0.6b", "qwen3-8b", "tiny"
+SHAPES: dict[str, dict[str, Any]] = {
+    SMALL: NAMED[SMALL],
+    LARGE: NAMED[SMALL]
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    TINY: NAMED["qwen3-tiny"] | {"vocab_size": 256, "eos_token_id": 255, "torch_dtype": "float32"},
+}
+_BYTES = 2
+"""Of a number, weights and KV, in bf16."""
+
+
+def write(shape: str, folder: Path) -> Path:
+    """The config.json of a shape; returns the folder."""
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2) + "\n", "utf-8")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts as token ids, and how many tokens each is to be given."""
+
+    prompts: list[list[int]]
+    outputs: list[int]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.outputs)
+
+
+def offline(sequences: int, least: int, most: int, vocabulary: int) -> Workload:
+    """Lengths of prompt and output uniform in least..most, seed 0. For 256 sequences, 100, 1024 and ids up to 10,000 it is the
+    workload that published figures are of, draw by draw: 142,827 prompt and 133,966 output tokens."""
+    draw = random.Random(0)
+    prompts = [
+        [draw.randint(0, vocabulary) for _ in range(draw.randint(least, most))] for _ in range(sequences)
+    ]
+    return Workload(prompts, [draw.randint(least, most) for _ in range(sequences)])
+
+
+def layer_weights(shape: str) -> int:
+    """Numbers in the linears of all layers."""
+    s = SHAPES[shape]
+    hidden, head = int(s["hidden_size"]), int(s["head_dim"])
+    q, kv = head * int(s["num_attention_heads"]), head * int(s["num_key_value_heads"])
+    return int(s["num_hidden_layers"]) * (
+        hidden * (2 * q + 2 * kv) + 3 * hidden * int(s["intermediate_size"])
+    )
+
+
+def step_bytes(shape: str) -> int:
+    """Bytes of weights that each step reads: all layers and lm_head."""
+    s = SHAPES[shape]
+    return _BYTES * (layer_weights(shape) + int(s["hidden_size"]) * int(s["vocab_size"]))
+
+
+def kv_bytes(shape: str) -> int:
+    """Bytes of keys and values of one token."""
+    s = SHAPES[shape]
+    return _BYTES * 2 * int(s["num_hidden_layers"]) * int(s["num_key_value_heads"]) * int(s["head_dim"])
+
+
+def least_seconds(shape: str, work: Workload, copy: float, products: float) -> float:
+    """The roofline: prompts at the rate of matrix products, then decode steps that read all weights, and the KV of all that
+    still run, at the rate of copies. Attention of prompts and sampling are left out."""
+    prompts = 2.0 * layer_weights(shape) * sum(len(prompt) for prompt in work.prompts) / products
+    read = step_bytes(shape) * max(work.outputs)
+    for prompt, count in zip(work.prompts, work.outputs, strict=True):
+        read += kv_bytes(shape) * (count * len(prompt) + count * (count + 1) // 2)
+    return prompts + read / copy

@@ -1,0 +1,100 @@
+"""Times on the device, and the two limits that everything is held against: copying memory and multiplying matrices."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+_ROUNDS = 7
+_FULL_ROUND = 2e-3
+"""Seconds that a round takes at least: launching a graph is then nothing beside it."""
+_MOST_REPEATS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of this device, measured: bytes a second, read and written counted both; bf16 operations a second."""
+
+    copy: float
+    products: float
+
+
+def seconds_of(calls: Sequence[Call], device: torch.device) -> float:
+    """Median seconds of one call. `calls` do the same on different memory, in turn: what fits in a cache must not stay there.
+
+    On CUDA the calls are captured in a graph, whose replays are timed by events: launches are not in it. What cannot be
+    captured is timed as it is launched.
+    """
+    for call in calls:
+        call()
+    if device.type != "cuda":
+        return _on_host(calls)
+    torch.cuda.synchronize(device)
+    once = _between_events(lambda: [call() for call in calls])
+    repeats = max(1, min(_MOST_REPEATS, int(_FULL_ROUND / max(once, 1e-9))))
+    try:
+        graph = _captured(calls, repeats)
+    except RuntimeError:
+        torch.cuda.synchronize(device)
+        times = [_between_events(lambda: [call() for call in calls]) / len(calls) for _ in range(_ROUNDS)]
+    else:
+        times = [_between_events(graph.replay) / repeats / len(calls) for _ in range(_ROUNDS)]
+        graph.reset()
+    return statistics.median(times[1:])
+
+
+def _captured(calls: Sequence[Call], repeats: int) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # on a stream of its own, which waits for what is under way
+        for _ in range(repeats):
+            for call in calls:
+                call()
+    return graph
+
+
+def _between_events(call: Call) -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    call()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+def _on_host(calls: Sequence[Call]) -> float:
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        for call in calls:
+            call()
+        times.append((time.perf_counter() - began) / len(calls))
+    return min(times)
+
+
+def seconds_with_host(call: Call, device: torch.device, rounds: int = 15) -> float:
+    """Median seconds of a call with all it does on the host, until its result is there."""
+    times = []
+    for _ in range(rounds + 2):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
+
+
+def measure_limits(device: torch.device, tiny: bool) -> Limits:
+    """A copy far larger than any cache, and a square product of random bf16 numbers: zeros would be faster."""
+    with torch.inference_mode():
+        source = torch.randint(0, 255, (1 << (16 if tiny else 30),), dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        copy = 2 * len(source) / seconds_of([lambda: target.copy_(source)], device)
+        side = 64 if tiny else 8192
+        a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+        products = 2.0 * side**3 / seconds_of([lambda: a @ b], device)
+    return Limits(copy, products)

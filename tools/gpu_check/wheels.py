@@ -1,0 +1,123 @@
+"""`make gpu-wheels`: what engine, executors and tests/gpu import beside torch, triton, NumPy and safetensors, for a machine that
+reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has.
+
+    python -m tools.gpu_check.wheels [--folder .gpu-wheels]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tools.gpu_check.plan import ROOT
+
+FOLDER = ROOT / ".gpu-wheels"
+PYTHONS = ("3.11", "3.12")
+NEEDED = {
+    "msgspec": "msgspec",
+    "setproctitle": "setproctitle",
+    "llguidance": "llguidance",
+    "tokenizers": "tokenizers",
+    # The tests.
+    "pytest": "pytest",
+    "pluggy": "pluggy",
+    "iniconfig": "iniconfig",
+    "packaging": "packaging",
+    "Pygments": "pygments",
+    "pytest-asyncio": "pytest_asyncio",
+    "typing_extensions": "typing_extensions",
+    "pytest-timeout": "pytest_timeout",
+    "pytest-xdist": "xdist",
+    "execnet": "execnet",
+    "hypothesis": "hypothesis",
+    "sortedcontainers": "sortedcontainers",
+}
+"""Distribution -> the module that it brings."""
+_PLATFORMS = ("manylinux_2_28", "manylinux_2_31", "manylinux_2_34", "manylinux_2_24", "manylinux_2_17", "manylinux2014",
+              "manylinux_2_12", "manylinux2010", "manylinux_2_5", "manylinux1")  # fmt: skip
+"""pip takes these by name: one that is older does not stand for it."""
+MOST_BYTES = 60 << 20
+
+
+def pinned(constraints: str) -> list[str]:
+    """name==version of everything `NEEDED`, as constraints.txt has it. Raises ValueError for one that it does not name."""
+    versions = {
+        _plain(name): version
+        for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", constraints, re.MULTILINE)
+    }
+    missing = [name for name in NEEDED if _plain(name) not in versions]
+    if missing:
+        raise ValueError(f"constraints.txt pins no version of {', '.join(missing)}")
+    return [f"{name}=={versions[_plain(name)]}" for name in NEEDED]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def download(folder: Path) -> None:
+    """Fetch wheels for x86-64 Linux and `PYTHONS`; those that suit several are there once. Raises CalledProcessError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    wanted = pinned((ROOT / "constraints.txt").read_text("utf-8"))
+    platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
+    for python in PYTHONS:
+        subprocess.run(
+            [
+                sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
+                "--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms, "--dest", str(folder),
+                *wanted,
+            ],
+            check=True,
+        )  # fmt: skip
+    size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
+    if size > MOST_BYTES:
+        raise ValueError(f"{folder} holds {size:,} bytes; {MOST_BYTES:,} can be carried")
+    print(f"{folder}: {len(list(folder.glob('*.whl')))} wheels, {size / 1e6:.1f} MB")
+
+
+def unpack_missing(folder: Path, target: Path) -> list[str]:
+    """Unpack into `target` what this Python cannot import and `folder` has a wheel for; returns their modules."""
+    missing = [(name, module) for name, module in NEEDED.items() if importlib.util.find_spec(module) is None]
+    unpacked = []
+    for name, module in missing:
+        for wheel in folder.glob("*.whl"):
+            if _plain(wheel.name.split("-")[0]) == _plain(name) and suits(wheel.name, sys.version_info[:2]):
+                with zipfile.ZipFile(wheel) as packed:
+                    packed.extractall(target)
+                unpacked.append(module)
+                break
+    return unpacked
+
+
+def suits(wheel: str, python: tuple[int, int]) -> bool:
+    """Whether a wheel, by its name, is for this CPython: pure, of its version, or of the stable interface of an earlier one."""
+    tags, interfaces = wheel.removesuffix(".whl").split("-")[-3:-1]
+    own = f"cp{python[0]}{python[1]}"
+    for tag in tags.split("."):
+        if tag.startswith("py3") or (tag == own and own in interfaces.split(".")):
+            return True
+        stable = re.fullmatch(r"cp3(\d+)", tag)
+        if stable and "abi3" in interfaces.split(".") and int(stable[1]) <= python[1]:
+            return True
+    return False
+
+
+def main(argv: Iterable[str] | None = None) -> None:
+    """Fetch."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    download(parser.parse_args(None if argv is None else list(argv)).folder)
+
+
+if __name__ == "__main__":
+    main()

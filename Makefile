@@ -68,7 +68,7 @@ test-ops-ci: $(STAMP) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the comp
 	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest -m slow tests/ops
 
-check: $(STAMP)  ## format, lint, types, imports, promises
+check: $(STAMP) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -97,7 +97,7 @@ format: $(STAMP)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-promises: $(STAMP)  ## rewrite README's feature table from docs/promises.yaml
+promises: $(STAMP) $(TRITON)  ## rewrite README's feature table from docs/promises.yaml
 	$(BIN)/python -m tools.promises readme
 
 lock: $(STAMP)  ## write the versions installed now to constraints.txt

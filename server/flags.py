@@ -35,7 +35,9 @@ ELSEWHERE: dict[str, str] = {
     "--alias": "--served-model-name", "-s": "--seed", "--api-key-file": "--api-key, or COHORT_API_KEY",
     "--chat-template-file": "--chat-template", "-dev": "--device", "-hf": "the positional MODEL",
     "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len", "--cache-prompt": "--enable-prefix-caching",
-    "--no-cache-prompt": "--no-enable-prefix-caching",
+    "--no-cache-prompt": "--no-enable-prefix-caching", "-fa": "--attention-backend", "--flash-attn": "--attention-backend",
+    "-ctk": "--kv-cache-dtype", "--cache-type-k": "--kv-cache-dtype", "-ctv": "--kv-cache-dtype",
+    "--cache-type-v": "--kv-cache-dtype", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
     # Text Generation Inference and habit
     "--model-id": "the positional MODEL, or --model", "--max-total-length": "--max-model-len",
     "--max-concurrent-requests": "--max-num-seqs", "--speculate": "--num-speculative-tokens",
@@ -60,7 +62,7 @@ ALWAYS_ON: dict[str, str] = {
 NOT_YET = frozenset(
     {
         "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
-        "--data-parallel-size", "-dp", "--dp", "--dp-size",
+        "--data-parallel-size", "-dp", "--dp", "--dp-size", "--enable-expert-parallel", "--calculate-kv-scales",
         "--enable-lora", "--lora-modules",
         "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
         "--model-draft", "-md", "--draft", "--tokenizer-revision",

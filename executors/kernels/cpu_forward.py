@@ -76,6 +76,7 @@ def why_not(decoder: Decoder) -> str | None:
         "a norm over all query heads": family.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
+        "KV in fp8": decoder.kv_dtype is not None,
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

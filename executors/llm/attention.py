@@ -95,7 +95,7 @@ def _deterministic(spec: KvSpec, backend: str, isa: str | None) -> AttentionBack
 
 def _for_cpu(spec: KvSpec, isa: str | None) -> AttentionBackend:
     if not cpu_attention.supports(spec):
-        return TorchAttention()
+        return TorchAttention("" if spec.kv_dtype is None else "Cohort's kernel does not read KV in fp8")
     try:
         return cpu_attention.CpuAttention(isa)
     except cpu_attention.KernelUnavailable as error:

@@ -7,6 +7,7 @@ middle: such a step goes the way of `UnifiedRunner`, behind those launched befor
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,8 @@ from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.step import StepArrays
 from executors.llm.unified import NOT_FINITE, UnifiedRunner
+
+_log = logging.getLogger(__name__)
 
 RING = 3
 """Steps whose buffers are kept apart: two out, and one being written."""
@@ -183,15 +186,22 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if packed is None:
             return
         rows = self.max_batch_size
-        shapes = [*decode_shapes(rows), *mixed_shapes(rows, self._max_tokens, packed.queries_per_tile)]
-        wanted = [(shape, self._splits(shape)) for shape in shapes]
         # Where no graph is, how keys are split depends on the step; what merges them is compiled by the power of two.
         most = packed.splits(1, self.max_model_len, kv_heads)
-        for shape in (StepShape(1, 1, 1, decodes=1), StepShape(4, 3, 2, 1, 1, listed=True)):
-            wanted += [(shape, min(1 << power, most)) for power in range((most - 1).bit_length() + 1)]
+        wanted = [
+            (shape, min(1 << power, most))
+            for shape in (StepShape(1, 1, 1, decodes=1), StepShape(4, 3, 1, 1, 1, listed=True))
+            for power in range((most - 1).bit_length() + 1)
+        ]
+        shapes = [*decode_shapes(rows), *mixed_shapes(rows, self._max_tokens, packed.queries_per_tile)]
+        wanted += [(shape, self._splits(shape)) for shape in shapes]
         for number, (shape, splits) in enumerate(wanted):
             self.report("kernels", number, len(wanted))
-            self.program.captured(shape, splits)()
+            try:
+                self.program.captured(shape, splits)()
+            except torch.OutOfMemoryError as error:  # steps are made smaller, too, until they fit
+                _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, error)
+                break
         self.report("kernels", len(wanted), len(wanted))
 
     def capture_next(self) -> bool:

@@ -10,9 +10,16 @@ from executors.contract import ExecutorDied, ExecutorError, OutOfMemory, StepFai
 
 _NO_MEMORY = (
     "not enough memory", "can't allocate memory", "bad_alloc", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
 )  # fmt: skip
 """torch's allocator for CPUs raises a bare RuntimeError: these are its words, and those of C++."""
-_DEVICE_IS_LOST = ("CUDA error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "device-side assert")
+_DEVICE_IS_LOST = (
+    "CUDA error",
+    "Triton Error [CUDA]",
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+    "device-side assert",
+)
 """After one of these nothing that the process has on its device can be trusted, and most calls fail: it has to be a new one."""
 
 

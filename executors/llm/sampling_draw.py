@@ -267,10 +267,8 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
         part = slice(begin, begin + at_once)
         work = buffer[: len(row[part])]
         work[:, width:] = -torch.inf
-        if device.type == "cpu":
-            # Row by row into memory that stays in the cache: choosing rows by an index would copy them to fresh pages first.
-            for i, one in enumerate(settings.row[part].tolist()):
-                work[i, :width] = blocks.logits[one]
+        if at_once == 1:  # choosing by an index would copy to fresh pages first; this stays in the cache
+            work[0, :width] = blocks.logits[int(settings.row[begin])]
         else:
             work[:, :width] = blocks.logits.index_select(0, row[part])
         work -= best[part]

@@ -6,19 +6,15 @@ kernels add float32 weights. Such rows are counted, and must be few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
-from triton.runtime import interpreter
 
 from executors import noise
 from executors.batch import SamplingParams
-from executors.kernels.triton import sampling
 from executors.kernels.triton_sampler import MAX_WIDTH, DeviceSettings, TritonSampler
 from executors.reference_sampler import probabilities
 
@@ -32,31 +28,6 @@ GREEDY = SamplingParams(temperature=0.0)
 PADDING = None
 U_LAST = 1.0
 """What the largest number that the noise is made of rounds to."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _patch_once_a_launch() -> Iterator[None]:
-    """The interpreter exchanges the functions of `triton.language` at every call within a kernel: half of the time of kernels
-    that are made of many small functions. Once a launch does."""
-    if not isinstance(sampling.rows_kernel, interpreter.InterpretedFunction):
-        yield
-        return
-    real, done = interpreter._patch_lang, set[int]()
-
-    def patch(function: Any) -> Any:
-        modules = {id(m) for m in function.__globals__.values() if m is tl or m is tl.core}
-        if modules <= done:
-            return None  # a call within: nobody asks for what it changed
-        scope = real(function)
-        if not done:
-            restore = scope.restore
-            scope.restore = lambda: (restore(), done.clear())
-        done.update(modules)
-        return scope
-
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(interpreter, "_patch_lang", patch)
-        yield
 
 
 def settings_of(params: Sequence[SamplingParams | None], u: np.ndarray) -> DeviceSettings:

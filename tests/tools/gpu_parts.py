@@ -45,6 +45,12 @@ def leaves(options: Options, found: Found) -> None:
     os._exit(0)
 
 
+def waits(options: Options, found: Found) -> None:
+    """Until it is killed; says which process it is."""
+    found({"pid": os.getpid()})
+    time.sleep(600)
+
+
 def hangs(options: Options, found: Found) -> None:
     """With a process of its own that hangs, too."""
     started = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -176,6 +177,38 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
     while started.exists() and started.read_text().rpartition(")")[2].split()[0] not in "ZX":
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+CUT_OFF = f"""
+import signal, sys
+from tools.gpu_check import __main__ as command, conduct, plan
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started under
+conduct.DEVICE = plan.Part("device", "{HERE}:waits", 60.0, 1.0, "waits")
+sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_it_ends_the_part_that_runs(number: int, tmp_path: Path) -> None:
+    """Which would hold the device for minutes, and be in the way of the next call."""
+    found = tmp_path / "device.json"
+    with subprocess.Popen(
+        [sys.executable, "-c", CUT_OFF, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 30.0
+        while not found.exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert (
+        said.splitlines()[-1]
+        == f"cut off; what was settled is in {tmp_path}/record.json: call again to go on"
+    )
+    assert "Traceback" not in said
+    assert not Path(f"/proc/{json.loads(found.read_text())['figures']['pid']}").exists()
 
 
 def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
 from tools.gpu_check import report, wheels
 from tools.gpu_check.child import add_options, options_of
@@ -92,7 +94,19 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     given = parse(argv)
     parts = PARTS if not given.only else (DEVICE, *(part for part in PARTS if part.name in given.only))
-    return check(given, options_of(given), parts)
+    # Whoever ends this ends the part that runs, too, which else would hold the device for as long as it may take.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
+    try:
+        return check(given, options_of(given), parts)
+    except KeyboardInterrupt:
+        print(f"\ncut off; what was settled is in {given.work / 'record.json'}: call again to go on")
+        return 2
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

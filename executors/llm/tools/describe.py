@@ -89,9 +89,7 @@ def sketch_model(
 ) -> LoadedModel:
     """What `load_model` would return, with a model that has a KV shape and nothing else."""
     directory = Path(config.model)
-    if config.dtype == "auto" and shape.dtype is None and config.load_format != "dummy" and stored_dtype:
-        config = replace(config, dtype=stored_dtype)
-    elif config.dtype == "auto" and shape.dtype is None:
+    if config.dtype == "auto" and shape.dtype is None and not stored_dtype:
         config = replace(config, dtype="float32")
     dtype = loader.weights_dtype(config, shape, directory)
     max_len = config.max_model_len or shape.context_length

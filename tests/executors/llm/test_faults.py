@@ -31,6 +31,12 @@ from executors.llm.faults import step_fault
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling"), ExecutorDied, "CUBLAS"),
         (torch.OutOfMemoryError("CUDA error: out of memory"), OutOfMemory, "CUDA"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), OutOfMemory, "out of memory"),
+        (
+            RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+            ExecutorDied,
+            "illegal",
+        ),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemory, "out of memory"),
         (ValueError("CUDA error: is what a client wrote"), StepFailed, "ValueError"),
     ],
 )

@@ -21,6 +21,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.fp8 import E4M3, GROUP, Fp8Weight, quantized, why_not, widened
 from executors.llm.loader import kv_dtype
 from executors.llm.models.quantization import Fp8Scheme, parse_quantization
+from executors.llm.tools.describe import describe
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.driver import config, start
 
@@ -211,6 +212,10 @@ async def test_kv_in_fp8(source: Path) -> None:
     assert 1e-3 < distance(found, expected) < 0.08
     assert executor.kv_layout().bytes_per_block * 4 == plain.kv_layout().bytes_per_block
     assert any("KV in fp8" in note for note in executor.status().notes)
+    notes = "; ".join((await logits(source, kv="fp8"))[1].status().notes)
+    assert (
+        "layers: by torch around the kernels, for KV in fp8" in notes and "does not read KV in fp8" in notes
+    )
     # Whole, in chunks, or by Cohort's linears around torch's attention: a token sees what is stored.
     for backend, chunks in (("torch", (20,)), ("torch", (1,) * 20), ("auto", (20,))):
         assert distance((await logits(source, backend, chunks, "fp8_e4m3"))[0], found) < 1e-2
@@ -304,6 +309,19 @@ async def test_each_fault_names_the_tensor(
     with pytest.raises(ConfigError) as caught:
         await start(fp8)
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words), caught.value
+
+
+async def test_a_checkpoint_that_names_no_dtype(source: Path, tmp_path: Path) -> None:
+    """Most of its bytes are e4m3, which is what nothing is computed in."""
+    fp8, wide = write_fp8(source, tmp_path, "rows")
+    fields = json.loads((fp8 / "config.json").read_text())
+    del fields["dtype"]
+    (fp8 / "config.json").write_text(json.dumps(fields))
+    told = describe(config(fp8, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
+    found, executor = await logits(fp8)
+    assert told["dtype"] == executor.info().dtype == "float32"
+    assert told["checkpoint"]["dtype"] == "float8_e4m3fn"
+    assert distance(found, (await logits(wide))[0]) < 1e-5
 
 
 async def test_settings_that_cannot_be_had_name_themselves(source: Path) -> None:

@@ -140,6 +140,19 @@ def test_without_a_device_nothing_is_run_and_nothing_passes(machine: Callable[..
     assert set(states(here.check()).values()) == {"pass"}, "it was not settled"
 
 
+def test_a_device_that_is_away_for_once_takes_nothing_back(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    here.check()
+    play = here.launch
+    for state in (State.NOT_RUN, State.FAIL):
+        away = Outcome(state, 1.0, "CUDA error: out of memory")
+        here.launch = lambda part, allowed, away=away: away  # type: ignore[method-assign]
+        assert set(states(here.check()).values()) == {"not run"}
+    here.launch = play  # type: ignore[method-assign]
+    assert set(states(here.check()).values()) == {"pass"}
+    assert here.ran == ["device"]
+
+
 @pytest.mark.parametrize(
     ("name", "state", "words"),
     [

@@ -30,11 +30,14 @@ class Conductor:
         self._began = clock()
         self.record = Record()
         self._spent_before = 0.0
+        self._saves = True
 
     def run(self, fresh: bool = False, anew: Sequence[str] = ()) -> Record:
         """Everything that is not settled, and the parts named in `anew` in any case. `fresh`: all of it."""
         before = Record() if fresh else Record.load(self._path)
         device = self._try(DEVICE)
+        # A device that is not there for once, or not to be had, takes nothing back that was found on it.
+        self._saves = device.state is State.PASS or not before.outcomes
         self._resume(before, device)
         for name in anew:
             self.record.outcomes.pop(name, None)
@@ -53,7 +56,7 @@ class Conductor:
         identity = {**self._identity, **device.figures.get("identity", {})}
         if before.outcomes and before.identity == identity:
             self.record = before
-        elif before.outcomes:
+        elif before.outcomes and self._saves:
             self._say("the record before is of other sources or another machine: beginning anew")
         self.record.identity = identity
         self._spent_before = self.record.seconds
@@ -75,6 +78,7 @@ class Conductor:
     def _keep(self, part: Part, outcome: Outcome) -> None:
         self.record.outcomes[part.name] = outcome
         self.record.seconds = self._spent_before + self._clock() - self._began
-        self.record.save(self._path)
+        if self._saves:
+            self.record.save(self._path)
         detail = f": {outcome.detail.splitlines()[0]}" if outcome.detail else ""
         self._say(f"{part.name}: {outcome.state}, {outcome.seconds:.1f} s{detail}")

@@ -67,7 +67,9 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"6 of 6 equal, longest pause \d+\.\d s", lines[-1])
     assert re.fullmatch(r"Restarting the executor took \d+\.\d s, \d+\.\d s", lines[-2])
-    assert done.stdout.count("killed by SIGKILL, 6 streams in mid-answer") == 2
+    cut = [int(n) for n in re.findall(r"killed by SIGKILL, (\d) streams in mid-answer", done.stdout)]
+    # Where this process gets to read late, the shortest answer may have come whole by the second.
+    assert len(cut) == 2 and all(5 <= n <= 6 for n in cut), cut
     assert sum("┃" in line for line in lines) == 6 and max(map(len, lines)) <= 80
     assert not list(tmp_path.iterdir()), "it leaves no file"
 

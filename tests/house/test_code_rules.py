@@ -46,7 +46,7 @@ def nodes() -> list[tuple[str, ast.AST]]:
     """Imports, calls and asserts, each with its file."""
     wanted = ast.Import | ast.ImportFrom | ast.Call | ast.Assert
     # CPython 3.11 counts a parser's depth in one place for all: a collection in the middle of it, whose finalizers run other
-    # threads or parse themselves, ends it with a SystemError (gh-106905). Seen once in twenty runs of the whole suite.
+    # threads or parse themselves, ends it with a SystemError (gh-106905). Seen once.
     gc.disable()
     try:
         trees = [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text("utf-8"))) for file in FILES]

@@ -21,22 +21,15 @@ from executors.llm.device_program import DeviceProgram
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sampler import SamplingRows, sample
-from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
-
-SMALL = {
-    **QWEN3,
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-}
+from tests.gpu.workloads import SMALL
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("small"), SMALL)
+    return write_checkpoint(tmp_path_factory.mktemp("small"), {**SMALL, "num_hidden_layers": 1})
 
 
 async def test_all_kernels_are_compiled_before_the_first_step(

@@ -29,18 +29,10 @@ from executors.llm.sampler import SamplingRows, sample
 from executors.process.client import RemoteExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine import harness
-from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, LateEvent
-from tests.gpu.workloads import HOSTED, PLAIN, Maker, play
-
-SMALL = {
-    **QWEN3,
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-}
+from tests.gpu.workloads import HOSTED, PLAIN, SMALL, Maker, play
 
 
 @pytest.fixture(scope="module")

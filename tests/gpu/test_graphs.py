@@ -21,19 +21,12 @@ from executors.llm.device_graphs import (
     mixed_shapes,
 )
 from executors.llm.executor import LlmExecutor
-from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
-from tests.gpu.workloads import HOSTED, PLAIN, Maker, play
+from tests.gpu.workloads import HOSTED, PLAIN, SMALL, Maker, play
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-SMALL = {
-    **QWEN3,
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-}
 
 
 @pytest.fixture(scope="module")

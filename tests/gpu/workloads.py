@@ -14,8 +14,17 @@ import numpy as np
 
 from executors.batch import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.contract import ModelExecutor
+from tests.executors.checkpoints import QWEN3
 from tests.executors.llm.driver import GREEDY, Driver, Sequence
 
+SMALL = {
+    **QWEN3,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
+"""A model that interpreted kernels compute in no time."""
 Op = UnifiedBatch | int
 """A step, or the id of a sequence to release."""
 PLAIN = (

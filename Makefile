@@ -115,7 +115,7 @@ tiny-smoke: $(STAMP)  ## train cohort-tiny for a minute: the script works from i
 # On a machine with a GPU there may be no network: no environment is made, the Python with torch is PYTHON.
 HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-gpu-check:  ## check everything that needs a GPU, in nine minutes; call it again to go on; ARGS="--only cohort"
+gpu-check:  ## check everything that needs a GPU, nine minutes a call; call it again to go on; ARGS="--only cohort"
 	@$(HERE) -m tools.gpu_check $(ARGS)
 
 gpu-compile: $(STAMP) $(TRITON)  ## compile every GPU kernel for an H200; needs no GPU

@@ -19,7 +19,8 @@ from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_HEAD_DIM = 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
+"""Heads are filled up to a power of two, and products on a GPU are 16 deep at least."""
 STEADY_SPLIT = 512
 """Keys of a split where a row's result may not depend on its batch."""
 _PROGRAMS_PER_PROCESSOR = 4
@@ -31,7 +32,8 @@ _ALIGN = 4
 
 def supports(spec: KvSpec) -> bool:
     """Whether the kernels have code for this model."""
-    return spec.dtype in DTYPES and spec.head_dim <= MAX_HEAD_DIM and spec.num_heads % spec.num_kv_heads == 0
+    fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
+    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
 
 
 class TritonAttention:

@@ -9,6 +9,7 @@ where that never happens between two steps, once a shape has been missed often e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,6 +72,8 @@ class CudaDevice:
         self._pool = torch.cuda.graph_pool_handle()
         self._arena: torch.cuda.CUDAGraph | None = None
         """Keeps the pool, and what was reserved in it."""
+        self._failed: list[torch.cuda.CUDAGraph] = []
+        """Kept: the end of one would free the stream's cuBLAS workspace, whose address other graphs hold."""
 
     def event(self) -> Event:
         """See `StepDevice`."""
@@ -96,9 +99,12 @@ class CudaDevice:
         """Where it will be captured, which compiles and loads what is not there, and lets libraries allocate what they keep."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            run()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                run()
+        finally:
+            # Also where it failed half-way: what is queued there reads inputs that the next step overwrites.
+            current.wait_stream(self._stream)
 
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
@@ -108,6 +114,12 @@ class CudaDevice:
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 run()
+        except BaseException:
+            self._failed.append(graph)
+            # torch 2.11 goes on allocating for a capture that cannot be ended, and gives nothing cached back meanwhile.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
+            raise
         finally:
             # A capture that cannot be ended leaves its stream the current one, and steps would go there.
             torch.cuda.set_stream(current)
@@ -214,5 +226,8 @@ class StepGraphs:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             _log.warning(
-                "no graph of %s, and no more of them: steps are launched one by one: %s", shape, self.failure
+                "no graph of %s, and no more of them: steps are launched one by one: %s",
+                shape,
+                self.failure,
+                exc_info=True,  # torch raises what ending the capture says: the cause is the error before it
             )

@@ -84,6 +84,13 @@ def widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return x.float() * scales
 
 
+_NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
+"""What cuBLASLt says, before it launches anything, of sizes for which it has no kernel with scales per row: pytorch/ao#4582 has
+9,216 columns and at most 256 rows on an H100. With one scale for all it has one; ours are then applied to its float32 result."""
+_REFUSED: set[tuple[int, int, int]] = set()
+"""(rows of x, rows, columns) of those met."""
+
+
 class Fp8Weight:
     """A weight [rows, columns] of a linear. With `blocks` its scales are float32 [rows / rows_per_scale, columns / 128], both
     rounded up; else [rows, 1]. Filled in parts."""
@@ -150,11 +157,24 @@ class Fp8Weight:
         # in some builds only). Without fast accumulation: partial sums are kept in fp32.
         out_dtype = torch.bfloat16 if data.is_cuda else dtype
         fused = bias is not None and bias.dtype is out_dtype is torch.bfloat16 and data.is_cuda
-        out = torch._scaled_mm(
-            data, self.data.t(), scale_a=scales, scale_b=self.scales.view(1, -1), bias=bias if fused else None,
-            out_dtype=out_dtype, use_fast_accum=False,
-        ).to(dtype)  # fmt: skip
-        return out if fused or bias is None else out + bias
+        sizes = (len(data), *self.data.shape)
+        if sizes not in _REFUSED:
+            try:
+                out = torch._scaled_mm(
+                    data, self.data.t(), scale_a=scales, scale_b=self.scales.view(1, -1), bias=bias if fused else None,
+                    out_dtype=out_dtype, use_fast_accum=False,
+                ).to(dtype)  # fmt: skip
+                return out if fused or bias is None else out + bias
+            except RuntimeError as error:
+                if _NO_KERNEL not in str(error):
+                    raise
+                _REFUSED.add(sizes)
+        one = torch.ones((), dtype=torch.float32, device=data.device)
+        wide = torch._scaled_mm(
+            data, self.data.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False
+        )
+        wide.mul_(scales).mul_(self.scales.view(1, -1))
+        return (wide if bias is None else wide.add_(bias)).to(dtype)
 
 
 def hold(decoder: Decoder, index: int, layer: Layer, plan: Fp8Plan) -> None:

@@ -17,6 +17,9 @@ _SPIN_S = 2e-3
 """How long before the end that is expected, and after it, the device is asked in every turn of the loop; timers of event loops
 are no finer than a millisecond."""
 _NAP_S = 1e-3
+_BREATH_S = 2e-5
+"""For so long each turn lets go of the interpreter: in the microsecond of a poll without a length, the thread that reads messages
+hardly ever gets it, and the next step would wait."""
 
 
 class Launched(Protocol):
@@ -83,7 +86,9 @@ class Turns:
             check()
             output = launched.result()
             self.ended_at = self._clock()
-            self._usual_s += 0.2 * (self.ended_at - began - self._usual_s)
+            # A slow one (a graph captured before it, say) must not send those after it to sleep.
+            took = min(self.ended_at - began, 2 * self._usual_s + _SPIN_S)
+            self._usual_s += 0.2 * (took - self._usual_s)
             return output, self.ended_at - began
         finally:
             self._out -= 1
@@ -101,6 +106,13 @@ class Turns:
         rest = self._usual_s - (self._clock() - began) - _SPIN_S
         if rest > _NAP_S:
             await asyncio.sleep(rest)
+            if ready():  # nobody knows for how long already: look much earlier next time
+                self._usual_s *= 0.5
+                return
         spin_until = self._clock() + 2 * _SPIN_S
-        while not ready():  # noqa: ASYNC110 - the device tells nobody when it is done: it has to be asked
-            await asyncio.sleep(0 if self._clock() < spin_until else _NAP_S)
+        while not ready():  # the device tells nobody when it is done: it has to be asked
+            if self._clock() < spin_until:
+                time.sleep(_BREATH_S)  # noqa: ASYNC251 - shorter than timers of event loops can be
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(_NAP_S)

@@ -100,6 +100,9 @@ def test_the_fake_has_the_parameters_of_the_real_one() -> None:
         if isinstance(one, ast.FunctionDef)
     }
     real = functions["varlen_attn"].args
+    if torch.__version__.startswith("2.11."):  # has no block tables yet: there it is not used
+        assert "block_table" not in [one.arg for one in real.kwonlyargs]
+        return
     kinds = {kind: [] for kind in ("args", "kwonlyargs")}  # type: dict[str, list[str]]
     for name, one in inspect.signature(varlen_attn).parameters.items():
         kinds["kwonlyargs" if one.kind is one.KEYWORD_ONLY else "args"].append(name)
@@ -173,7 +176,13 @@ def test_without_triton_torchs_own_then_torch_and_it_is_said(
          "flash-attn 2.8.3 has no flash_attn_with_kvcache"),
         ("flash-attn", {}, 256, (flash_2(flash_attn_varlen_func=lambda q, k, v: q, __version__="2.3"),), HOPPER,
          "flash-attn 2.3: 2.6 or later is needed"),
-        ("triton", {"head_dim": 320}, 16, (), HOPPER, "Triton kernels have no code for float16 and heads of 320"),
+        *(
+            pytest.param(
+                "triton", {"head_dim": size}, 16, (), HOPPER, f"Triton kernels have no code for float16 and heads of {size}",
+                marks=pytest.mark.interpreted,  # on a GPU, tensors of a CPU are what it has no code for
+            )
+            for size in (8, 320)
+        ),
     ],
 )  # fmt: skip
 def test_what_was_asked_for_and_cannot_be_had_says_why(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_at
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.fp8 import block_matmul, quantize, to_e4m3
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm import fp8
 from executors.llm.executor import LlmExecutor
-from executors.llm.fp8 import E4M3, quantized
+from executors.llm.fp8 import E4M3, Fp8Weight, quantized
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_fp8_weights import SMALL, chunk, distance, write_fp8
@@ -132,9 +134,10 @@ def test_attention_over_fp8_kv(
     check(out, batch.expected(window, softcap), dtype)
 
 
-def test_keys_and_values_are_stored_in_e4m3() -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (16, 8, 128), (4, 1, 80)])
+def test_keys_and_values_are_stored_in_e4m3(heads: int, kv_heads: int, dim: int) -> None:
     torch.manual_seed(2)
-    heads, kv_heads, dim, tokens = 4, 2, 64, 9
+    tokens = 9
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
     qkv[3, -1] = 1e4  # beyond what e4m3 holds
     kv = torch.zeros(2, 3, kv_heads, 16, dim, dtype=E4M3, device=DEVICE)
@@ -181,3 +184,63 @@ async def test_an_fp8_model_over_triton_gives_what_torch_gives(form: str, kv: st
     found = await _logits(path, "triton", DEVICE.type, kv)
     # A number that lies between two of e4m3 may be rounded either way; on a GPU products by rows are bf16.
     assert distance(found, expected) < (0.05 if DEVICE.type == "cuda" else 0.02)
+
+
+SIZES = (
+    [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)]
+    if DEVICE.type == "cuda"
+    else [(48, 64), (32, 160)]
+)
+"""(rows, columns) of weights: on a GPU those of Qwen3-8B."""
+
+
+def _weight(rows: int, columns: int) -> tuple[Fp8Weight, torch.Tensor]:
+    """One with scales per row, and what it holds in float64."""
+    held = Fp8Weight(rows, columns, DEVICE, False)
+    held.fill(torch.randn(rows, columns, device=DEVICE) * torch.rand(rows, 1, device=DEVICE), 0)
+    return held, held.data.double() * held.scales.double()
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("refused", [False, True])
+def test_products_with_scales_per_row(
+    rows: int, columns: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the library has no kernel with such scales for a size: with one scale it has."""
+    monkeypatch.setattr(fp8, "_REFUSED", set())
+    torch.manual_seed(rows)
+    held, weight = _weight(rows, columns)
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    bias = torch.randn(rows, device=DEVICE).to(dtype)
+    real, tried = torch._scaled_mm, []
+
+    def scaled_mm(*given: torch.Tensor, **named: Any) -> torch.Tensor:
+        tried.append(named["scale_a"].numel())
+        if refused and named["scale_a"].dim():
+            raise RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic( ... )`"
+            )
+        return real(*given, **named)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    for count in (1, 16, 127, 256, 257):
+        x = torch.randn(count, columns, device=DEVICE).to(dtype)
+        data, scales = quantized(x)
+        for added in (None, bias):
+            expected = data.double() * scales.double() @ weight.T + (0 if added is None else added.double())
+            found = held(x, added)
+            assert found.dtype is dtype
+            assert (found - expected).norm() < (0.01 if dtype is torch.bfloat16 else 1e-5) * expected.norm()
+    if refused:
+        # A size is tried once: (refused, as one) for the first product of each, then as one.
+        assert tried == [1, 1, 1, *[number for count in (16, 127, 256, 257) for number in (count, 1, 1)]]
+
+
+def test_other_errors_of_products_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: torch.Tensor, **named: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    held, _ = _weight(32, 64)
+    monkeypatch.setattr(torch, "_scaled_mm", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        held(torch.randn(3, 64, device=DEVICE), None)

@@ -96,6 +96,7 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
     assert 0 < ours.device.replays < len(ops) and not ours.unified.graphs.failure  # type: ignore[union-attr]
 
 
+@pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
 async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernels interpreted: padding computes nothing, splits of keys are fixed, tables are as wide as they can be."""

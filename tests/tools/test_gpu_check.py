@@ -341,10 +341,11 @@ def test_failed_tests_are_named(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     assert check_tests.counts(path)["passed"] == 0
     path.write_text(
-        '<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="b"><failure/></testcase>'
+        '<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="b">'
+        '<failure message="a  b"/></testcase>'
         '<testcase classname="m" name="c"><skipped/></testcase></testsuite></testsuites>'
     )
-    assert check_tests.counts(path) == {"tests": 3, "passed": 1, "skipped": 1, "failed": ["m::b"]}
+    assert check_tests.counts(path) == {"tests": 3, "passed": 1, "skipped": 1, "failed": ["m::b: a b"]}
 
 
 def test_the_result_is_a_file_for_device_and_sources(tmp_path: Path) -> None:

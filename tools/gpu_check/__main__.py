@@ -2,7 +2,8 @@
 
     python -m tools.gpu_check [--fresh] [--only NAME ...] [--out FOLDER]
 
-What is settled is kept in .reports/gpu-check/record.json: a machine that begins bare needs that file to go on.
+What is settled is kept in .reports/gpu-check/record.json, and in --out after each part: a machine that begins bare needs that
+file in .reports/gpu-check to go on. From a bare start it takes two calls.
 
 Exit code 0: all parts passed, or need what is not installed; 1: one failed; 2: there was no time, or no device, for some.
 """
@@ -24,11 +25,12 @@ from tools.gpu_check.child import add_options, options_of
 from tools.gpu_check.conduct import Conductor
 from tools.gpu_check.launch import Launcher, environment
 from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, ROOT, Options, Part
-from tools.gpu_check.record import sources_digest
+from tools.gpu_check.record import Record, sources_digest
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 WORK = ROOT / ".reports" / "gpu-check"
 OUT_VARIABLE = "GPU_CHECK_OUT"
+RECORD = "record.json"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -70,6 +72,14 @@ def out_folder(given: argparse.Namespace) -> Path:
     return Path(named) if named else RESULTS if given.device != "cpu" else Path(given.work)
 
 
+def keep(record: Record, given: argparse.Namespace) -> None:
+    """Write the result, and the record beside it where a folder was named: a machine may end with the call, or before it."""
+    if "device" in record.identity:
+        report.write(record, PARTS, out_folder(given))
+        if given.out is not None:
+            record.save(given.out / RECORD)
+
+
 def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) -> int:
     """Run the parts; the exit code."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
@@ -80,8 +90,9 @@ def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) 
         launcher = Launcher(options, given.work, env)
         identity = {"sources": sources_digest(), "options": asdict(options)}
         conductor = Conductor(
-            parts, launcher, given.work / "record.json", identity, budget=given.budget, clock=time.monotonic
-        )
+            parts, launcher, given.work / RECORD, identity,
+            budget=given.budget, clock=time.monotonic, kept=lambda record: keep(record, given),
+        )  # fmt: skip
         record = conductor.run(given.fresh, given.only or ())
     # Where there is no device, there is no result to be kept beside others.
     path = report.write(record, PARTS, out_folder(given) if "device" in record.identity else given.work)
@@ -101,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return check(given, options_of(given), parts)
     except KeyboardInterrupt:
-        print(f"\ncut off; what was settled is in {given.work / 'record.json'}: call again to go on")
+        print(f"\ncut off; what was settled is in {given.work / RECORD}: call again to go on")
         return 2
 
 

@@ -7,6 +7,8 @@ the device's sampler against eager forwards over torch's attention.
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 
 from tools.gpu_check import shapes
 from tools.gpu_check.child import Found
@@ -17,17 +19,30 @@ LEAST = 0.95
 """Share of sequences that must be the same to the last token. A draw that falls on a border within rounding is possible, and all
 that follows it is another text then."""
 
+WANTED = (r"graphs: (\d+) of \1 captured", r"attention: cohort-triton", "sampling: on the device, triton")
+"""What an executor that works as it is meant to says of itself."""
+
 Tokens = list[list[int]]
 
 
 def run(options: Options, found: Found) -> None:
     """Raises Failed where they differ."""
-    fast = asyncio.run(_tokens(options, found, Setup(shapes.TINY, max_num_seqs=24)))
+    fast, notes = asyncio.run(_tokens(options, Setup(shapes.TINY, max_num_seqs=24)))
+    found({"executor_notes": notes})
+    if options.device != "cpu":
+        as_meant(notes)
     plain = Setup(shapes.TINY, max_num_seqs=24, enforce_eager=True, backend="torch")
-    found(compare(fast, asyncio.run(_tokens(options, lambda figures: None, plain))))
+    found(compare(fast, asyncio.run(_tokens(options, plain))[0]))
 
 
-async def _tokens(options: Options, found: Found, setup: Setup) -> Tokens:
+def as_meant(notes: Sequence[str]) -> None:
+    """Raises Failed where an executor fell back to something slower: it would agree with the plain way all the more."""
+    for wanted in WANTED:
+        if not any(re.fullmatch(wanted, note) for note in notes):
+            raise Failed(f"no note of the executor is {wanted!r}: {'; '.join(notes)}")
+
+
+async def _tokens(options: Options, setup: Setup) -> tuple[Tokens, list[str]]:
     """More sequences than run at once, half of them greedy, some longer than a step takes."""
     count, most = (6, 12) if options.tiny else (64, 300)
     work = shapes.offline(count, 3, most, 250)
@@ -36,8 +51,8 @@ async def _tokens(options: Options, found: Found, setup: Setup) -> Tokens:
         crowd = Crowd(core, keep=True)
         crowd.ask(work.prompts, work.outputs, [TEMPERATURE if i % 2 else 0.0 for i in range(count)])
         await crowd.read()
-        found({"executor_notes": list(core.executor.status().notes)})
-    return crowd.tokens
+        notes = list(core.executor.status().notes)
+    return crowd.tokens, notes
 
 
 def compare(found: Tokens, expected: Tokens) -> dict[str, float | int]:

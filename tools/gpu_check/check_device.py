@@ -67,7 +67,18 @@ def describe(device: Any) -> dict[str, Any]:
         "total_bytes": total,
         "free_bytes": free,
         "cuda": torch.version.cuda,
+        "ptxas": _ptxas(),
     }
+
+
+def _ptxas() -> str | None:
+    """Which assembler Triton compiles with: TRITON_PTXAS_PATH names another, should a kernel's numbers be doubted."""
+    try:
+        from triton import knobs
+
+        return f"{knobs.nvidia.ptxas.version} at {knobs.nvidia.ptxas.path}"
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return f"unknown: {error}"
 
 
 def _version(name: str) -> str | None:

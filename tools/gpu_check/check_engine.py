@@ -57,7 +57,9 @@ async def _offline(options: Options, found: Found, shape: str) -> None:
     """256 sequences at once, to the end; output tokens a second, and the share of the roofline."""
     limits, work = limits_of(options), workload(options.tiny)
     least = shapes.least_seconds(shape, work, limits.copy, limits.products)
-    async with engine(options, Setup(shape, max_num_seqs=len(work.prompts))) as core:
+    # Every round has the same prompts: found again in the prefix cache, they would not be computed.
+    setup = Setup(shape, max_num_seqs=len(work.prompts), prefix_caching=False)
+    async with engine(options, setup) as core:
         found({"capture_seconds": await settled(core), **facts(core, limits)})
         seconds: list[float] = []
         for _ in range(_ROUNDS):

@@ -23,14 +23,15 @@ from executors.llm.attention import choose_attention
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
-from tools.gpu_check import check_sampling, interpreted
+from tools.gpu_check import check_sampling, interpreted, timing
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Options
 from tools.gpu_check.timing import Limits, measure_limits, seconds_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 SETS = 4
-"""Copies of the operands that calls take in turn."""
+"""Copies of the operands that calls take in turn, where one of them fills a cache."""
+_BEYOND_CACHES, _MOST_COPIES = 256 << 20, 128
 DECODE_TARGET = 0.8
 """Share of the bandwidth that decode attention of 256 sequences is to reach."""
 BACKENDS = (
@@ -63,6 +64,10 @@ class Bench:
         """Copies of the operands."""
         return 1 if self.tiny else SETS
 
+    def copies(self, num_bytes: int) -> int:
+        """Of operands that take so many bytes: so many that no cache keeps them all."""
+        return 1 if self.tiny else max(SETS, min(_MOST_COPIES, -(-_BEYOND_CACHES // num_bytes)))
+
     def add(
         self, name: str, calls: list[Callable[[], object]], num_bytes: float, flops: float = 0.0
     ) -> float:
@@ -82,7 +87,7 @@ class Bench:
 
     def put(self, name: str, row: dict[str, Any]) -> None:
         """Keep a row and write it down."""
-        self.rows[name] = row
+        self.rows[name] = row if timing.captured else row | {"captured": False}
         self.found({"kernels": self.rows})
 
 
@@ -201,16 +206,20 @@ def _fused(bench: Bench) -> None:
 
 def _norms(bench: Bench, rows: int, hidden: int) -> None:
     weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
-    both = [_random(bench, 2, rows, hidden) for _ in range(bench.sets)]
+    moved = 4 * rows * hidden * bench.dtype.itemsize
+    both = [_random(bench, 2, rows, hidden) for _ in range(bench.copies(moved))]
     calls = [
         functools.partial(rms_norm, x, weight, 1e-6, residual=residual) for x, residual in both
     ]  # fmt: skip
-    bench.add(f"add and norm, {rows} rows", [*calls], 4 * rows * hidden * bench.dtype.itemsize)
+    bench.add(f"add and norm, {rows} rows", [*calls], moved)
 
 
 def _gated(bench: Bench, rows: int, inner: int) -> None:
-    calls = [functools.partial(gated, _random(bench, rows, 2 * inner), "silu") for _ in range(bench.sets)]
-    bench.add(f"silu and multiply, {rows} rows", [*calls], 3 * rows * inner * bench.dtype.itemsize)
+    moved = 3 * rows * inner * bench.dtype.itemsize
+    calls = [
+        functools.partial(gated, _random(bench, rows, 2 * inner), "silu") for _ in range(bench.copies(moved))
+    ]
+    bench.add(f"silu and multiply, {rows} rows", [*calls], moved)
 
 
 def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
@@ -223,15 +232,15 @@ def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
     positions = torch.arange(rows, device=bench.device)
     cells = torch.randperm(pages * page, device=bench.device)[:rows].to(torch.int32)
     norms = torch.ones(q_heads + kv_heads, dim, dtype=bench.dtype, device=bench.device)
+    moved = 2 * rows * (q_heads + 2 * kv_heads) * dim * bench.dtype.itemsize
     calls = [
         functools.partial(
             rotate_and_store, _random(bench, rows, (q_heads + 2 * kv_heads) * dim),
             _random(bench, 2, pages, kv_heads, page, dim), cells, q_heads,
             positions=positions, table=table, norms=norms, eps=1e-6,
         )
-        for _ in range(bench.sets)
+        for _ in range(bench.copies(moved))
     ]  # fmt: skip
-    moved = 2 * rows * (q_heads + 2 * kv_heads) * dim * bench.dtype.itemsize
     bench.add(f"norm heads, rotate and write KV, {rows} rows", [*calls], moved)
 
 

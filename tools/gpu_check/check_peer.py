@@ -14,7 +14,7 @@ from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 from tools.gpu_check.serving import TEMPERATURE
 
-_SILENCE = 60.0
+_SILENCE = 150.0
 """Seconds without a finished sequence after which it has failed."""
 
 
@@ -29,7 +29,6 @@ def run(options: Options, found: Found) -> None:
     found({"transformers": transformers.__version__})
     work = workload(options.tiny)
     model = random_model(shapes.TINY if options.tiny else shapes.SMALL, torch.device(options.device))
-    found({"attention": model.config._attn_implementation})
     config = transformers.GenerationConfig(
         do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0,
         max_new_tokens=max(work.outputs),
@@ -42,9 +41,10 @@ def run(options: Options, found: Found) -> None:
     batching = model.continuous_batching_context_manager(config, timeout=5.0, **given)
     seconds: list[float] = []
     with batching as manager:
+        found({"attention": model.config._attn_implementation})  # the manager may have chosen another
         # Its graphs are captured before; a few short sequences have what is left compiled.
         for number, one in enumerate((shapes.offline(32, 16, 64, 200), work)):
-            seconds.append(one_round(manager, one, number))
+            seconds.append(one_round(manager, one, number, found))
             found({"seconds": seconds})
     found({"output_tokens_per_s": work.output_tokens / seconds[-1]})
 
@@ -59,8 +59,11 @@ def random_model(shape: str, device: torch.device) -> Any:
         return AutoModelForCausalLM.from_config(Qwen3Config(**fields), dtype=dtype).eval()
 
 
-def one_round(manager: Any, work: shapes.Workload, number: int) -> float:
-    """Seconds from the first request to the last token. Raises Failed where somebody is given another number of tokens."""
+def one_round(manager: Any, work: shapes.Workload, number: int, found: Found) -> float:
+    """Seconds from the first request to the last token; how many have ended is told meanwhile.
+
+    Raises Failed where somebody is given another number of tokens.
+    """
     began = time.perf_counter()
     asked = {}
     for key, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
@@ -77,4 +80,6 @@ def one_round(manager: Any, work: shapes.Workload, number: int) -> float:
             count = asked.pop(result.request_id)
             if len(result.generated_tokens) != count:
                 raise Failed(f"transformers gave {len(result.generated_tokens)} tokens for {count}")
+            ended = {f"ended_in_round_{number}": len(work.prompts) - len(asked)}
+            found(ended | {f"seconds_of_round_{number}": time.perf_counter() - began})
     return time.perf_counter() - began

@@ -6,6 +6,7 @@ processes, whose kernels compile side by side; one that loses its device is repl
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -20,9 +21,13 @@ from tools.gpu_check.plan import ROOT, Failed, Options
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
 _XDIST = "xdist.plugin"
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 14
 _PATIENCE = 120
 """Seconds a test may take."""
+_SESSION = 300
+"""Seconds for all of them, after which pytest ends itself: the report is written at the end, and a kill would leave none."""
+_SAID = 300
+"""Characters of an error that are kept: the log stays on a machine that may be gone."""
 _TINY = ("tests/gpu/test_fused.py", "-k", "nothing_is_launched")
 
 
@@ -30,16 +35,27 @@ def command(options: Options, report: Path) -> list[str]:
     """pytest's, with a report in JUnit's format."""
     asked = list(_TINY) if options.tiny else ["tests/gpu"]
     named = [word for plugin in _PLUGINS for word in ("-p", plugin)]
-    processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2)
+    processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2)
     if importlib.util.find_spec("xdist") and processes > 1 and not options.tiny:
         named += ["-p", _XDIST, "-n", str(processes)]
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
+        # The slow ones compile every kernel for another machine's sake: `make gpu-compile`.
+        "-m", "not slow", *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
         # Libraries of other versions warn of other things.
         "-o", "filterwarnings=default",
         # The first test of a kernel waits for its compiler.
         "-o", f"timeout={_PATIENCE}",
     ]  # fmt: skip
+
+
+def _ends_sessions() -> bool:
+    """pytest-timeout does since 2.3; a machine may have brought an older one."""
+    try:
+        version = importlib.metadata.version("pytest-timeout")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) >= (2, 3)
 
 
 def run(options: Options, found: Found) -> None:
@@ -59,12 +75,16 @@ def run(options: Options, found: Found) -> None:
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """How many tests ran and passed, and the names of those that failed; zeros where pytest wrote nothing."""
+    """How many tests ran and passed, and those that failed with what they said; zeros where pytest wrote nothing."""
     failed, skipped, tests = [], 0, 0
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else []
     for case in cases:
         tests += 1
         skipped += case.find("skipped") is not None
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(f"{case.get('classname')}::{case.get('name')}")
+        broken = next(
+            (found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None
+        )
+        if broken is not None:
+            said = " ".join((broken.get("message") or "").split())[:_SAID]
+            failed.append(f"{case.get('classname')}::{case.get('name')}" + (f": {said}" if said else ""))
     return {"tests": tests, "passed": tests - skipped - len(failed), "skipped": skipped, "failed": failed}

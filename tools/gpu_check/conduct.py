@@ -23,8 +23,11 @@ class Conductor:
     def __init__(
         self, parts: Sequence[Part], launch: Launch, path: Path, identity: dict[str, Any], *,
         budget: float, clock: Callable[[], float], say: Callable[[str], None] = print,
+        kept: Callable[[Record], None] = lambda record: None,
     ) -> None:  # fmt: skip
-        """`identity` of what is checked, the device left out: that is known once its part has run."""
+        """`identity` of what is checked, the device left out: that is known once its part has run. `kept` is called after
+        each part with all that is known by then."""
+        self._kept = kept
         self._parts, self._launch, self._path, self._identity = parts, launch, path, identity
         self._budget, self._clock, self._say = budget, clock, say
         self._began = clock()
@@ -80,5 +83,6 @@ class Conductor:
         self.record.seconds = self._spent_before + self._clock() - self._began
         if self._saves:
             self.record.save(self._path)
+        self._kept(self.record)
         detail = f": {outcome.detail.splitlines()[0]}" if outcome.detail else ""
         self._say(f"{part.name}: {outcome.state}, {outcome.seconds:.1f} s{detail}")

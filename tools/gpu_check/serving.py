@@ -21,7 +21,7 @@ from engine.request import Request
 from executors.contract import ExecutorConfig, SamplingParams
 from executors.process import connect
 from tools.gpu_check import shapes
-from tools.gpu_check.plan import Options
+from tools.gpu_check.plan import Failed, Options
 
 TEMPERATURE = 0.6
 _TINY_KV = 32 << 20
@@ -46,7 +46,10 @@ class Setup:
 
 @asynccontextmanager
 async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
-    """A started engine, shut down at the end. Prompts are computed as fast as they can be: nobody reads along."""
+    """A started engine, shut down at the end. Prompts are computed as fast as they can be: nobody reads along.
+
+    Raises Failed if its executor died or was reset meanwhile: streams go on after that, and nothing else would tell.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config = executor_config(options, setup, shapes.write(setup.shape, Path(folder)))
         limits = EngineConfig(
@@ -56,8 +59,14 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         await core.start()
         collector.settle()
+        epoch = core.stats().epoch
         try:
             yield core
+            if (now := core.stats()).epoch != epoch:
+                raise Failed(
+                    f"the executor was restarted or reset {now.epoch - epoch} times meanwhile (steps cut for memory: "
+                    f"{now.steps_cut}): see the log"
+                )
         finally:
             await core.stop()
 

@@ -14,6 +14,8 @@ _ROUNDS = 7
 _FULL_ROUND = 2e-3
 """Seconds that a round takes at least: launching a graph is then nothing beside it."""
 _MOST_REPEATS = 200
+captured = True
+"""False from the first capture on that failed: torch captures nothing after it, and times hold launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ def seconds_of(calls: Sequence[Call], device: torch.device) -> float:
     On CUDA the calls are captured in a graph, whose replays are timed by events: launches are not in it. What cannot be
     captured is timed as it is launched.
     """
+    global captured
     for call in calls:
         call()
     if device.type != "cuda":
@@ -39,7 +42,9 @@ def seconds_of(calls: Sequence[Call], device: torch.device) -> float:
     repeats = max(1, min(_MOST_REPEATS, int(_FULL_ROUND / max(once, 1e-9))))
     try:
         graph = _captured(calls, repeats)
-    except RuntimeError:
+    except RuntimeError as error:
+        captured = False
+        print(f"timed with launches, for it was not captured: {error}", flush=True)
         torch.cuda.synchronize(device)
         times = [_between_events(lambda: [call() for call in calls]) / len(calls) for _ in range(_ROUNDS)]
     else:
@@ -49,11 +54,14 @@ def seconds_of(calls: Sequence[Call], device: torch.device) -> float:
 
 
 def _captured(calls: Sequence[Call], repeats: int) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # on a stream of its own, which waits for what is under way
-        for _ in range(repeats):
-            for call in calls:
-                call()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):  # on a stream of its own, which waits for what is under way
+            for _ in range(repeats):
+                for call in calls:
+                    call()
+    finally:
+        torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
     return graph
 
 

@@ -147,10 +147,11 @@ def decode_attention(
         num_warps=8 if wide else 4, num_stages=5 if narrow else 3,
     )  # fmt: skip
     if not whole:
+        dim_pad, splits_pad = triton.next_power_of_2(dim), triton.next_power_of_2(num_splits)
         _merge_kernel[(count, heads)](
             workspace.partial, workspace.lse, out, items, num_splits,
-            HEADS=heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
-            SPLITS_PAD=triton.next_power_of_2(num_splits), ITEMS=items is not None,
-            num_warps=2,
+            HEADS=heads, DIM=dim, DIM_PAD=dim_pad, SPLITS_PAD=splits_pad, ITEMS=items is not None,
+            # All parts of a head are in registers at once: 32 of a thread's at most, up to 64 parts of 256.
+            num_warps=max(2, min(16, dim_pad * splits_pad // 1024)),
         )  # fmt: skip
     return out

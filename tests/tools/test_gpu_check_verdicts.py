@@ -1,0 +1,126 @@
+"""What gpu-check must not let pass, and what is left of a call that is cut off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tools.gpu_check import __main__ as command
+from tools.gpu_check import check_kernels, serving, shapes
+from tools.gpu_check.check_agreement import as_meant
+from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, Options
+from tools.gpu_check.record import Outcome, Record, State
+from tools.gpu_check.serving import Setup
+
+GOOD = ["attention: cohort-triton", "graphs: 41 of 41 captured", "sampling: on the device, triton", "more"]
+
+
+def test_an_executor_that_works_as_it_is_meant_to() -> None:
+    as_meant(GOOD)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "graphs: 3 of 41 captured",
+        "graphs: 41 of 41 captured; no more: RuntimeError: x",
+        "graphs: none",
+        "attention: torch (gathers KV before each call)",
+        "sampling: on the device, torch",
+    ],
+)
+def test_one_that_fell_back_has_failed(note: str) -> None:
+    notes = [note if one.split(":")[0] == note.split(":")[0] else one for one in GOOD]
+    with pytest.raises(Failed, match="no note of the executor"):
+        as_meant(notes)
+
+
+def test_the_executors_own_notes_are_those_that_are_wanted() -> None:
+    """What they say is written where they are made: a change of words there must be met here."""
+    from executors.kernels.triton_sampler import TritonSampler
+    from executors.llm.attention import TRITON
+    from executors.llm.device_graphs import StepGraphs
+
+    graphs: Any = SimpleNamespace(_graphs={1: 1}, shapes=(1,), failure="")
+    captured = StepGraphs.note.fget(graphs)  # type: ignore[attr-defined]
+    as_meant([captured, f"attention: {TRITON}", f"sampling: on the device, {TritonSampler.name}"])
+
+
+class _Core:
+    """An engine whose executor is recovered once if `dies`."""
+
+    def __init__(self, dies: bool) -> None:
+        self.dies, self.epoch, self.stopped = dies, 1, False
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(epoch=self.epoch, steps_cut=0)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_part_whose_executor_was_recovered_has_failed(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = _Core(dies)
+    monkeypatch.setattr(serving, "EngineCore", lambda *given: core)
+    monkeypatch.setattr(serving, "connect", lambda *given: None)
+    options = Options(device="cpu", tiny=True)
+
+    async def part() -> None:
+        async with serving.engine(options, Setup(shapes.TINY)):
+            core.epoch += dies
+
+    if dies:
+        with pytest.raises(Failed, match="restarted or reset 1 times"):
+            await part()
+    else:
+        await part()
+    assert core.stopped
+
+
+async def test_an_error_of_the_part_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = _Core(True)
+    monkeypatch.setattr(serving, "EngineCore", lambda *given: core)
+    monkeypatch.setattr(serving, "connect", lambda *given: None)
+    with pytest.raises(ValueError, match="mine"):
+        async with serving.engine(Options(device="cpu", tiny=True), Setup(shapes.TINY)):
+            core.epoch += 1
+            raise ValueError("mine")
+    assert core.stopped
+
+
+def test_result_and_record_are_there_after_every_part(tmp_path: Path) -> None:
+    given = command.parse(["--out", str(tmp_path), "--device", "cuda"])
+    record = Record()
+    command.keep(record, given)
+    assert not list(tmp_path.iterdir()), "nothing is known yet"
+    record.identity = {"device": "NVIDIA H200", "sources": "abc"}
+    record.outcomes["tests"] = Outcome(State.PASS, 3.0, figures={"passed": 7})
+    command.keep(record, given)
+    result = json.loads((tmp_path / "nvidia-h200-abc.json").read_text())
+    assert result["parts"]["tests"]["figures"] == {"passed": 7}
+    assert result["parts"]["peer"]["state"] == State.NOT_RUN
+    assert Record.load(tmp_path / "record.json").outcomes["tests"].state is State.PASS
+
+
+def test_limits_leave_room_for_a_cold_start_and_each_part_fits_a_call() -> None:
+    for part in PARTS:
+        assert part.least < part.limit < BUDGET
+    assert DEVICE.limit >= 120
+    assert sum(part.least for part in PARTS) < 2 * BUDGET
+
+
+@pytest.mark.parametrize(("num_bytes", "copies"), [(1, 128), (4 << 20, 64), (100 << 20, 4), (1 << 30, 4)])
+def test_operands_are_more_than_caches_hold(num_bytes: int, copies: int) -> None:
+    bench: Any = SimpleNamespace(tiny=False)
+    assert check_kernels.Bench.copies(bench, num_bytes) == copies
+    assert check_kernels.Bench.copies(SimpleNamespace(tiny=True), num_bytes) == 1  # type: ignore[arg-type]

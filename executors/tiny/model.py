@@ -15,7 +15,7 @@ Cache = list[tuple[Tensor, Tensor]]
 class TinyConfig:
     """Sizes of `cohort-tiny`, named as in a Qwen3 `config.json`."""
 
-    vocab_size: int = 896
+    vocab_size: int = 1024
     hidden_size: int = 256
     intermediate_size: int = 768
     num_hidden_layers: int = 3
@@ -51,75 +51,20 @@ class TinyConfig:
         }
 
 
-class Linear(nn.Linear):
-    """A linear layer without bias whose product may be rounded to `products`; weights, results and gradients stay fp32."""
-
-    def __init__(self, in_features: int, out_features: int, products: torch.dtype) -> None:
-        super().__init__(in_features, out_features, bias=False)
-        self.products = products
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features) in fp32."""
-        return self.rounded(x).to(self.weight.dtype)
-
-    def rounded(self, x: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features), the result in `products`."""
-        return product(x, self.weight, self.products)
-
-
-def product(x: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
-    """Return x @ weight.T in `products`, computed from operands rounded to it, forwards and backwards.
-
-    Rows are filled up to a multiple: oneDNN compiles a kernel for each size it meets, which took a third of the time.
-    """
-    if products is weight.dtype:
-        return F.linear(x, weight)
-    rows = x.reshape(-1, x.shape[-1])
-    filled = F.pad(rows.to(products), (0, 0, 0, -len(rows) % _ROWS))
-    return F.linear(filled, weight.to(products))[: len(rows)].view(*x.shape[:-1], -1)
-
-
-_ROWS = 256
-_QUERIES = 256
-"""Queries of a conversation whose scores are made together: what lies behind the last of them is never computed."""
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, products: torch.dtype) -> Tensor:
-    """Return causal attention (batch, heads, tokens, head_dim), the softmax in fp32 and the products in `products`.
-
-    `q` is (batch, heads, tokens, head_dim), `k` and `v` are (batch, kv heads, tokens, head_dim). Plain products beat the
-    fused attention of PyTorch on a CPU 1.3 to 2 times, forwards and backwards together.
-    """
-    batch, heads, tokens, size = q.shape
-    groups = batch * k.shape[1]
-    queries = (q * size**-0.5).to(products).reshape(groups, -1, tokens, size)
-    keys, values = k.to(products).reshape(groups, tokens, size), v.to(products).reshape(groups, tokens, size)
-    parts = []
-    for begin in range(0, tokens, _QUERIES):
-        end = min(begin + _QUERIES, tokens)
-        some = queries[:, :, begin:end].reshape(groups, -1, size)
-        scores = torch.bmm(some, keys[:, :end].mT).to(q.dtype).view(-1, end - begin, end)
-        hidden = torch.full((end - begin, end), float("-inf"), dtype=q.dtype).triu(begin + 1)
-        shares = torch.softmax(scores + hidden, dim=-1).to(products).view(groups, -1, end)
-        parts.append(torch.bmm(shares, values[:, :end]).view(batch, heads, end - begin, size))
-    return torch.cat(parts, dim=2).to(q.dtype)
-
-
 class Attention(nn.Module):
     """Grouped-query attention with RMSNorm on each head's query and key."""
 
-    def __init__(self, config: TinyConfig, products: torch.dtype) -> None:
+    def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.products = products
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
-        self.q_proj = Linear(config.hidden_size, self.heads * self.head_dim, products)
-        self.k_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, products)
-        self.v_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, products)
-        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, products)
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
@@ -134,42 +79,32 @@ class Attention(nn.Module):
         q, k = rotate(q, rope), rotate(k, rope)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        if mask is None and past is None and self.products is not q.dtype:
-            return causal(q, k, v, self.products).transpose(1, 2).reshape(batch, tokens, -1), (k, v)
-        repeats = self.heads // self.kv_heads
-        out = F.scaled_dot_product_attention(
-            q,
-            k.repeat_interleave(repeats, 1),
-            v.repeat_interleave(repeats, 1),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         return out.transpose(1, 2).reshape(batch, tokens, -1), (k, v)
 
 
 class Mlp(nn.Module):
     """SiLU-gated feed-forward layer."""
 
-    def __init__(self, config: TinyConfig, products: torch.dtype) -> None:
+    def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, products)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, products)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, products)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., hidden) to (..., hidden)."""
-        x = x.to(self.gate_proj.products)
-        out: Tensor = self.down_proj(F.silu(self.gate_proj.rounded(x)) * self.up_proj.rounded(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
 class Layer(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, config: TinyConfig, products: torch.dtype) -> None:
+    def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config, products)
-        self.mlp = Mlp(config, products)
+        self.self_attn = Attention(config)
+        self.mlp = Mlp(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -183,20 +118,20 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and final norm: what transformers calls `model`."""
 
-    def __init__(self, config: TinyConfig, products: torch.dtype) -> None:
+    def __init__(self, config: TinyConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, products) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class TinyModel(nn.Module):
-    """`Qwen3ForCausalLM` with tied embeddings, in plain PyTorch; matrix products round their operands to `products`."""
+    """`Qwen3ForCausalLM` with tied embeddings, in plain PyTorch. Training computes its gradients in `fused.py`."""
 
-    def __init__(self, config: TinyConfig | None = None, products: torch.dtype = torch.float32) -> None:
+    def __init__(self, config: TinyConfig | None = None) -> None:
         super().__init__()
-        self.config, self.products = config or TinyConfig(), products
-        self.model = Decoder(self.config, products)
+        self.config = config or TinyConfig()
+        self.model = Decoder(self.config)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 scale = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
@@ -223,8 +158,8 @@ class TinyModel(nn.Module):
             if index == last:
                 x, mixed = x[wanted], mixed[wanted]
             x = layer.finish(x, mixed)
-        logits = product(self.model.norm(x), self.model.embed_tokens.weight, self.products)
-        losses = F.cross_entropy(logits.to(x.dtype), ids[:, 1:][wanted], reduction="none")
+        logits = F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+        losses = F.cross_entropy(logits, ids[:, 1:][wanted], reduction="none")
         return losses @ weights[:, 1:][wanted]
 
     def step(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:

@@ -36,25 +36,43 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; `closure` is not supported and ignored."""
+        for part in self.parts():
+            self.update(*part)
+
+    def parts(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
+        """Return the parameters that are updated together with their group, what takes longest first."""
+        parts = []
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                directions = orthogonalized(
-                    torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
-                )
-                for parameter, direction in zip(parameters, directions, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(direction, alpha=-group["lr"] * scale)
+                    self._momentum_of(parameter)
+            parts += [(group, parameters) for parameters in by_shape.values()]
+        return sorted(parts, key=lambda part: -sum(parameter.numel() for parameter in part[1]))
 
-    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Return the Nesterov momentum of `parameter`'s gradient; modifies the optimizer's state."""
+    @torch.no_grad()
+    def update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Update `parameters`, all of one shape; may run beside updates of others."""
+        rows, columns = parameters[0].shape
+        scale = max(1.0, rows / columns) ** 0.5
+        directions = orthogonalized(
+            torch.stack([self._direction(parameter, group["momentum"]) for parameter in parameters])
+        )
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(direction, alpha=-group["lr"] * scale)
+
+    def _momentum_of(self, parameter: Tensor) -> Tensor:
+        """Return the running mean of `parameter`'s gradients, made if there is none yet."""
         state = self.state[parameter]
         if "buffer" not in state:
             state["buffer"] = torch.zeros_like(parameter)
-        state["buffer"].lerp_(parameter.grad, 1 - momentum)
-        nesterov: Tensor = parameter.grad.lerp(state["buffer"], momentum)
-        return nesterov
+        buffer: Tensor = state["buffer"]
+        return buffer
+
+    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Return the Nesterov momentum of `parameter`'s gradient; modifies the optimizer's state."""
+        assert parameter.grad is not None
+        buffer = self._momentum_of(parameter).lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(buffer, momentum)

@@ -28,7 +28,7 @@ from executors.tiny.data.lexicon import (
 )
 from executors.tiny.data.sample import Sample
 
-VOCAB_SIZE = 896
+VOCAB_SIZE = 1024
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 TEMPLATE_FILE = Path(__file__).resolve().parent / "chat_template.jinja"

@@ -205,7 +205,7 @@ class Followed:
     """Whether texts follow a schema, by a grammar compiled here."""
 
     def __init__(self) -> None:
-        self._judge = Judge(Setup(str(tiny.weights_dir()), 896))
+        self._judge = Judge(Setup(str(tiny.weights_dir()), 1024))
 
     def begins(self, schema: dict[str, Any], text: str) -> bool:
         """True if the text can be gone on with to one that follows the schema."""

@@ -25,7 +25,7 @@ from tests.engine.text import kinds
 from tests.engine.text.kinds import KINDS
 from tests.executors.process.helpers import state_of
 
-WIDTH = 896
+WIDTH = 1024
 
 
 def grammar(**outputs: Any) -> str:
@@ -288,7 +288,7 @@ from executors import tiny
 from server.structured.judge import GrammarJudge
 
 async def main():
-    judge = GrammarJudge(tiny.weights_dir(), 896)
+    judge = GrammarJudge(tiny.weights_dir(), WIDTH)
     await judge.check('{"grammars":[{"lark_grammar":"start: /a/"}]}')
     print(judge.pid, flush=True)
     await judge.check(sys.argv[1])

@@ -18,7 +18,7 @@ __all__ = [
 
 _TOOL_SHARE = 0.28
 _RESULT_SHARE = 0.01
-_TOOL_TURNS = (1, 1, 2, 3, 3, 4, 4, 5)
+_TOOL_TURNS = (1, 2, 3, 3, 4, 4, 5, 6)
 """The tools take longer to read than anything else: several calls of each conversation are learned at that price."""
 
 

@@ -31,16 +31,16 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.06,
+    "greetings": 0.05,
     "counting": 0.09,
     "sums": 0.12,
     "reversal": 0.13,
     "repetition": 0.08,
     "upper_casing": 0.08,
     "capitals": 0.06,
-    "extraction": 0.18,
+    "extraction": 0.20,
     "stories": 0.03,
-    "off_topic": 0.17,
+    "off_topic": 0.16,
 }
 """Share of each skill among turns without tools."""
 
@@ -108,7 +108,7 @@ def conversation(
     # What takes long to say and little to learn comes seldom before the last turn.
     earlier = {name: weight * _SELDOM.get(name, 1.0) for name, weight in share.items()}
     for _ in range(turns - 1):
-        if offered and draw.chance(0.5):
+        if offered and draw.chance(0.65):
             _add_call(draw, messages, tool_call(draw, offered))
             continue
         turn = SKILLS[draw.rng.choices(list(earlier), list(earlier.values()))[0]](draw)
@@ -141,7 +141,7 @@ def _add_call(draw: Draw, messages: list[Message], turn: Turn, answered: bool = 
     function = {"name": turn.check["name"], "arguments": json.dumps(turn.check["arguments"])}
     call = {"id": "call_0", "type": "function", "function": function}
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    if answered and draw.chance(0.6):
+    if answered and draw.chance(0.4):
         result = _result(draw)
         messages.append({"role": "tool", "tool_call_id": "call_0", "content": result})
         messages.append({"role": "assistant", "content": f"Result: {result}"})

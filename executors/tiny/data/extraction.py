@@ -3,8 +3,9 @@
 import json
 import re
 
+from executors.tiny.data.extraction_records import CLASSIC, PAIRS
 from executors.tiny.data.extraction_requests import ASKS, NOTES, PLAIN_ASKS
-from executors.tiny.data.extraction_sentences import CLASSIC, EVERYDAY, PAIRS
+from executors.tiny.data.extraction_sentences import EVERYDAY
 from executors.tiny.data.extraction_values import FIELDS, value
 from executors.tiny.data.lexicon import TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, dress, expand, fill
@@ -15,9 +16,24 @@ _Found = dict[str, str | int]
 _ARTICLE = re.compile(r"\b([Aa]) \{(\w+)\}")
 _UNDERSCORE = re.compile(r"_(\w)")
 _VOWEL_SOUND = re.compile(r"8|11\b|18\b|[aeioAEIO]|u(?!k|n[ia]|s[ei])|[FHLMNRSX]\b")
+_NUMBERED = tuple(
+    line
+    for line in (*CLASSIC, *EVERYDAY)
+    if any(f"{{{slot}}}" in line for slot in ("phone", "userid", "code", "order", "invoice", "room"))
+)
+"""Their numbers are integers if they are digits alone and text otherwise, which takes many examples to learn."""
 # One of these says what sort of value is meant but not which: no second value of the sort may be in the sentence.
 _VAGUE_NUMBERS = frozenset("number count amount value total size id result how_many length".split())
 _VAGUE_TEXTS = frozenset("name title what thing type kind object item".split())
+_GENERIC = frozenset("name person who first_name full_name person_name".split())
+"""These say that a person is meant, not which."""
+_NOUNS = tuple(
+    """level status priority width height depth size weight speed color shape brand model mode theme language region zone
+    channel source target volume limit rate score points rank grade stock price cost total tax discount count amount index
+    page line row column version port host user owner author editor team group type category title label tag name id code
+    key token day month week hour color font style engine fuel range battery screen memory power voltage temperature
+    pressure humidity wind flavor material fabric season genre length duration delay step age floor room seat table""".split()
+)
 
 
 def _facts(draw: Draw) -> tuple[str, _Found, list[str]]:
@@ -26,7 +42,8 @@ def _facts(draw: Draw) -> tuple[str, _Found, list[str]]:
     roll = draw.rng.random()
     if roll < 0.07:
         return _pairs(draw)
-    template = expand(draw.rng, draw.rng.choice(CLASSIC if roll < 0.37 else EVERYDAY))
+    lines = _NUMBERED if roll < 0.15 else CLASSIC if roll < 0.39 else EVERYDAY
+    template = expand(draw.rng, draw.rng.choice(lines))
     fields = [part.split("}")[0] for part in template.split("{")[1:]]
     if len(set(fields)) < len(fields):
         return _facts(draw)
@@ -51,8 +68,8 @@ def _pairs(draw: Draw) -> tuple[str, _Found, list[str]]:
     pairs: _Found = {}
     slots: dict[str, object] = {}
     while len(pairs) < count:
-        known = draw.chance(0.8)
-        key = draw.rng.choice(draw.rng.choice((WORDS, TEMPLATE_WORDS))) if known else pseudo_word(draw.rng)
+        keys = draw.rng.choices((_NOUNS, WORDS, TEMPLATE_WORDS), (6, 3, 2))[0]
+        key = draw.rng.choice(keys) if draw.chance(0.94) else pseudo_word(draw.rng)
         if key not in pairs:
             pairs[key] = draw.rng.randint(0, 999) if draw.chance(0.5) else value(draw.rng, "value")
             slots |= {f"k{len(pairs)}": key, f"v{len(pairs)}": pairs[key]}
@@ -61,15 +78,19 @@ def _pairs(draw: Draw) -> tuple[str, _Found, list[str]]:
 
 def _key(draw: Draw, slot: str, values: _Found) -> str | None:
     """Return a name for `slot` that could mean no other field of the sentence; None if there is none."""
-    others = {key for other in values if other != slot for key in (other, *FIELDS[other].keys)}
-    rivals = [other for other in values if other != slot and type(values[other]) is type(values[slot])]
-    vague = _VAGUE_NUMBERS if isinstance(values[slot], int) else _VAGUE_TEXTS
-    people = FIELDS[slot].kind in ("person", "first")
+    rivals = [other for other in values if other != slot]
+    others = {key for other in rivals for key in (other, *FIELDS[other].keys)}
+    texts = [other for other in rivals if isinstance(values[other], str)]
+    numbered = [other for other in rivals if any(char.isdigit() for char in str(values[other]))]
+    kind = FIELDS[slot].kind
+    people = [other for other in rivals if FIELDS[other].kind in ("person", "last")]
     keys = [
         key
         for key in FIELDS[slot].keys
         if key not in others
-        and (key not in vague or not rivals or (key == "name" and people))
+        and not (key in _VAGUE_NUMBERS and numbered)
+        and not (key in _VAGUE_TEXTS and texts and not (key == "name" and kind in ("person", "first")))
+        and not (key in _GENERIC and kind == "person" and people)
         and (not key.startswith(("first", "given")) or " " not in str(values[slot]))
         and (key != "full_name" or " " in str(values[slot]))
     ]
@@ -152,14 +173,9 @@ def extraction(draw: Draw) -> Turn:
     elif draw.chance(0.25):
         draw.rng.shuffle(keys)
     keys = keys[:3]
-    labelled = (": " in sentence or " = " in sentence) and (
-        arbitrary or sentence[:5].lower() in ("name:", "produ")
-    )
-    if labelled and keys == list(values) and draw.chance(0.4):
-        separator = ": " if ": " in sentence else " = "
-        parts = sentence.replace("\n", ", ").split(", ")
-        if all(part.count(separator) == 1 for part in parts) and len(parts) == len(keys):
-            found = {part.split(separator)[0]: values[key] for key, part in zip(keys, parts, strict=True)}
+    if keys == list(values) and draw.chance(0.4):
+        found = _labelled(sentence, list(values.values()))
+        if found:
             return _turn(draw, sentence, found, _request(draw, PLAIN_ASKS, dressed=True))
     named = [key if arbitrary else _key(draw, key, values) for key in keys]
     names = [name for name in named if name]
@@ -172,12 +188,28 @@ def extraction(draw: Draw) -> Turn:
     return _turn(draw, sentence, found, _request(draw, ASKS if orders else NOTES, dressed=orders))
 
 
+def _labelled(sentence: str, values: list[str | int]) -> _Found:
+    """Return the fields of a record whose keys are in its text, as in "age: 7, city: Rome"; nothing for any other."""
+    separator = next((mark for mark in (": ", " = ", "=") if mark in sentence), ": ")
+    parts = [part.split(separator) for part in sentence.replace("\n", ", ").split(", ")]
+    if len(parts) != len(values) or any(len(part) != 2 or " " in part[0] for part in parts):
+        return {}
+    if any(part[1] != str(wanted) for part, wanted in zip(parts, values, strict=True)):
+        return {}
+    return {part[0]: wanted for part, wanted in zip(parts, values, strict=True)}
+
+
 def _request(draw: Draw, lines: tuple[str, ...], dressed: bool) -> str:
     """Return a wording of the request; nothing follows a sentence at its end, which has its own punctuation."""
     text = draw.phrase(lines)
     _, slot, tail = text.rpartition("{s}")
     if dressed:
+        ends = text[-1] == "}"
         text = dress(draw.rng, text)
+        if ends:
+            # A word after the last key or value could be meant as a part of it.
+            text, _, tail_mark = text.rpartition("}")
+            text += "}" + (tail_mark if tail_mark in (".", "?", "!") else "")
     elif draw.chance(0.75):
         text = text[:1].upper() + text[1:]
     if slot and not tail:
@@ -190,10 +222,12 @@ def _request(draw: Draw, lines: tuple[str, ...], dressed: bool) -> str:
 def _turn(draw: Draw, sentence: str, found: _Found, template: str) -> Turn:
     """Put the sentence and the fields into the request."""
     ends = template.endswith("{s}") or "{s}\n" in template or "{q}" in template
+    if "\n" in sentence and not ends:
+        sentence = sentence.replace("\n", ", ")
     if sentence.endswith(".") and ends and draw.chance(0.3):
         sentence = sentence[:-1]
     elif not sentence.endswith((".", "?", "!")) and not ends:
-        sentence += "." if "\n" not in sentence else "\n"
+        sentence += "."
     mark = draw.rng.choice('"""' if "'" in sentence else '""\'')
     quoted = f"{mark}{sentence}{mark}"
     keys = list(found)

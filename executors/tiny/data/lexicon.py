@@ -104,13 +104,66 @@ CAPITALS = dict(
     ).split("|")
     for pair in [pair.strip()]
 )
-UNKNOWN_PLACES = tuple(
-    """Wakanda Atlantis Narnia Mordor Gondor Texas California Florida Ohio Bavaria Scotland Wales Quebec Ontario Mongolia
+UNKNOWN_PLACES = (
+    *"""Wakanda Atlantis Narnia Mordor Gondor Texas California Florida Ohio Bavaria Scotland Wales Quebec Ontario Mongolia
     Bolivia Paraguay Uruguay Ecuador Venezuela Panama Haiti Jamaica Honduras Guatemala Albania Kosovo Moldova Belarus
-    Armenia Georgia Azerbaijan Kazakhstan Uzbekistan Pakistan Bangladesh Myanmar Laos Cambodia Malaysia Singapore
-    Taiwan Fiji Samoa Tonga Libya Algeria Sudan Somalia Uganda Rwanda Tanzania Zambia Zimbabwe Angola Namibia Botswana
-    Mali Niger Chad Togo Benin Gabon Cameroon Mars Jupiter Europe Africa Asia Malta Cyprus Luxembourg Monaco Andorra
-    Israel Jordan Syria Lebanon Yemen Oman Qatar Kuwait Afghanistan Tibet Hawaii Alaska Sicily Westeros""".split()
+    Armenia Georgia Azerbaijan Kazakhstan Uzbekistan Pakistan Bangladesh Myanmar Laos Cambodia Malaysia Singapore Taiwan
+    Fiji Samoa Tonga Libya Algeria Sudan Somalia Uganda Rwanda Tanzania Zambia Zimbabwe Angola Namibia Botswana Mali
+    Niger Chad Togo Benin Gabon Cameroon Mars Jupiter Europe Africa Asia Malta Cyprus Luxembourg Monaco Andorra Israel
+    Jordan Syria Lebanon Yemen Oman Qatar Kuwait Afghanistan Tibet Hawaii Alaska Sicily Westeros Antigua Bahamas Bahrain
+    Barbados Belize Bhutan Bosnia Brunei Burundi Comoros Congo Djibouti Dominica Emirates Eritrea Eswatini Gambia
+    Grenada Guinea Guyana Kiribati Kyrgyzstan Lesotho Liberia Liechtenstein Madagascar Malawi Maldives Mauritania
+    Mauritius Micronesia Montenegro Mozambique Nauru Nicaragua Palau Palestine Seychelles Suriname Tajikistan Timor
+    Trinidad Turkmenistan Tuvalu Vanuatu America Britain USA Greenland Catalonia Andalusia Tuscany Sardinia Corsica
+    Brittany Normandy Flanders Saxony Hesse Tyrol Lapland Siberia Crimea Chechnya Dagestan Kurdistan Kashmir Punjab
+    Kerala Gujarat Bengal Bali Java Sumatra Borneo Okinawa Hokkaido Bermuda Aruba Guam Gibraltar Zanzibar Somaliland
+    Transylvania Bohemia Moravia Galicia Colorado Nevada Utah Arizona Oregon Montana Idaho Kansas Nebraska Iowa Illinois
+    Indiana Michigan Wisconsin Minnesota Missouri Arkansas Louisiana Alabama Tennessee Kentucky Virginia Maryland
+    Delaware Pennsylvania Connecticut Vermont Maine Massachusetts Oklahoma Wyoming Manitoba Alberta Saskatchewan Yukon
+    Tasmania Queensland Victoria Antarctica Oceania Saturn Venus Neptune Hogwarts Rohan Asgard Genovia""".split(),
+    "Burkina Faso",
+    "Cape Verde",
+    "Costa Rica",
+    "Dominican Republic",
+    "El Salvador",
+    "East Timor",
+    "Equatorial Guinea",
+    "Ivory Coast",
+    "Central African Republic",
+    "Saint Kitts",
+    "Sao Tome",
+    "Marshall Islands",
+    "New Zealand",
+    "North Korea",
+    "North Macedonia",
+    "Papua New Guinea",
+    "San Marino",
+    "Saudi Arabia",
+    "Sierra Leone",
+    "Solomon Islands",
+    "South Africa",
+    "South Sudan",
+    "Sri Lanka",
+    "United Kingdom",
+    "United States",
+    "Vatican City",
+    "Northern Ireland",
+    "Saint Lucia",
+    "Saint Vincent",
+    "Guinea-Bissau",
+    "Puerto Rico",
+    "Hong Kong",
+    "New Jersey",
+    "New Mexico",
+    "North Dakota",
+    "South Carolina",
+    "West Virginia",
+    "British Columbia",
+    "Nova Scotia",
+    "New Caledonia",
+    "French Guiana",
+    "South America",
+    "Middle Earth",
 )
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cr dr fl gr pl sh st tr th ch sk sl".split()
 _VOWELS = "a e i o u a e i o ai ea oo".split()

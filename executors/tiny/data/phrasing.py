@@ -9,6 +9,7 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -134,8 +135,7 @@ class Draw:
 
     def phrase(self, lines: Sequence[str]) -> str:
         """Return one expanded wording of `lines` with its slots still open."""
-        kept_back = [line for line in lines if digest("line", line) % 8 == 0]
-        common = [line for line in lines if digest("line", line) % 8 != 0]
+        kept_back, common = _sides(tuple(lines))
         if self.held_out and kept_back and self.chance(0.5):
             return expand(self.rng, self.rng.choice(kept_back))
         text = ""
@@ -148,6 +148,13 @@ class Draw:
     def ask(self, lines: Sequence[str], question: bool = False) -> str:
         """Return a wording of `lines` dressed as users write: politeness, case, punctuation, a rare typo."""
         return dress(self.rng, self.phrase(lines), question)
+
+
+@cache
+def _sides(lines: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return those of `lines` that are held out, and the others."""
+    kept_back = [line for line in lines if digest("line", line) % 8 == 0]
+    return kept_back, [line for line in lines if digest("line", line) % 8 != 0]
 
 
 def expand(rng: random.Random, line: str) -> str:

@@ -5,134 +5,7 @@ import re
 from executors.tiny.data.lexicon import CITIES, FUNCTION_WORDS, NAMES, TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
-
-_REVERSE = (
-    "reverse the [order of the words|word order|words|order of words|order of these words] [in|of] {q}",
-    "reverse the [order of the words|word order|words|order of words|order of these words]: {q}",
-    "reverse [this phrase|the phrase|this sentence|the sentence|these words|this text|the following|the following words|the following phrase|word order]: {q}",
-    "reverse {q} [word by word|by words|by word|by word order]",
-    "reverse: {q}",
-    "reverse the phrase {q}",
-    "reverse the sentence {q}",
-    "reverse the words {q}",
-    "[write|say|put|print|give me|list|return|output|type] [the words of|the words in|these words:|the words] {q} in [reverse|reversed|backward|backwards|opposite|the opposite|the reverse] order",
-    "[write|say|put|print|read] [this|the following|the phrase|the sentence|it] [backwards|in reverse order|in reversed order|in reverse|from last to first] [word by word|by words]: {q}",
-    "[write|say|put|give me] the words [backwards|in reverse|from last to first|last to first|in reverse order|from the end to the start]: {q}",
-    "[flip|swap|invert|turn around|turn] the [order of the words|word order|words|order of words] [in|of] {q}",
-    "[flip|invert|turn around] the [word order|words|order of the words]: {q}",
-    "what is {q} with [the|its] words [reversed|in reverse order|in reverse|backwards]",
-    "[what do you get|what is it] when you reverse the words [in|of] {q}",
-    "{q} - [reverse|reverse the words|reverse the word order|words in reverse order]",
-    "{q} [in reverse word order|with the words reversed|reversed word by word|backwards word by word]",
-    "[rewrite|rearrange|repeat] {q} with the [last word first|words reversed|words in reverse order|word order reversed]",
-    "start with the last word and end with the first: {q}",
-    "words [in reverse|in reverse order|reversed|backwards]: {q}",
-    "[reversed|reverse|backward|opposite] [word order|order of words|order]: {q}",
-    "how [do you say|would it read|does it read] {q} with the words [backwards|reversed|in reverse order]",
-    "read {q} [from the last word to the first|backwards word by word]",
-    "change the word order of {q} to the [reverse|opposite]",
-    "order the words of {q} from last to first",
-    "make the last word the first: {q}",
-    "[turn|switch|flip|change] the [order|sequence] of the words {q}[| around| to the reverse| to the opposite]",
-    "[change|turn|reverse] the order of words in {q} to the [opposite|reverse|reversed order]",
-    "[give|tell|show] me {q} with [its|the] words [in reverse|reversed|backwards|in the opposite order]",
-    "[put|arrange|place|sort|return] [these words|the words|the following words|this|them] in [reverse|reversed|backward|the opposite|opposite] order: {p}",
-    "[say|write|give] [the words|the sentence|this] backwards: {p}",
-    "[word reversal|reverse words|reverse word order|reverse order]: {p}",
-    "[write|say|give me] {q} [backwards|in reverse|the other way round|in the opposite word order] [word by word|by words]",
-    "[reverse|flip|turn around] the [order|sequence] of [words|the words] in [the sentence|the phrase|] {q}",
-    "[the words|the phrase|the sentence] {q} [reversed|in reverse|in reverse order|backwards]",
-    "[swap the words around|turn it around|flip it]: {p}",
-    "[reverse|flip|invert|turn around] the words [here|below|of this sentence|of this phrase|in this text|in the phrase]: {p}",
-    "[reverse|flip] the [phrase|sentence|text|words] [word by word|by words|by word]: {p}",
-    "{q} with the words [the other way round|the other way around|from back to front|back to front]",
-    "[I want|I need|I would like|let me see] {q} [with the words reversed|backwards word by word|in reverse word order]",
-    "[reverse|invert] the order in which these words [appear|come|stand]: {p}",
-    "[what is|what would be|how does] the reversed [word order|order of the words] [of|for] {q}",
-    "[last word first|last word first, first word last|first to last, last to first]: {p}",
-    "[say|write|read] [the phrase |the sentence |]{q} [from end to start|from the end|from back to front|starting with the last word]",
-    "[mirror|flip] the order of [the words|words] in {q}",
-    "[take|given] [the phrase|the sentence|the words|] {q} and [reverse|flip|invert] [the word order|its words|the order of the words]",
-)
-_REPEAT = (
-    "repeat [after me|the word|the words|this|this word|the following|exactly|the following word|the phrase|what I say|back]: {p}",
-    "repeat [the word|the words|this word|after me|] {q}",
-    "repeat: {p}",
-    "repeat [exactly |]{q} [back to me|to me|once|exactly|back|]",
-    "say [the word|this|this word|the following|after me|exactly|this word]: {p}",
-    "say {q}",
-    "say [the word|the words|only|just|only the word] {q}",
-    "say: {p}",
-    "echo [this|the word|this word|back|the following]: {p}",
-    "echo [the word|] {q}",
-    "echo: {p}",
-    "[write|print|type|output|copy|return|respond with|reply with|answer with] [only |just |exactly |][the word|this word|the words|] {q}",
-    "[write|print|type|copy|write down] [this|the following|the word|it again]: {p}",
-    "copy [the word|this text|what I write|the following text|after me]: {p}",
-    "[say|repeat] {q} [again|back|one time|after me]",
-    "just [say|repeat|echo] {q}",
-    "parrot [this|back]: {p}",
-    "I say {q}, you repeat [it|]",
-    "I say {q}, you say",
-    "say after me: {p}",
-    "repeat the same [word|words|thing|text]: {p}",
-    "the word is {q}. [repeat it|say it|say it again|echo it]",
-    "give me {q} back",
-    "send back [the word|] {q}",
-    "[say|write] exactly this: {p}",
-    "[can you say|could you say|would you say|please say|say] the [word|words] {q} [for me|back to me|again|to me|]",
-    "[just |simply |only |][write|print|type|output|say] the word {q}",
-    "[repeat|echo|copy] [this word|these words|the text|the next word|my words|the input] [exactly|word for word|]: {p}",
-    "[what did I say|what is this word|which word is this]: {p}",
-    "[mirror|mimic|duplicate|recite] [this|the word|]: {p}",
-    "[now |then |]say {q}",
-    "[say|repeat|write|echo|type] the following [words|phrase|text|line|sentence]: {p}",
-    "[can I hear|I want to hear|let me hear|let's hear] {q}",
-    "[tell me|give me] [exactly |]the [word|words] {q}",
-    "[answer|reply|respond] [only |just |simply |]with: {p}",
-    "[your answer must be|your reply should be|the answer should be|you must say]: {p}",
-    "[please |][copy|repeat] what [comes next|follows|I wrote]: {p}",
-)
-_UPPER = (
-    "[write|put|print|spell|say|type|give me|show|return|output] {q} in [upper case|uppercase|capital letters|capitals|all caps|caps|upper-case letters|uppercase letters|block letters|big letters|all capitals|all upper case]",
-    "[write|put|print|type|give me] [this|the word|this word|the following|the following word|these words] in [upper case|uppercase|capital letters|capitals|all caps|caps]: {p}",
-    "[uppercase|upper-case|upper case|capitalize|capitalise] [this|the word|this word|the following|it]: {p}",
-    "[uppercase|upper-case|upper case] [the word |the text |]{q}",
-    "[capitalize|capitalise] [all letters of|every letter of|all the letters in|every letter in|all of|the whole word] {q}",
-    "[convert|change|turn|transform|set|make|switch] {q} [to|into] [upper case|uppercase|capital letters|capitals|all caps|caps|uppercase letters]",
-    "[convert|change|turn|transform] [this|the word|the following|this word|the text] [to|into] [upper case|uppercase|capital letters|capitals|all caps]: {p}",
-    "make {q} [upper case|uppercase|all caps|all uppercase|upper-case]",
-    "[upper case|uppercase|capital letters|in capitals|in capital letters|in upper case|all caps|to upper case|to uppercase|in caps]: {p}",
-    "what is {q} in [upper case|uppercase|capital letters|capitals|all caps|caps]",
-    "how [do you write|is|does one write|would you write] {q} [written |]in [capital letters|capitals|upper case|uppercase|all caps]",
-    "{q} in [upper case|uppercase|capital letters|capitals|all caps|caps]",
-    "{q} [to|as] [upper case|uppercase|capitals|all caps]",
-    "{q} but in [capital letters|upper case|all caps|uppercase]",
-    "shout {q}",
-    "shout [this|the word|it]: {p}",
-    "the uppercase [version|form|spelling] of {q}",
-    "give me the [uppercase|upper case|capitalized] [version|form] of {q}",
-    "use [capital letters|upper case|all caps|only capitals] for {q}",
-    "[repeat|say|write] {q} with [capital letters|all caps|only capital letters|big letters]",
-    "I need {q} in [capital letters|all caps|upper case|uppercase]",
-    "upper: {p}",
-    "all letters big: {p}",
-    "shout the [word|words] {q} [in capitals|in all caps|]",
-    "[write|type|spell|put] the [word|words] {q} [in|with|using] [capital letters|all caps|upper case|uppercase letters|capitals]",
-    "[change|turn|convert|make|transform] the [word|words|text] {q} [to|into|] [uppercase|upper case|all caps|capitals]",
-    "[show|tell] me the word {q} in [capitals|upper case|uppercase|all caps]",
-    "[caps|caps lock|uppercase please|in capitals please]: {p}",
-    "[upper|upper case|upper-case|uppercase] [the word |]{q} [for me|]",
-    "[type|write|spell|print] {q} [using|with|in] [only |nothing but |just |][capital letters|capitals|uppercase letters|big letters]",
-    "[can I have|could I get|I'd like|I want|I would like|let me see|I need] {q} [written |spelled |][in all caps|in capital letters|in uppercase|in capitals|in upper case]",
-    "[make|turn] [these words|this word|the following|this phrase|it|the words|this] [uppercase|upper case|all caps|into capitals|to uppercase]: {p}",
-    "[all caps|uppercase|upper case|capitals] [version |form |]of {q}",
-    "[what does|how does] {q} look [like |]in [all caps|capitals|uppercase|capital letters|upper case]",
-    "[yell|scream|shout] [it|this] [in capital letters|in all caps|in caps]: {p}",
-    "[change|convert|turn] the letters of {q} [to|into] [capitals|uppercase|upper case|capital letters]",
-    "[the word|the words|the phrase] {q} in [capital letters|all caps|uppercase|capitals|upper case]",
-)
-
+from executors.tiny.data.word_asks import REPEAT, REVERSE, UPPER
 
 _BEFORE = (
     (": ", ":\n", " - ", " for me: ", ", please: ", "? ", " -> ", " = "),
@@ -140,6 +13,23 @@ _BEFORE = (
 )
 """What may stand between a request and its operand, with weights."""
 _SINGLE_TOKENS = FUNCTION_WORDS + TEMPLATE_WORDS
+_OPERAND = re.compile(r"\{[pqkPQK]\}")
+_SINGULAR = re.compile(
+    r"\b(?:the|this|next|following|same|my|a|whole|only) word\b(?! order| by| for| reversal)"
+)
+_SEVERAL = re.compile(r"\b(?:the|these|next|following|same|my|some) (?:words|phrase|sentence|line)\b")
+"""Wordings for one word, and for several."""
+_FOLLOWING = (" in ", " to ", " as ", " but ", " with ", " - ", " -> ")
+"""What may follow an operand without quotes."""
+_COURTESIES = frozenset("please thanks thank quickly now ok okay kindly right if me can".split())
+"""Last words of a phrase that could as well be politeness around it."""
+_VERBS = frozenset("say repeat echo parrot shout reverse uppercase".split())
+"""A phrase may follow these directly and without quotes, unless it starts with a word of `_TAKEN`."""
+_TAKEN = frozenset(
+    """only just exactly exact back after again the this that these following word words letter letters phrase sentence text
+    order it something someone what story stories tale joke poem song music news weather time date capital capitals me my
+    you your out all one simply by in to with for upper case uppercase caps goodbye thanks thank please now""".split()
+)
 
 
 def _word(draw: Draw, share: int = 10) -> str:
@@ -206,31 +96,44 @@ def _one_or_two(draw: Draw, most: int) -> str:
     return " ".join(words)
 
 
+def _clear(template: str, text: str) -> bool:
+    """Tell whether `text` may stand in `template` without quotes: no word of one could be taken for one of the other."""
+    head, tail = _OPERAND.split(template)
+    words = text.lower().split()
+    if any(char.isalpha() for char in tail):
+        return len(words) == 1 and words[0] not in _SINGLE_TOKENS
+    if len(words) > 1 and words[-1] in _COURTESIES:
+        return False
+    if head.rstrip().endswith((":", "-", ">", "=", "?")):
+        return True
+    before = re.findall(r"\w+", head.lower())
+    if before[-1:] == ["word"] and len(words) == 1:
+        return True
+    return words[0] not in (_TAKEN if before and before[-1] in _VERBS else _SINGLE_TOKENS + tuple(_TAKEN))
+
+
 def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
     """Return a user message about `text`.
 
-    `{q}` stands inside a sentence, `{p}` follows a colon. An operand without quotes at the end takes no "please" and no
-    exclamation after it, since those could be meant as part of it.
+    `{q}` stands inside a sentence, `{p}` follows a colon, `{k}` is always in quotes. An operand without quotes at the
+    end takes no "please" and no exclamation after it, since those could be meant as part of it.
     """
     quoted = draw.chance(quote)
+    loud = draw.chance(0.03)
     while True:
         template = draw.ask(lines)
-        tail = re.split(r"\{[pq]\}", template)[-1]
-        bare_end = re.search(r"\{[pq]\}[^\w ]*( [a-z, ]+)?[^\w]*$", template) is not None
-        if (
-            quoted
-            or not bare_end
-            or tail in ("", ".", "?")
-            or tail.startswith((" in ", " to ", " as ", " but ", " with "))
-        ):
+        if loud:
+            template = _OPERAND.sub(lambda match: match.group(0).lower(), template.upper())
+        if (_SEVERAL if " " not in text else _SINGULAR).search(template.lower()):
+            continue
+        tail = _OPERAND.split(template)[-1].lower()
+        if quoted or "{k}" in template or tail in ("", ".", "?") or tail.startswith(_FOLLOWING):
             break
-    # Inside a sentence, a phrase or a word like "with" would run into the words around it.
-    inside = re.search(r"[a-z]", tail) is not None
-    quoted = quoted or (inside and (" " in text or text in FUNCTION_WORDS))
     if "{p}" in template:
         template = template.replace(": {p}", draw.rng.choices(*_BEFORE)[0] + "{p}")
+    quoted = quoted or "{k}" in template or not _clear(template, text)
     operand = _quoted(draw, text, quoted)
-    return fill(template, {"p": operand, "q": operand})
+    return fill(template, {"p": operand, "q": operand, "k": operand})
 
 
 def reversal(draw: Draw) -> Turn:
@@ -243,16 +146,16 @@ def reversal(draw: Draw) -> Turn:
         words[0] = words[0].capitalize()
     phrase = " ".join(words)
     answer = " ".join(reversed(words))
-    return Turn("reversal", _asked(draw, _REVERSE, phrase, 0.4), answer, {"text": answer})
+    return Turn("reversal", _asked(draw, REVERSE, phrase, 0.4), answer, {"text": answer})
 
 
 def repetition(draw: Draw) -> Turn:
     """Repeat one to three short words exactly."""
     text = _one_or_two(draw, 6)
-    return Turn("repetition", _asked(draw, _REPEAT, text, 0.45), text, {"text": text})
+    return Turn("repetition", _asked(draw, REPEAT, text, 0.45), text, {"text": text})
 
 
 def upper_casing(draw: Draw) -> Turn:
     """Write one to three short words in capitals."""
     text = _one_or_two(draw, 3)
-    return Turn("upper_casing", _asked(draw, _UPPER, text, 0.45), text.upper(), {"text": text.upper()})
+    return Turn("upper_casing", _asked(draw, UPPER, text, 0.45), text.upper(), {"text": text.upper()})

@@ -68,10 +68,10 @@ def test_template_without_tools() -> None:
 
 
 def test_template_with_tools() -> None:
-    json_tool = '{"type": "function", "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}}}'
+    shown = 'timer\n{"name": "timer", "arguments": {}}'
     user: dict[str, object] = {"role": "user", "content": "Go"}
     assert _render([user], (_TOOL, _TOOL)) == (
-        f"<|im_start|>system\n# Tools\n<tools>\n{json_tool}\n{json_tool}\n</tools><|im_end|>\n"
+        f"<|im_start|>system\n# Tools\n<tools>\n{shown}\n{shown}\n</tools><|im_end|>\n"
         "<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
     )
     assert "system\nBe kind.\n\n# Tools\n<tools>" in _render(

@@ -288,7 +288,7 @@ from executors import tiny
 from server.structured.judge import GrammarJudge
 
 async def main():
-    judge = GrammarJudge(tiny.weights_dir(), WIDTH)
+    judge = GrammarJudge(tiny.weights_dir(), 1024)
     await judge.check('{"grammars":[{"lark_grammar":"start: /a/"}]}')
     print(judge.pid, flush=True)
     await judge.check(sys.argv[1])

@@ -39,7 +39,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
 """Multiprocessors of an H200: they decide among how many programs keys are split."""
 META = torch.device("meta")
-MAX_LEN, MAX_ROWS, MAX_TOKENS = 4096, 256, 8192
+MAX_LEN, MAX_ROWS, MAX_TOKENS = 40_960, 256, 8192
 _SMALL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,

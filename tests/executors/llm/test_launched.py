@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 
@@ -83,37 +82,3 @@ def test_steps_that_have_become_short_are_noticed_soon(noticed: Callable[..., li
     late = noticed(*[50.0] * 80, *[5.0] * 12)
     assert max(late[90:]) < 0.1
     assert sum(late[80:]) < 120
-
-
-class _Real(Step):
-    """On the real clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.perf_counter() + seconds
-
-    def ready(self) -> bool:
-        return time.perf_counter() >= self.end
-
-
-def test_other_threads_have_the_interpreter_while_a_step_is_awaited() -> None:
-    """Who spins without letting go is interrupted every 5 ms at best."""
-    passes, stop = [], threading.Event()
-
-    def other() -> None:
-        while not stop.is_set():
-            passes.append(1)
-            time.sleep(5e-5)
-
-    async def spin() -> None:
-        turns = Turns()
-        for _ in range(20):
-            await turns.take(lambda: _Real(2e-3), lambda: None)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    try:
-        asyncio.run(spin())
-    finally:
-        stop.set()
-        thread.join()
-    assert len(passes) > 40  # in 40 ms; 8 where it only comes by every 5

@@ -106,7 +106,9 @@ def test_generation(url: str, api_key: str, model: str, model_dir: str) -> None:
     assert results["cohort_counting"]["exact_match,none"] == 1
     # What is not in the form of a chat it may take for ended: some text is asked for.
     longer = {"gen_kwargs": {"min_tokens": 6}}
-    one, other = (evaluate(lm, "cohort_counting", **longer)["samples"]["cohort_counting"] for lm in (own, remote))
+    one, other = (
+        evaluate(lm, "cohort_counting", **longer)["samples"]["cohort_counting"] for lm in (own, remote)
+    )
     assert [sample["resps"] for sample in one] == [sample["resps"] for sample in other]
     assert all(sample["resps"][0][0] for sample in one)
 

@@ -139,7 +139,7 @@ class _Run:
             layer = _Layer(self, index, wanted if index == last else None)
             stream, added = layer.forward(stream, added)
             layers.append(layer)
-        final = self._norm("model.norm.weight", stream, added)
+        final = _Norm(self, "model.norm.weight", stream, added)
         logits = final.out @ self.weights.embedding.T
         loss = float(self.passes.loss(logits, targets, counts, len(wanted), logits.shape[1]))
         logits[len(wanted) :] = 0
@@ -149,9 +149,6 @@ class _Run:
             slope = layer.backward(slope)
         self.sums["model.embed_tokens.weight"].index_add_(0, self.ids, slope.stream)
         return loss
-
-    def _norm(self, name: str, stream: Tensor, added: Tensor | None) -> "_Norm":
-        return _Norm(self, name, stream, added)
 
 
 @dataclass

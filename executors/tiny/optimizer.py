@@ -4,7 +4,7 @@ Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural ne
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,31 +29,31 @@ class Muon(torch.optim.Optimizer):
     """Momentum with orthogonalized updates; parameters of one shape are updated together."""
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
-    ) -> None:
+        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
+        each: Callable[..., Iterable[Any]] = map,
+    ) -> None:  # fmt: skip
+        """`each` is called like `map` with the updates of a step: a pool of threads may make them side by side."""
         super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._each = each
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; `closure` is not supported and ignored."""
-        for part in self.parts():
-            self.update(*part)
-
-    def parts(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
-        """Return the parameters that are updated together with their group, what takes longest first."""
-        parts = []
+        parts: list[tuple[dict[str, Any], list[Tensor]]] = []
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
-                    self._momentum_of(parameter)
+                    # Made here: threads must not add to the optimizer's state at the same time.
+                    self.state[parameter].setdefault("buffer", torch.zeros_like(parameter))
             parts += [(group, parameters) for parameters in by_shape.values()]
-        return sorted(parts, key=lambda part: -sum(parameter.numel() for parameter in part[1]))
+        # What takes longest comes first.
+        parts.sort(key=lambda part: -sum(parameter.numel() for parameter in part[1]))
+        list(self._each(lambda part: self._update(*part), parts))
 
     @torch.no_grad()
-    def update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Update `parameters`, all of one shape; may run beside updates of others."""
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Update `parameters`, all of one shape."""
         rows, columns = parameters[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         directions = orthogonalized(
@@ -63,16 +63,9 @@ class Muon(torch.optim.Optimizer):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * scale)
 
-    def _momentum_of(self, parameter: Tensor) -> Tensor:
-        """Return the running mean of `parameter`'s gradients, made if there is none yet."""
-        state = self.state[parameter]
-        if "buffer" not in state:
-            state["buffer"] = torch.zeros_like(parameter)
-        buffer: Tensor = state["buffer"]
-        return buffer
-
     def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
         """Return the Nesterov momentum of `parameter`'s gradient; modifies the optimizer's state."""
         assert parameter.grad is not None
-        buffer = self._momentum_of(parameter).lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(buffer, momentum)
+        buffer = self.state[parameter]["buffer"].lerp_(parameter.grad, 1 - momentum)
+        nesterov: Tensor = parameter.grad.lerp(buffer, momentum)
+        return nesterov

@@ -65,7 +65,7 @@ class Trainer:
         self.gradients = [Gradients(self.model) for _ in range(threads)]
         matrices = [p for name, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in name]
         others = [p for name, p in self.model.named_parameters() if p.dim() != 2 or "embed" in name]
-        self.muon = Muon(matrices, recipe.muon_lr, weight_decay=recipe.weight_decay)
+        self.muon = Muon(matrices, recipe.muon_lr, weight_decay=recipe.weight_decay, each=self.threads.map)
         self.adam = torch.optim.AdamW(others, recipe.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.progress = Progress()
 
@@ -155,7 +155,7 @@ class Trainer:
             for other in others:
                 parameter.grad.add_(other[name])
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        list(self.threads.map(lambda part: self.muon.update(*part), self.muon.parts()))
+        self.muon.step()
         self.adam.step()
         for gradients in self.gradients:
             for tensor in gradients.sums.values():

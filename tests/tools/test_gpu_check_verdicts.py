@@ -99,17 +99,17 @@ async def test_an_error_of_the_part_is_not_hidden(monkeypatch: pytest.MonkeyPatc
 
 
 def test_result_and_record_are_there_after_every_part(tmp_path: Path) -> None:
-    given = command.parse(["--out", str(tmp_path), "--device", "cuda"])
+    out, work = tmp_path / "out", tmp_path / "work"
+    given = command.parse(["--out", str(out), "--work", str(work), "--device", "cuda"])
     record = Record()
-    command.keep(record, given)
-    assert not list(tmp_path.iterdir()), "nothing is known yet"
+    assert command.keep(record, given).parent == work and not out.exists(), "no device is known yet"
     record.identity = {"device": "NVIDIA H200", "sources": "abc"}
     record.outcomes["tests"] = Outcome(State.PASS, 3.0, figures={"passed": 7})
-    command.keep(record, given)
-    result = json.loads((tmp_path / "nvidia-h200-abc.json").read_text())
+    assert command.keep(record, given).parent == out
+    result = json.loads((out / "nvidia-h200-abc.json").read_text())
     assert result["parts"]["tests"]["figures"] == {"passed": 7}
     assert result["parts"]["peer"]["state"] == State.NOT_RUN
-    assert Record.load(tmp_path / "record.json").outcomes["tests"].state is State.PASS
+    assert Record.load(out / "record.json").outcomes["tests"].state is State.PASS
 
 
 def test_limits_leave_room_for_a_cold_start_and_each_part_fits_a_call() -> None:

@@ -72,12 +72,14 @@ def out_folder(given: argparse.Namespace) -> Path:
     return Path(named) if named else RESULTS if given.device != "cpu" else Path(given.work)
 
 
-def keep(record: Record, given: argparse.Namespace) -> None:
-    """Write the result, and the record beside it where a folder was named: a machine may end with the call, or before it."""
-    if "device" in record.identity:
-        report.write(record, PARTS, out_folder(given))
-        if given.out is not None:
-            record.save(given.out / RECORD)
+def keep(record: Record, given: argparse.Namespace) -> Path:
+    """Write the result and return its path, and the record beside it where a folder was named: a machine may end with the
+    call, or before it. Without a device there is no result to be kept beside others: it stays with the logs."""
+    known = "device" in record.identity
+    path = report.write(record, PARTS, out_folder(given) if known else given.work)
+    if known and given.out is not None:
+        record.save(given.out / RECORD)
+    return path
 
 
 def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) -> int:
@@ -94,8 +96,7 @@ def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) 
             budget=given.budget, clock=time.monotonic, kept=lambda record: keep(record, given),
         )  # fmt: skip
         record = conductor.run(given.fresh, given.only or ())
-    # Where there is no device, there is no result to be kept beside others.
-    path = report.write(record, PARTS, out_folder(given) if "device" in record.identity else given.work)
+    path = keep(record, given)
     print(f"\n{report.table(record, PARTS)}\n\nwritten to {path}")
     return report.exit_code(record, parts)
 

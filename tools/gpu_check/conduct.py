@@ -23,7 +23,7 @@ class Conductor:
     def __init__(
         self, parts: Sequence[Part], launch: Launch, path: Path, identity: dict[str, Any], *,
         budget: float, clock: Callable[[], float], say: Callable[[str], None] = print,
-        kept: Callable[[Record], None] = lambda record: None,
+        kept: Callable[[Record], object] = lambda record: None,
     ) -> None:  # fmt: skip
         """`identity` of what is checked, the device left out: that is known once its part has run. `kept` is called after
         each part with all that is known by then."""

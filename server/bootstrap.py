@@ -34,7 +34,7 @@ from executors.contract import (
     ProgressCallback,
 )
 from executors.process import connect
-from server import __version__, generation_config, hub, logs, startup, tls
+from server import __version__, generation_config, hub, logs, memory, startup, tls
 from server.app import create_app
 from server.chat.notation import ModelNotation, model_notation
 from server.chat.template import ChatTemplate, resolve_chat_template
@@ -146,7 +146,7 @@ class Bootstrap:
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())
-        core = EngineCore(executor, engine_config(self.settings), state.metrics)
+        core = EngineCore(executor, engine_config(self.settings), state.metrics, at_rest=memory.give_back)
         state.core = core
         state.metrics.watch(core)
         return core

@@ -59,11 +59,14 @@ class EngineCore:
         config: EngineConfig | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        at_rest: Callable[[], None] = lambda: None,
     ) -> None:
+        """`at_rest`: what else to do when there has been nothing to compute for a while; milliseconds at most."""
         self.executor = executor
         self.config = config or EngineConfig()
         self.observer = observer or Observer()
         self.clock = clock
+        self._at_rest = at_rest
         self.journal = Journal()
         self._health = Health()
         self._info: ModelInfo | None = None
@@ -324,13 +327,14 @@ class EngineCore:
                 await self._inbox.news()
         except TimeoutError:
             await self._audit(scheduler)
+            if not self._inbox.has_news:
+                self._at_rest()
             await self._inbox.news()
         # One turn of the event loop: requests whose bytes have arrived already make one cohort.
         await asyncio.sleep(0)
 
     async def _audit(self, scheduler: Scheduler) -> None:
-        """Idle for a while: look whether anything leaked, until a command comes. A leak is a defect to be seen, not a reason to
-        stop serving."""
+        """Look whether anything leaked, until a command comes. A leak is to be seen, not a reason to stop serving."""
         try:
             for _ in scheduler.integrity():
                 await asyncio.sleep(0)

@@ -50,11 +50,9 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     kernels, missing = choose_kernels(config, dtype, device)
     if kernels is not None:
         use_kernels(kernels)
+    if kernels is None:
+        refuse_without_kernels(config, dtype, device, missing)
     int8 = config.optimization.quantization == "int8"
-    if kernels is None and (config.optimization.deterministic or int8):
-        asked = "quantization int8" if int8 else "deterministic"
-        cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
-        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
     plan, widened = fp8_plan(config, decoder_config, device, directory)
     try:
         decoder = Decoder(decoder_config, dtype, device, kernels, int8, plan)
@@ -83,6 +81,19 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         activation_bytes(decoder, kernels),
         _notes(_how_fast(decoder, kernels, missing), widened, decoder),
     )
+
+
+def refuse_without_kernels(
+    config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
+) -> None:
+    """Raises ConfigError where a setting asks for what only our kernels do; `missing` says why there are none."""
+    int8 = config.optimization.quantization == "int8"
+    if config.optimization.deterministic or int8:
+        asked = "quantization int8" if int8 else "deterministic"
+        cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
+        if int8 and device.type == "cuda":
+            cure = "; take --quantization fp8"
+        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
 
 
 def fp8_plan(

@@ -19,6 +19,7 @@ from server.verbs.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    Quantization,
     Revision,
     Text,
     flag,
@@ -44,6 +45,7 @@ def info(
     revision: Revision = None,
     download_dir: DownloadDir = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
     device: Device = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -146,7 +148,9 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     weights = f"{size(stored['bytes'])} in {stored['dtype']}"
     if facts["dtype"] != stored["dtype"]:
         weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
-    if facts["loaded_bytes"] > facts["weight_bytes"]:
+    if facts["quantization"] == "int8":
+        weights += f"; {size(facts['loaded_bytes'])} once loaded in int8"
+    elif facts["loaded_bytes"] > facts["weight_bytes"]:
         weights += f"; {size(facts['loaded_bytes'])} once loaded"
     context = f"{facts['context_length']:,} tokens"
     if facts["max_context_length"] != facts["context_length"]:

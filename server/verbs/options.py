@@ -49,6 +49,10 @@ KvCacheDtype = Annotated[
         "--kv-cache-dtype",
     ),
 ]
+Quantization = Annotated[
+    Text,
+    flag("Weights and activations in 8 bits: int8 on a CPU, fp8 on a GPU [none].", "--quantization", "-q"),
+]
 GpuMemoryUtilization = Annotated[
     float | None,
     flag(

@@ -158,10 +158,13 @@ def test_an_embedding_call_is_cancelled_at_every_await() -> None:
 def test_checking_the_books_gives_way_to_a_request() -> None:
     """A pool of a size that takes many slices, of which few are looked at before the request is served."""
 
-    async def trial() -> tuple[int, int]:
+    async def trial() -> tuple[int, int, list[int]]:
         made = fake(num_blocks=400_000, seqs=4)
         config = EngineConfig(max_num_seqs=4, integrity_check_after=0.01)
-        core = EngineCore(made, config, clock=asyncio.get_running_loop().time)
+        rests: list[int] = []
+        core = EngineCore(
+            made, config, clock=asyncio.get_running_loop().time, at_rest=lambda: rests.append(slices)
+        )
         await core.start()
         assert core._scheduler is not None
         slices, whole = 0, core._scheduler.integrity
@@ -183,7 +186,10 @@ def test_checking_the_books_gives_way_to_a_request() -> None:
         await asyncio.sleep(0.1)
         await core.stop()
         assert not core.detail
-        return interrupted, slices - interrupted
+        return interrupted, slices - interrupted, rests
 
-    interrupted, afterwards = run(trial())
+    interrupted, afterwards, rests = run(trial())
     assert interrupted == 3 and afterwards > 40, "broken off, and made up for in the next pause"
+    assert rests == [interrupted + afterwards], (
+        "what is left for a rest is done once, behind the books, in the pause that lasts"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,29 @@ async def test_the_plan_is_the_executors(
         facts = describe.describe(chosen)
         agree(facts, real)
         assert (facts["memory"]["note"] is not None) == (sequences < 1)
+
+
+async def test_int8_is_planned_as_the_executor_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimization = OptimizationConfig(num_threads=1, quantization="int8")
+    chosen = replace(config(weights_dir(), dtype="bfloat16"), optimization=optimization)
+    free = 200_000_000
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: MemoryLimit(1 << 40, free))
+    real = await loaded(chosen)
+    before = free + real.source.parameter_bytes
+    monkeypatch.setattr(describe, "memory_limit", lambda: MemoryLimit(1 << 40, before))
+    facts = describe.describe(chosen)
+    agree(facts, real)
+    assert facts["quantization"] == real.info.quantization == "int8"
+    plain = describe.describe(config(weights_dir(), dtype="bfloat16"))
+    assert plain["quantization"] is None
+    assert facts["loaded_bytes"] < 0.75 * plain["loaded_bytes"]
+
+
+def test_int8_without_kernels_is_refused_as_it_will_be() -> None:
+    optimization = OptimizationConfig(num_threads=1, quantization="int8")
+    chosen = replace(config(weights_dir(), dtype="float16"), optimization=optimization)
+    with pytest.raises(ConfigError, match=r"quantization int8: needs .* take --dtype bfloat16"):
+        describe.describe(chosen)
 
 
 async def test_an_explicit_size_is_the_executors_too() -> None:

@@ -69,6 +69,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "device": str(device),
         "weight_bytes": sketch.info.num_parameters * spec.dtype.itemsize,
         "loaded_bytes": sketch.parameter_bytes,
+        "quantization": "int8" if config.optimization.quantization == "int8" else sketch.info.quantization,
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "heads": shape.num_heads,
@@ -98,7 +99,9 @@ def sketch_model(
     plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
     decoder = Decoder(shape, dtype, torch.device("meta"), fp8=plan)
     decoder.kv_dtype = loader.kv_dtype(config, device)
-    kernels, _ = loader.choose_kernels(config, dtype, device)
+    kernels, missing = loader.choose_kernels(config, dtype, device)
+    if kernels is None:
+        loader.refuse_without_kernels(config, dtype, device, missing)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))

@@ -54,6 +54,8 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "hello and a warm welcome[| to you| to all]",
             "[I am|I'm] {n}, [delighted|happy|glad|pleased] to meet you",
             "[so |very |]delighted to [meet|see] you [today|here|again]",
+            "[a |][big|friendly|happy|warm|special] [hi|hello] [from|to] [{n}|you|all of you|everyone]",
+            "[are you|is anyone|is somebody] [there|here|listening|awake]",
         ),
     ),
     (
@@ -153,6 +155,9 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "[I liked talking to you|nice chatting|good chatting with you], [bye|goodbye|see you]",
             "[bye|goodbye|farewell|so long], [dear friend|dear bot|my dear]",
             "[I have to leave|I must leave now|time to leave][|, bye|, see you]",
+            "[until|till] [soon|later|tonight|next week|the next time][|, bye|, friend]",
+            "[take care|take good care][| of yourself| of you| now| there][|, bye]",
+            "[ciao|adieu|farewell|ta-ta] [all|everyone|my friends|then|for now|you all]",
         ),
     ),
     (
@@ -195,6 +200,13 @@ _GREETINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "[list|show me|name|describe] your [abilities|capabilities|tricks]",
             "[show|list] [all |]the [tricks|skills|capabilities] you have",
             "what are your [tricks|capabilities|abilities|skills]",
+            "how do you [work|function|operate][| exactly| inside]",
+            "[explain|tell me|show me] how you [work|function|operate]",
+            "[what's|what is|whats] your [name|full name|purpose|job]",
+            "[say|give me|state] your name",
+            "[have you got|do you have] [any name|a name too|a job|any skills|a purpose]",
+            "[can you|could you|will you|would you] [help|help me|assist me][| out]",
+            "[help|please help|help please|some help]",
         ),
     ),
 )

@@ -31,16 +31,16 @@ SKILLS: dict[str, Callable[[Draw], Turn]] = {
 SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
-    "greetings": 0.05,
-    "counting": 0.09,
+    "greetings": 0.055,
+    "counting": 0.085,
     "sums": 0.12,
     "reversal": 0.13,
-    "repetition": 0.08,
+    "repetition": 0.075,
     "upper_casing": 0.08,
-    "capitals": 0.06,
-    "extraction": 0.20,
+    "capitals": 0.055,
+    "extraction": 0.205,
     "stories": 0.03,
-    "off_topic": 0.16,
+    "off_topic": 0.165,
 }
 """Share of each skill among turns without tools."""
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from executors import registry
 from executors.contract import ConfigError, ExecutorType, PrefillInput, Tensor, replace
 from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
-from executors.llm import memory
+from executors.llm import loader, memory
 from tests.executors.llm.driver import config, start
 
 IDS = Tensor.of([[3, 1, 4, 1, 5, 9, 2, 6]], "int32")
@@ -310,6 +310,15 @@ async def test_deterministic_is_refused_where_it_cannot_be(qwen3):
     asked = replace(config(qwen3), dtype="float16", optimization=OptimizationConfig(deterministic=True))
     with pytest.raises(ConfigError, match="deterministic: needs Cohort's own kernels"):
         await registry.create(asked).warmup()
+
+
+def test_what_a_gpu_takes_in_place_of_int8(qwen3):
+    asked = replace(config(qwen3), optimization=OptimizationConfig(quantization="int8"))
+    with pytest.raises(
+        ConfigError, match="int8: needs Cohort's own kernels.*on cuda; take --quantization fp8"
+    ):
+        why = "they are for CPUs, this model is on cuda"
+        loader.refuse_without_kernels(asked, torch.bfloat16, torch.device("cuda"), why)
 
 
 async def test_the_registry_makes_one(qwen3):

@@ -315,7 +315,7 @@ async def test_deterministic_is_refused_where_it_cannot_be(qwen3):
 def test_what_a_gpu_takes_in_place_of_int8(qwen3):
     asked = replace(config(qwen3), optimization=OptimizationConfig(quantization="int8"))
     with pytest.raises(
-        ConfigError, match="int8: needs Cohort's own kernels.*on cuda; take --quantization fp8"
+        ConfigError, match=r"int8: needs Cohort's own kernels.*on cuda; take --quantization fp8"
     ):
         why = "they are for CPUs, this model is on cuda"
         loader.refuse_without_kernels(asked, torch.bfloat16, torch.device("cuda"), why)

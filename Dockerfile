@@ -88,6 +88,12 @@ ENTRYPOINT ["cohort"]
 CMD ["serve"]
 
 FROM runtime AS cuda
+# Triton builds what launches its kernels at the first use of each, and takes a C compiler and Python's headers for it.
+USER root
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
+ && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
 # What the NVIDIA container runtime looks for: the driver comes from the host, CUDA's libraries with torch's wheel.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=environment /opt/cohort /opt/cohort

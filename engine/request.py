@@ -151,7 +151,8 @@ class Observer:
         """`count` tokens were committed in one step, `inter_token` seconds after the sequence's previous ones."""
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
-        """A sequence ended; `outcome` is its finish reason."""
+        """A sequence ended; `outcome` is its finish reason. `prompt_tokens`: 0 where another choice of the call counts them, or
+        nothing was computed."""
 
     def refused(self, code: str) -> None:
         """A call was told to come back later; `code` is the error's: overloaded or deadline_exceeded."""

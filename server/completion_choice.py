@@ -91,7 +91,7 @@ class Choice:
 
     def _counted(self, delta: TextDelta) -> TextDelta:
         """The delta; of one that `max_tokens` 0 only had computed, its end."""
-        if self._body.max_tokens != 0:
+        if self._body.output_limit != 0:
             return delta
         return TextDelta(self.index, "", finish_reason=delta.finish_reason and "length")
 

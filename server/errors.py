@@ -34,6 +34,7 @@ _HTTP_TYPES = {
     408: ("invalid_request_error", "request_timeout"),
     413: ("invalid_request_error", "request_too_large"),
     431: ("invalid_request_error", "headers_too_large"),
+    503: ("service_unavailable", "service_unavailable"),
 }
 
 

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from server.body_budget import BodyBudget, Flow
 from server.errors import http_error_response
 from server.listener import SPARE_CONNECTIONS
-from server.middleware import PROBES
+from server.middleware import PROBES, new_request_id
 from server.unread import unread_bytes
 
 log = structlog.get_logger("server")
@@ -351,14 +351,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         self._unset_keepalive_if_required()
-        log.info("a request was refused before it was complete", status=status)
+        request_id = new_request_id()
+        log.info("a request was refused before it was complete", status=status, request_id=request_id)
         if refused is not None and refused is not self._active:
             self.pipeline.popleft()  # it came last
             self._give_ahead(len(refused.body))
         else:
             self.budget.give(self.flow)
         self.flow.resume_reading()
-        response = http_error_response(status, message, {"connection": "close", **(headers or {})})
+        always = {"connection": "close", "x-request-id": request_id}
+        response = http_error_response(status, message, {**always, **(headers or {})})
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         line = b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES[status])
         answer = line + head + b"\r\n" + bytes(response.body)

@@ -45,7 +45,7 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(12)}"
+        request_id = new_request_id()
         always = [(b"x-request-id", request_id.encode()), *self._cors.headers(scope)]
         status = 0
         begun = time.perf_counter()
@@ -75,6 +75,11 @@ class RequestContext:
                     request_id=request_id,
                     **({"response_id": response_id} if response_id else {}),
                 )
+
+
+def new_request_id() -> str:
+    """For `x-request-id`, and the log."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -103,7 +103,7 @@ OTHERS = """
 LIMITS = """
 ## Limits
 
-A body has at most `--max-body-bytes` (16 MiB), request line and headers 64 KiB; headers must arrive within 30 s, and a body may
-not pause for 60 s. A stream whose client does not read for 60 s is given up. Closing the connection ends the request, streamed
-or not. Lists, strings and numbers have the limits of the tables. No URL in a request is ever fetched.
+A body has at most `--max-body-bytes` (16 MiB), request line and headers 64 KiB; headers must arrive within 30 s, and of a body 1
+KiB a second on average over each 10 s. A stream whose client does not read for 60 s is given up. Closing the connection ends the
+request, streamed or not. Lists, strings and numbers have the limits of the tables. No URL in a request is ever fetched.
 """

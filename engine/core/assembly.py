@@ -37,7 +37,7 @@ def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:
     """How many steps may be out at once."""
     limits = executor.capabilities()
     # On a CPU the host's work takes the cores that compute the step: overlap then makes streams less even.
-    apart = limits.devices != ("cpu",)
+    apart = executor.info().device != "cpu"
     wanted = config.max_in_flight or (limits.max_in_flight if apart else 1)
     if wanted > limits.max_in_flight:
         logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)

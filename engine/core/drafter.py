@@ -7,6 +7,7 @@ from typing import Protocol
 from engine.core.sequence import Sequence
 
 _WINDOW = 1024
+_KEPT = 4096
 
 
 class Drafter(Protocol):
@@ -29,7 +30,9 @@ class NgramDrafter:
         self.longest = longest
 
     def propose(self, seq: Sequence) -> list[int]:
-        """The last match counts. Of a prompt the last 1,024 tokens are looked at."""
+        """The last match counts. Of a prompt the last 1,024 tokens are looked at, and of all tokens what was seen in the last
+        4,096 or more: 160 bytes a run are too much for a long output."""
+        runs = seq.seen_runs
         known = seq.num_known_tokens
         first = max(0, seq.prompt_len - _WINDOW)
         begin = max(first, seq.num_seen_tokens - self.longest)
@@ -37,10 +40,14 @@ class NgramDrafter:
         # Runs that end before the last token: what follows them is known.
         for end in range(max(seq.num_seen_tokens, first + 1), known):
             for length in range(1, min(self.longest, end - begin) + 1):
-                seq.seen_runs[tuple(tokens[end - length - begin : end - begin])] = end
+                run = tuple(tokens[end - length - begin : end - begin])
+                runs.pop(run, None)  # so that the run seen last stands last
+                runs[run] = end
+        while len(runs) > _KEPT * self.longest:
+            del runs[next(iter(runs))]
         seq.num_seen_tokens = known
         for length in range(min(self.longest, len(tokens)), 0, -1):
-            following = seq.seen_runs.get(tuple(tokens[-length:]))
+            following = runs.get(tuple(tokens[-length:]))
             if following is not None:
                 return seq.token_ids(following, min(following + self.num_tokens, known))
         return []

@@ -96,12 +96,14 @@ class Scheduler(Roster):
     def _grant_suspect(self, plan: StepPlan) -> None:
         """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token
         or fails the third step, by itself."""
-        if any(seq.in_flight for seq in self.running):
+        if self._in_flight:
             return
         seq = next(iter(self._suspects))
         if seq.status is not SequenceStatus.RUNNING:
             hit = self.kv.find(seq)
             while not self.kv.fits(seq, hit):
+                if not self.running:
+                    return  # what is missing is held by one that is not looked after here, and will be given back
                 self._preempt(self.policies.victim(self.running))
                 hit = self.kv.find(seq)
             self._admit(seq, hit)
@@ -120,7 +122,7 @@ class Scheduler(Roster):
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
         drafter = self.policies.drafter
-        # Guesses take what is left when every stream has its token and prompts get on.
+        # Guesses take what is left when every stream has its token and prompts get on; nobody is preempted for them.
         kept = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
             if seq.status is not SequenceStatus.RUNNING:
@@ -128,7 +130,9 @@ class Scheduler(Roster):
             if drafter is None:
                 self._grant(seq, 1, plan)
             elif not seq.num_pending_tokens:
-                self._draft(seq, drafter, plan.budget - 1 - (len(decodes) - number) - kept, plan)
+                others = len(decodes) - number
+                room = min(plan.budget - others - kept, self.kv.room(seq, others))
+                self._draft(seq, drafter, room - 1, plan)
         return chunks
 
     def _in_turn(

@@ -96,6 +96,11 @@ class Sequence:
         return self.num_known_tokens + self.num_pending_tokens - self.num_computed_tokens
 
     @property
+    def was_begun(self) -> bool:
+        """A step was to compute some of it."""
+        return bool(self.num_computed_tokens or self.output_token_ids or self.last_step)
+
+    @property
     def num_to_generate(self) -> int:
         """Output tokens that no step has been asked for yet."""
         return self.prompt_len + self.request.max_tokens - self.num_tokens

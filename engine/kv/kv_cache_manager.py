@@ -76,6 +76,13 @@ class KvCacheManager:
         self._extend(seq, blocks)
         return True
 
+    def room(self, seq: Sequence, kept_blocks: int) -> int:
+        """Tokens by which the sequence can grow in its own blocks and in free ones, `kept_blocks` of which are left to others."""
+        if not self.layout.num_blocks:
+            return seq.num_to_generate + seq.num_uncomputed_tokens
+        blocks = len(seq.block_table) + max(0, self.pool.num_free - kept_blocks)
+        return blocks * self.layout.block_size - seq.num_computed_tokens
+
     def _extend(self, seq: Sequence, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
         self._grown.append((seq.slot, len(seq.block_table), blocks))

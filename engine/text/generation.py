@@ -7,6 +7,7 @@ API workers may run it in processes of their own later.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -39,7 +40,8 @@ class TextRequest:
 
     Sampling fields as in `SamplingParams`, `bad_words` in token ids; `min_tokens` also holds back stop strings until that
     many tokens have come; `seed` counts modulo 2**64, and None lets the engine mint one (reported by `Generation.seed`).
-    `max_tokens` None means: as many as the context allows. `stop` strings end a choice and are cut from its text unless
+    `max_tokens` None means: as many as the context allows, and no more than `default_tokens`. Choices of equal prompts differ as
+    those of one prompt do. `stop` strings end a choice and are cut from its text unless
     `include_stop_str_in_output`.
     """
 
@@ -47,6 +49,7 @@ class TextRequest:
     prompts: tuple[tuple[int, ...], ...]
     n: int = 1
     max_tokens: int | None = None
+    default_tokens: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -147,26 +150,40 @@ class Generation:
     def _submit(self) -> None:
         """Queue all choices, or none: an error takes back those queued before it."""
         try:
+            n, before = self.request.n, self._equal_before()
             for prompt_number, prompt in enumerate(self.request.prompts):
-                ids, first = np.array(prompt, np.int32), prompt_number * self.request.n
-                asked = [self._ask(ids, choice) for choice in range(self.request.n)]
+                ids, first = np.array(prompt, np.int32), prompt_number * n
+                asked = [self._ask(ids, choice, before[prompt_number] * n) for choice in range(n)]
                 seq_ids = self._core.submit_choices(asked, self._mailbox, first)
                 self._seq_ids.update(enumerate(seq_ids, first))
         except EngineError:
             self._abort()
             raise
 
-    def _ask(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int) -> Request:
+    def _equal_before(self) -> list[int]:
+        """Of each prompt, how many before it are the same: with one seed for all they would say the same, and who sends a prompt
+        many times wants many answers. By itself a prompt says what it says in a list of others."""
+        seen: Counter[tuple[int, ...]] = Counter()
+        found = []
+        for prompt in self.request.prompts:
+            found.append(seen[prompt])
+            seen[prompt] += 1
+        return found
+
+    def _ask(
+        self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int, chosen_before: int
+    ) -> Request:
         asked = self.request
         max_tokens = asked.max_tokens
         if max_tokens is None:
-            max_tokens = max(1, self._core.max_model_len - len(ids))
+            room = self._core.max_model_len - len(ids)
+            max_tokens = max(1, room if asked.default_tokens is None else min(room, asked.default_tokens))
         sampling = SamplingParams(
             temperature=asked.temperature,
             top_k=asked.top_k,
             top_p=asked.top_p,
             seed=self.seed % 2**64,
-            choice=choice,
+            choice=chosen_before + choice,
             logprobs=asked.logprobs,
             min_p=asked.min_p,
             typical_p=asked.typical_p,

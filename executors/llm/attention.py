@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from executors.errors import ConfigError
-from executors.kernels import cpu_attention
+from executors.kernels import cpu_attention, triton_build
 from executors.llm.attention_check import fault
 from executors.llm.attention_flash import NAME as FLASH
 from executors.llm.attention_flash import flash_attention
@@ -138,6 +138,8 @@ def _triton(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
         from executors.kernels import triton_attention
     except ImportError:
         raise Unsuitable("triton is not installed", absent=True) from None
+    if (lacking := triton_build.missing()) is not None:
+        raise Unsuitable(lacking)
     if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise Unsuitable("it needs a GPU; the device is cpu")
     if not triton_attention.supports(spec):
@@ -152,10 +154,10 @@ def fuse(backend: AttentionBackend, model: object) -> None:
         backend.name == TRITON or isinstance(backend, LibraryAttention)
     ):
         return
-    try:
-        from executors.kernels import triton_forward
-    except ImportError:  # a library's attention does without Triton
+    if triton_build.missing() is not None:  # a library's attention does without Triton
         return
+    from executors.kernels import triton_forward
+
     if triton_forward.why_not(model) is None:
         model.fuse(triton_forward.TritonForward(model))
 

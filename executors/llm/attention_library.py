@@ -10,7 +10,6 @@ any strides as long as a head's elements lie together.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from executors.kernels import triton_build
 from executors.llm.device_attention import StepMeta
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
@@ -169,7 +169,7 @@ class PackedLibraryAttend(LibraryAttend):
 
 def over(name: str, kernel: PagedKernel) -> LibraryAttention:
     """The backend over a kernel: one that can be captured, where Triton is there."""
-    packed = importlib.util.find_spec("triton") is not None
+    packed = triton_build.missing() is None
     return (PackedLibraryAttention if packed else LibraryAttention)(name, kernel)
 
 

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from executors.facts import ExecutorConfig
+from executors.kernels import triton_build
 from executors.llm import sizing
 from executors.llm.device_graphs import MIXED_TOKENS, CudaDevice, StepDevice
 from executors.llm.device_sampler import DeviceSampler, TorchDeviceSampler
@@ -51,6 +52,8 @@ def device_sampler(device: torch.device, max_rows: int, width: int) -> DeviceSam
     """Cohort's kernels where Triton is, else torch's calls."""
     if device.type == "cuda":
         try:
+            if (lacking := triton_build.missing()) is not None:
+                raise ImportError(lacking)
             from executors.kernels.triton_sampler import TritonSampler
 
             return TritonSampler(max_rows, width, device)

@@ -9,13 +9,14 @@ A weight is its e4m3 number times its scale. Without a GPU that multiplies e4m3,
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+
+from executors.kernels import triton_build
 
 if TYPE_CHECKING:
     from executors.llm.linear import Linear
@@ -57,7 +58,7 @@ def why_not(device: torch.device, backend: str, blocks: bool = False) -> str | N
 
 def has_triton(device: torch.device, backend: str) -> bool:
     """Whether Triton kernels compute here: on GPUs, and interpreted where they were asked for."""
-    return (device.type == "cuda" or backend == "triton") and importlib.util.find_spec("triton") is not None
+    return (device.type == "cuda" or backend == "triton") and triton_build.missing() is None
 
 
 def _kernels() -> Any:

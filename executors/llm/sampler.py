@@ -205,10 +205,8 @@ def describe(
     most = min(int(counts.max()), wide.shape[1])
     listed: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if most:
-        values, ids = _sorted_candidates(wide, min(most + 16, wide.shape[1]))
-        pairs = zip(
-            ids[:, :most].tolist(), (values[:, :most] - normalizer).tolist(), counts.tolist(), strict=True
-        )
+        values, ids = _first(wide, most)
+        pairs = zip(ids.tolist(), (values - normalizer).tolist(), counts.tolist(), strict=True)
         listed = [tuple(zip(i[:count], v[:count], strict=True)) for i, v, count in pairs]
     ranks = _ranks(wide, tokens) if ranked else [None] * len(tokens)
     return [
@@ -232,13 +230,17 @@ def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
     return found
 
 
-def _sorted_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest logits of each row and their ids, largest first, lower id first on a tie.
-
-    Which ids stand for a tie with the smallest of them is arbitrary unless `count` is the whole row.
-    """
-    if count >= logits.shape[1]:
-        return logits.sort(dim=-1, descending=True, stable=True)
-    ids = logits.topk(count, -1, sorted=False).indices.sort(-1).values
+def _first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest logits of each row and their ids, largest first, lower id first on a tie."""
+    candidates = count + 16
+    if candidates >= logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values[:, :count], ids[:, :count]
+    ids = logits.topk(candidates, -1, sorted=False).indices.sort(-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, order)
+    ids = ids.gather(1, order)
+    # Where a tie goes on behind the candidates, which of its ids are among them is arbitrary.
+    for row in torch.nonzero(values[:, -1] == values[:, count - 1]).flatten().tolist():
+        whole = logits[row].sort(descending=True, stable=True)
+        values[row], ids[row] = whole.values[:candidates], whole.indices[:candidates]
+    return values[:, :count], ids[:, :count]

@@ -42,6 +42,7 @@ class Checkpoint:
                 raise ConfigError(
                     f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
                 )
+            self._of[name] = self.files[shard]  # of two copies the one that the index names
 
     def names(self) -> set[str]:
         """All tensor names."""
@@ -122,7 +123,7 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
         progress("weights", 0, total)
         for file in checkpoint.files.values():
             for name in file.names():
-                if name in targets:
+                if name in targets and checkpoint.file_of(name) is file:
                     if file.is_fp8(name):
                         _load_fp8(file, name, targets[name], scales.of(name))
                     else:

@@ -59,6 +59,7 @@ async def _prompt(
             message = "'reasoning_effort' is not supported by this model."
             raise InvalidRequest(message, param="reasoning_effort", code="unsupported_parameter")
         extra["reasoning_effort"] = body.reasoning_effort
+    truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
     ids = await chat_prompt(
         state,
         model,
@@ -68,9 +69,8 @@ async def _prompt(
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
         extra=extra,
+        bounded=truncation is None,
     )
-    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    truncation = truncation_of(body, model, body.output_limit or 1, limit)
     return ids if truncation is None else tuple(truncation.cut(ids))
 
 

@@ -23,10 +23,14 @@ _REPR = re.compile(rf"""['"]text['"]\s*:\s*['"]{_PROBE}""")
 """A list of parts that was printed instead of read."""
 
 
+class TookTooMuch(InvalidRequest):
+    """Rendering was ended because the process grew, maybe by another request's work: it says nothing about the template."""
+
+
 class MessageForms:
     """What one template reads. Asks it when something is needed first, and remembers: `render` is pure.
 
-    `render` raises InvalidRequest for what the template refuses; anything else it raises ends the asking.
+    `render` raises InvalidRequest for what the template refuses; anything else it raises, and TookTooMuch, ends the asking.
     """
 
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
@@ -97,6 +101,8 @@ class MessageForms:
     def _try(self, conversation: Sequence[Message]) -> str | None:
         try:
             return self._render(conversation)
+        except TookTooMuch:
+            raise  # says nothing about the form, which is remembered
         except InvalidRequest:
             return None
 

@@ -32,8 +32,9 @@ async def chat_prompt(
     add_special_tokens: bool = False,
     extra: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
+    bounded: bool = True,
 ) -> tuple[int, ...]:
-    """Token ids of a conversation.
+    """Token ids of a conversation. `bounded` as for `encode_text`.
 
     The template writes the special tokens, so the tokenizer adds none unless asked. With `continue_final_message` the
     prompt ends inside the last message, and `add_generation_prompt` must be False. Raises InvalidRequest.
@@ -54,7 +55,7 @@ async def chat_prompt(
 
     def work() -> list[int]:
         text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
-        return encode_text(model, text, add_special_tokens, "messages")
+        return encode_text(model, text, add_special_tokens, "messages", bounded)
 
     try:
         return tuple(await state.threads.run(work, DEADLINE))

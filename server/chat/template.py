@@ -20,7 +20,7 @@ from engine.errors import InvalidRequest
 from executors.contract import ConfigError
 from server.chat.fence import DeadlineExceeded, MemoryExceeded, watched_memory
 from server.chat.measure import MAX_OUTPUT
-from server.chat.message_forms import MessageForms
+from server.chat.message_forms import MessageForms, TookTooMuch
 from server.chat.sandbox import chat_environment
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -129,7 +129,7 @@ class ChatTemplate:
                 return self._collect(self._templates[name].generate(variables))
         except MemoryExceeded:
             message = "The chat template took too much memory."
-            raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+            raise TookTooMuch(message, param="messages", code="chat_template_error") from None
         except (InvalidRequest, DeadlineExceeded):
             raise
         except Exception as error:  # whatever a template raises is the template's refusal of this request

@@ -46,6 +46,9 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "continue_final_message": Parameter("vLLM", "false", "Go on with the last message instead of answering it."),
     "add_special_tokens": Parameter("vLLM", "true", "Whether the tokenizer adds its own, such as BOS, to a text."),
+    "TokenizeRequest.add_special_tokens": Parameter(
+        "vLLM", "true for prompt, false for messages", "Whether the tokenizer adds its own, such as BOS."
+    ),
     "ChatRequest.add_special_tokens": Parameter(
         "vLLM", "false", "Whether the tokenizer adds its own to what the template wrote, which has them already."
     ),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.chat.answer import Answer, Reading
 from server.chat.asking import ask
 from server.middleware import RESPONSE_ID
 from server.prompt_side import encoded_prompt_logprobs
-from server.routes.common import json_response, read, state_of, tell_ignored, unread
+from server.routes.common import json_response, named_by_client, read, state_of, tell_ignored, unread
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
@@ -64,15 +64,9 @@ class _ChatCall:
         self._answers = [Answer(index, reading) for index in range(asked.n)]
 
     def _start(self) -> Generation:
-        """Queue the call. Refusals name fields in the engine's words; here they have the client's."""
-        try:
+        """Queue the call."""
+        with named_by_client(self._body, prompt="messages"):
             return self._model.engine.start(self._asked)
-        except InvalidRequest as error:
-            if error.param == "prompt":
-                error.param = "messages"
-            elif error.param == "max_tokens" and self._body.max_completion_tokens is not None:
-                error.param = "max_completion_tokens"
-            raise
 
     @property
     def _reasoning_tokens(self) -> int:
@@ -132,7 +126,8 @@ class _ChatCall:
                 usage = generation.usage if continuous else None
                 out = b""
                 if not started:
-                    out, started = self._roles(chunks, wires, usage), True
+                    before = usage and replace(usage, completion_tokens=0)
+                    out, started = self._roles(chunks, wires, before), True
                 answer, wire = self._answers[delta.index], wires[delta.index]
                 if plain and answer.plain and delta.finish_reason is None:
                     pieces = [wire.content(delta.text)] if delta.text else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -98,6 +99,20 @@ def cache_salt(model: ServedModel, asked: str | None) -> str | None:
     """What the KV of a request's prefix is shared by: the salt that was asked for and, where keys are told apart, something
     of the key's hash. Behind a separator that no hash has, a client's salt cannot pass for another key."""
     return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
+
+
+@contextlib.contextmanager
+def named_by_client(fields: GenerationFields, prompt: str = "prompt") -> Iterator[None]:
+    """Refusals of the engine name fields in its own words: give them the client's."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "prompt":
+            error.param = prompt
+        elif error.param == "max_tokens":
+            error.param = fields.output_limit_name
+            error.message = error.message.replace("max_tokens", error.param)
+        raise
 
 
 def text_request(

@@ -25,7 +25,7 @@ from server.prompts import (
     total_length,
     truncation_of,
 )
-from server.routes.common import json_response, new_id, read, state_of, text_request
+from server.routes.common import json_response, named_by_client, new_id, read, state_of, text_request
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
@@ -80,32 +80,34 @@ class _CompletionCall:
         prompts = await _tokenize(state, model, body)
         body.check_answer(total_length(prompts))
         limit = body.output_limit
-        if limit is None:
-            # Nobody asked for that many: near the end of the context it is what still fits. The engine has one limit
-            # for all prompts of a call; without any room it says that the prompt is too long.
-            room = min(model.max_model_len - len(ids) for ids in prompts)
-            limit = max(1, min(DEFAULT_MAX_TOKENS, room))
         asked = text_request(
             new_id("cmpl"),
             body,
             model,
             prompts,
             body.num_logprobs,
-            max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
+            None
+            if limit is None
+            else max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
             continues_prompt=True,
             grammar=await for_body(state, model, body),
             prompt_logprobs=body.num_prompt_logprobs,
         )
-        asked = replace(asked, n=body.num_generated)
+        asked = replace(asked, n=body.num_generated, default_tokens=DEFAULT_MAX_TOKENS)
         if body.suffix and not body.ignore_eos:
             marks = fill_in_middle(model.tokenizer).end_ids
             asked = replace(asked, stop_token_ids=(*asked.stop_token_ids, *marks))
         return cls(model, name, body, asked, await _sides(state, model, body, prompts))
 
+    def _start(self) -> Generation:
+        """Queue the call."""
+        with named_by_client(self._body):
+            return self._model.engine.start(self._asked)
+
     async def collect(self) -> dict[str, Any]:
         """The whole answer."""
         room = Room("logprobs")
-        async with self._model.engine.start(self._asked) as generation:
+        async with self._start() as generation:
             async for delta in generation:
                 choice = self._choices[delta.index]
                 await choice.side.take(delta)
@@ -140,7 +142,7 @@ class _CompletionCall:
         """The answer in events; the last one of a choice carries its finish reason."""
         continuous = self._body.continuous_usage
         fingerprint = self._model.fingerprint
-        async with self._model.engine.start(self._asked) as generation:
+        async with self._start() as generation:
             chunks = Chunks(
                 "text_completion", self.id, self._created, self._name, fingerprint, generation.seed
             )
@@ -174,7 +176,7 @@ async def _tokenize(
     if body.suffix:
         return await _tokenize_around(state, model, body, special)
     reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
-    truncation = truncation_of(body, model, reserved)
+    truncation = truncation_of(body, model, reserved, body.output_limit_name)
     return await input_ids(
         state, model, body.prompts, "prompt", add_special_tokens=special, truncation=truncation
     )

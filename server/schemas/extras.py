@@ -48,13 +48,17 @@ UNSUPPORTED: dict[str, Values] = {
     "samplers": (), "custom_logit_processor": (), "watermarking": (False,), "watermark": (False,),
     "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "logits_processors": ([],),
     "do_sample": (True, False), "num_beams": (1,), "no_repeat_ngram_size": (0,), "vllm_xargs": ({},), "custom_params": ({},),
+    "encoder_repetition_penalty": (1,), "penalty_alpha": (0,), "guidance_scale": (1,), "negative_prompt": ("",),
+    "mirostat_mode": (0,), "dynamic_temperature": (False,), "min_keep": (0, 1), "random_seed": (),
+    "suppress_tokens": ([],), "bad_words_ids": ([],), "force_words_ids": ([],), "sequence_bias": ({}, []),
+    "custom_token_bans": ("",),
     # constrained output
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
     "grammar": ("",), "regex": (), "ebnf": (), "stop_regex": ([],), "format": ("",),
     # reasoning by other names
     "separate_reasoning": (True,), "thinking_token_budget": (-1,), "thinking": (), "think": (), "enable_thinking": (),
-    "reasoning": (),
+    "reasoning": (), "thinking_budget": (-1,), "reasoning_budget": (-1,), "reasoning_format": ("auto",),
     # other outputs
     "logprob_token_ids": (), "return_prompt_text": (False,),
     "modalities": (["text"],), "audio": (), "web_search_options": (),
@@ -63,12 +67,15 @@ UNSUPPORTED: dict[str, Values] = {
     "verbosity": ("medium",), "return_hidden_states": (False,), "no_stop_trim": (False,), "moderation": (),
     # lengths and ends by other names
     "max_new_tokens": (), "max_output_tokens": (), "max_length": (), "min_length": (0,), "num_return_sequences": (1,),
-    "stop_sequences": ([],), "n_predict": (), "n_keep": (0,), "t_max_predict_ms": (0, -1), "repetition_detection": (),
+    "stop_sequences": ([],), "stop_words": ([],), "stop_strings": ([],), "stop_str": ("", []), "eos_token_id": (),
+    "ban_eos_token": (False,), "min_new_tokens": (0,), "max_tokens_to_sample": (), "n_cmpl": (1,),
+    "n_predict": (), "n_keep": (0,), "t_max_predict_ms": (0, -1), "repetition_detection": (),
     # other inputs and routing
     "extra_body": ({},), "system": (), "instructions": (), "input": (), "inputs": (), "options": ({},),
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},), "prompt_embeds": (), "kv_transfer_params": (), "ec_transfer_params": (), "lora_path": (),
-    "session_params": ({},),
+    "session_params": ({},), "images": ([],), "image_data": ([],), "input_ids": (), "lora": ([],), "prompt_truncate_len": (),
+    "response_schema": ({},), "parse_tool_calls": (True,),
 }  # fmt: skip
 """Known but not supported, each with the values (null always) at which it does nothing. `do_sample` is judged beside the
 temperature (`server/token_settings.py`); `echo` and `suffix` are fields of completions."""
@@ -103,6 +110,13 @@ HINTS = {
     "guided_grammar": _STRUCTURED_HINT, "guided_whitespace_pattern": _STRUCTURED_HINT, "json_schema": _STRUCTURED_HINT,
     "grammar": _STRUCTURED_HINT, "regex": _STRUCTURED_HINT, "ebnf": _STRUCTURED_HINT, "format": "use 'response_format'",
     "stop_sequences": "use 'stop'", "repeat_penalty": "use 'repetition_penalty'",
+    "stop_words": "use 'stop'", "stop_strings": "use 'stop'", "stop_str": "use 'stop'",
+    "eos_token_id": "use 'stop_token_ids'", "ban_eos_token": "use 'ignore_eos'", "random_seed": "use 'seed'",
+    "min_new_tokens": "use 'min_tokens'", "max_tokens_to_sample": "use 'max_tokens'", "n_cmpl": "use 'n'",
+    "suppress_tokens": "use 'logit_bias'", "bad_words_ids": "use 'bad_words'", "custom_token_bans": "use 'logit_bias'",
+    "prompt_truncate_len": "use 'truncate_prompt_tokens'", "response_schema": "use 'response_format'",
+    "thinking_budget": _TEMPLATE_HINT, "parse_tool_calls": "start the server with --tool-call-parser none",
+    "reasoning_format": "start the server with --reasoning-parser none",
     "extra_body": "it is an argument of the client library, and its keys belong into the body itself",
     "options": "its keys belong into the body itself",
     "echo": "it belongs to /v1/completions", "suffix": "a completion only goes on with its prompt",
@@ -202,7 +216,8 @@ def judge(
             _refuse_unless_neutral(name, name, value, unsupported[name])
         else:
             if name not in HARMLESS:
-                _refuse_misspelt(name, name, [*known, *unsupported])
+                # Not what is unsupported: to be told of a name that is refused as well helps nobody.
+                _refuse_misspelt(name, name, known)
             ignored.append(name)
     return ignored
 

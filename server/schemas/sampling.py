@@ -172,3 +172,9 @@ class GenerationFields(WireModel):
     def output_limit(self) -> int | None:
         """Most tokens to generate, or None for as many as fit."""
         return self.max_tokens
+
+    @property
+    def output_limit_name(self) -> str:
+        """What the client calls it."""
+        newer = getattr(self, "max_completion_tokens", None)
+        return "max_tokens" if newer is None else "max_completion_tokens"

@@ -29,6 +29,8 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _OLD = frozenset({"divisibleBy", "extends", "disallow"})
 """Of JSON schema draft 3, unknown to later ones: whoever sends them believes that they count."""
+_NOTES = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+"""Formats of OpenAPI's and Pydantic's that any text has: they say what it is for."""
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -58,7 +60,7 @@ def check_size(value: Any, param: str) -> None:
 
 
 def prepared_schema(schema: dict[str, Any], param: str, closed: bool = False) -> dict[str, Any]:
-    """The schema for the compiler, without what says nothing (`uniqueItems: false`). `closed`: objects that name their
+    """The schema for the compiler, without what says nothing (`uniqueItems: false`, ...). `closed`: objects that name their
     properties have no others. Does not modify `schema`. Raises InvalidRequest."""
     check_size(schema, param)
     if "x-guidance" in schema:
@@ -84,12 +86,23 @@ def _close_zero(node: dict[str, Any]) -> None:
     ):
         if not _is_number(node.get(open_)) or node[open_] != 0:
             continue
+        if closed in node and not _is_number(node[closed]):
+            continue  # which the compiler refuses
         bounds = [sign * node[name] for name in others if _is_number(node.get(name))]
         if bounds and 0 < min(bounds) < 1:
             node.pop(open_)
             least = sign * min(1e-9, min(bounds) / 1000)
             kept = node.get(closed)
             node[closed] = max(least, kept, key=lambda one: sign * one) if _is_number(kept) else least
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Keywords that the compiler does not know, with a value that allows everything."""
+    if name == "propertyNames":  # which are texts anyway; Zod writes it for each record
+        return value is True or value in ({}, {"type": "string"})
+    if name == "format":
+        return isinstance(value, str) and value in _NOTES
+    return name == "uniqueItems" and value is False
 
 
 def _is_number(value: Any) -> bool:
@@ -109,9 +122,7 @@ class _Walk:
             return node
         self._check(node)
         copy = {
-            name: self._keyword(name, value)
-            for name, value in node.items()
-            if not (name == "uniqueItems" and value is False)
+            name: self._keyword(name, value) for name, value in node.items() if not _says_nothing(name, value)
         }
         _close_zero(copy)
         if self._closed and ("properties" in copy or "patternProperties" in copy):

@@ -135,6 +135,10 @@ def _of_kernels(torch: dict[str, Any], box: dict[str, Any], system: dict[str, An
     for name, value in system["isa_limits"].items():
         found.append(f"{name}={value} keeps torch from what this CPU can do: unset it")
     if torch["device"] == "cuda":
+        if torch["triton_lacks"]:
+            found.append(
+                f"Cohort's GPU kernels cannot be built, and torch's are slower: {torch['triton_lacks']}"
+            )
         return found
     if box.get("nvidia") and torch["cuda_build"] is None:
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +127,23 @@ async def test_a_finish_from_the_text_side_cuts_the_output() -> None:
         core.finish(seq_id, 1)
         assert await core.drain(1)
     assert seen == [("stop", 2, 2)]
+
+
+async def test_a_prompt_counts_once_for_all_its_choices_and_not_for_who_left_before() -> None:
+    seen: list[int] = []
+
+    class Ears(Observer):
+        def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+            seen.append(prompt_tokens)
+
+    async with engine(fake(step_delay_ms=5), Ears(), max_num_seqs=4) as core:
+        mailbox = Mailbox()
+        asked = [replace(request([5] * 9), sampling=SamplingParams(choice=i)) for i in range(4)]
+        core.submit_choices(asked, mailbox)
+        await asyncio.sleep(0.02)
+        core.abort(core.submit(request([6] * 20), Mailbox()))  # no slot is free: it waits
+        assert await core.drain(2)
+    assert sorted(seen) == [0, 0, 0, 0, 9]
 
 
 async def test_what_cannot_be_served_is_refused_at_once_and_others_go_on() -> None:

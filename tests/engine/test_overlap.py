@@ -223,6 +223,44 @@ def test_ngrams_propose_what_followed_before() -> None:
     assert after([1, 2, 3]) == [] and after([1]) == []
 
 
+async def test_nobody_is_preempted_for_a_guess() -> None:
+    """Two sequences that just fit: with guesses there are as many preemptions as without."""
+
+    class Always:
+        def propose(self, seq: Sequence) -> list[int]:
+            return [7] * 8
+
+    async def preemptions(drafts: int) -> int:
+        made = fake(block_size=16, num_blocks=17)
+        config = {"num_speculative_tokens": drafts, "max_num_batched_tokens": 256, "prefix_caching": False}
+        async with engine(made, **config) as core:  # type: ignore[arg-type]
+            assert core._scheduler is not None
+            if drafts:
+                core._scheduler.policies.drafter = Always()  # type: ignore[misc]
+            answers = await asyncio.gather(*(run(core, request([i] * 100, 60)) for i in range(2)))
+            for i, (tokens, _) in enumerate(answers):
+                assert tokens == expected_tokens([i] * 100, 60)
+            return core.stats().preemptions
+
+    assert await preemptions(8) <= await preemptions(0) == 1
+
+
+def test_what_ngrams_remember_has_a_limit() -> None:
+    """Of a long output that never repeats itself the newest runs are kept."""
+    seq = Sequence(1, request([1], 100_000), Mailbox(), 0)
+    drafter = NgramDrafter(3)
+    seq.output_token_ids = []
+    for token in [*range(10_000), 9_000, 9_001, 9_002]:
+        seq.output_token_ids.append(token)
+        seq.num_known_tokens += 1
+        found = drafter.propose(seq)
+    assert found == [9_003, 9_004, 9_005]
+    assert len(seq.seen_runs) <= 3 * 4096
+    seq.output_token_ids += [5, 6, 7]
+    seq.num_known_tokens += 3
+    assert drafter.propose(seq) == [], "too long ago"
+
+
 async def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
     made = fake(vocab_size=16)
     async with engine(made, num_speculative_tokens=3) as core:

@@ -58,6 +58,14 @@ async def test_what_fits_leaves_room_for_a_token(house: House) -> None:
     assert len(house.asked().prompts[0]) == 511
 
 
+async def test_what_is_to_be_cut_may_have_any_length(house: House) -> None:
+    """More characters than the context could ever hold, which without cutting are not even tokenized."""
+    messages = [{"role": "user", "content": "x" * 200_000}]
+    assert (await house.chat(messages=messages)).status_code == 400
+    assert (await house.chat(messages=messages, truncate_prompt_tokens=-1)).status_code == 200
+    assert len(house.asked().prompts[0]) == 511
+
+
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_tokens_by_their_ids(house: House, as_ids: bool) -> None:
     told = token(98, -0.75, 0, [(66, -0.5)])

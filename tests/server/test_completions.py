@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ContextLengthExceeded
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
 from tests.server.fakes import BOS, House, error_of, says, steps
@@ -28,7 +29,7 @@ async def test_answer_has_openais_shape(house: House) -> None:
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
-    assert house.asked().max_tokens == 16
+    assert (house.asked().max_tokens, house.asked().default_tokens) == (None, 16)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,20 @@ async def test_stop_reason(house: House) -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 5)
 
 
-async def test_the_default_of_max_tokens_shrinks_near_the_end_of_the_context(house: House) -> None:
-    for length, limit in ((400, 16), (510, 2), (511, 1)):
-        assert (await house.complete(prompt=[65] * length)).status_code == 200
-        assert house.engine.requests[-1].max_tokens == limit
+async def test_a_limit_that_was_asked_for_is_the_engines_to_refuse(house: House) -> None:
     await house.complete(prompt=[65] * 510, max_tokens=16)
-    assert house.engine.requests[-1].max_tokens == 16, "what was asked for is the engine's to refuse"
+    assert house.engine.requests[-1].max_tokens == 16
+
+
+async def test_the_newer_limit_wins_also_over_none_at_all(house: House) -> None:
+    answer = await house.complete(max_tokens=0, max_completion_tokens=5, echo=True)
+    assert (house.asked().max_tokens, answer.json()["choices"][0]["text"]) == (5, "HiHello!")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_refusal_names_the_limit_as_the_client_does(house: House, name: str) -> None:
+    house.engine.refusal = ContextLengthExceeded("the prompt has 3 and max_tokens is 9", "max_tokens")
+    error = error_of(await house.complete(**{name: 9}))
+    assert (error["param"], error["message"]) == (name, f"the prompt has 3 and {name} is 9")
+    error = error_of(await house.complete(**{name: 5000, "truncate_prompt_tokens": -1}))
+    assert error["param"] == name and error["message"].startswith(f"'{name}' is 5000")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -46,6 +47,7 @@ async def test_what_is_no_body_has_an_end(running: Running, start: bytes) -> Non
 async def test_the_answer_arrives_and_says_431(running: Running) -> None:
     answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nx-big: ", *[b"x" * 16384] * 8, pause=0.02)
     assert status_of(answer) == 431
+    assert re.search(rb"\r\nx-request-id: req_[0-9a-f]{24}\r\n", answer)
 
 
 async def test_headers_have_their_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

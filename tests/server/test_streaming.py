@@ -86,6 +86,8 @@ async def test_continuous_usage_is_in_every_chunk(house: House) -> None:
         counts = [json.loads(one)["usage"]["completion_tokens"] for one in events(response)[:-1]]
         assert counts == sorted(counts)
         assert counts[-1] == 4
+        if "chat" in response.text[:200]:
+            assert counts[0] == 0, "a role is no token"
 
 
 async def test_several_choices_start_with_index_0(house: House) -> None:

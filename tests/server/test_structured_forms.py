@@ -13,6 +13,7 @@ from server.schemas.base import parse
 from server.schemas.structured import MAX_CONSTRAINT_BYTES, StructuredFields
 from server.structured.compose import alone, compose
 from server.structured.forms import BOUNDED_WHITESPACE, Constraint, constraint_of
+from server.structured.schemas import prepared_schema
 
 BOUNDED = {"whitespace_pattern": BOUNDED_WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
 
@@ -65,7 +66,6 @@ def test_json_schema_is_always_kept(strict: bool | None) -> None:
     ("asked", "param"),
     [
         ({"type": "json_schema"}, "response_format.json_schema"),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
         (
             {"type": "json_schema", "json_schema": {"name": "no spaces", "schema": {}}},
@@ -94,6 +94,39 @@ def test_json_schema_is_always_kept(strict: bool | None) -> None:
 )
 def test_faults_of_response_format(asked: Any, param: str) -> None:
     assert refusal(response_format=asked).param == param
+
+
+@pytest.mark.parametrize("left_out", [{}, {"schema": None}])
+def test_a_format_without_a_schema_is_any_object(left_out: dict[str, None]) -> None:
+    named = read(response_format={"type": "json_schema", "json_schema": {"name": "x", **left_out}})
+    plain = read(response_format={"type": "json_object"})
+    assert named is not None and plain is not None and named.grammar == plain.grammar
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"propertyNames": {"type": "string"}}, {"propertyNames": {}}, {"propertyNames": True}, {"format": "password"},
+        {"format": "path"}, {"uniqueItems": False},
+    ],
+)  # fmt: skip
+def test_keywords_that_say_nothing_are_left_out(nothing: dict[str, Any]) -> None:
+    assert prepared_schema({"type": "object", **nothing}, "p") == {"type": "object"}
+    inside = {"type": "object", "properties": {"a": {"type": "string", **nothing}}}
+    assert prepared_schema(inside, "p")["properties"] == {"a": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    "something",
+    [{"propertyNames": {"maxLength": 3}}, {"propertyNames": False}, {"format": "uuid"}, {"format": 3}],
+)
+def test_keywords_that_say_something_are_the_compilers_to_judge(something: dict[str, Any]) -> None:
+    assert prepared_schema({"type": "object", **something}, "p") == {"type": "object", **something}
+
+
+def test_a_bound_that_is_no_number_is_not_hidden_by_one_that_is() -> None:
+    wrong = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5, "minimum": "x"}
+    assert prepared_schema(wrong, "p") == wrong
 
 
 def test_a_schema_as_text_is_the_same() -> None:

@@ -175,6 +175,9 @@ async def test_truncation(house: House, body: dict[str, Any], expected: list[int
 
 async def test_a_text_may_be_longer_than_the_context_or_empty(house: House) -> None:
     assert (await house.post("/tokenize", {"prompt": "x" * 3000})).json()["count"] == 3001
+    assert (await house.post("/tokenize", {"prompt": "x" * 200_000})).json()["count"] == 200_001
+    messages = [{"role": "user", "content": "x" * 200_000}]
+    assert (await house.post("/tokenize", {"messages": messages})).json()["count"] > 200_000
     answer = await house.post("/tokenize", {"prompt": "", "add_special_tokens": False})
     assert answer.json()["tokens"] == []
 

@@ -60,7 +60,7 @@ def healthy() -> dict[str, Any]:
         },
         "torch": {
             "torch": "2.13.0", "cuda_build": None, "devices": [], "device": "cpu", "cpu_capability": "AVX512", "mkl": True,
-            "onednn": True, "bf16_kernels": True, "fp16_kernels": True, "threads": 4, "attention": "torch",
+            "triton_lacks": None, "onednn": True, "bf16_kernels": True, "fp16_kernels": True, "threads": 4, "attention": "torch",
             "linear": {"float32": kernels.PLAIN, "bfloat16": kernels.ONEDNN, "float16": kernels.PLAIN},
         },
         "system": {
@@ -134,6 +134,15 @@ def test_torch_with_cuda_and_a_gpu_that_it_cannot_use() -> None:
     facts["box"]["nvidia"], facts["torch"]["cuda_build"] = 1, "12.8"
     (line,) = doctor.advice(facts)
     assert "check the driver" in line
+
+
+def test_a_gpu_without_what_its_kernels_are_built_with() -> None:
+    facts = healthy()
+    facts["box"]["nvidia"], facts["torch"]["device"] = 1, "cuda"
+    assert not doctor.advice(facts)
+    facts["torch"]["triton_lacks"] = "Triton finds no C compiler"
+    (line,) = doctor.advice(facts)
+    assert "Triton finds no C compiler" in line
 
 
 def test_a_broken_torch_is_the_first_thing_to_know() -> None:

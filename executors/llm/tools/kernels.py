@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.attention import TorchAttention
@@ -30,6 +31,7 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "device": device.type,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
+        "triton_lacks": triton_build.missing(),
         "onednn": torch.backends.mkldnn.is_available(),
         "bf16_kernels": _onednn_has("_is_mkldnn_bf16_supported"),
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),

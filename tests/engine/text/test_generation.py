@@ -64,6 +64,43 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(tokenize
         assert texts[index] == tokenizer.decode(ids)
 
 
+async def test_equal_prompts_of_one_call_are_answered_differently(tokenizer: Tokenizer) -> None:
+    """As n choices of one prompt are; the others are answered as they are by themselves."""
+    request = ask(
+        prompts=((1, 2), (3,), (1, 2), (1, 2)),
+        n=2,
+        temperature=1.0,
+        seed=5,
+        ignore_eos=True,
+        prompt_logprobs=0,
+    )
+    told = {}
+    async with engine(fake(vocab_size=VOCAB)) as core:
+        texts: dict[int, str] = defaultdict(str)
+        async with TextEngine(core, tokenizer).start(request) as generation:
+            async for delta in generation:
+                texts[delta.index] += delta.text
+                told |= {delta.index: len(delta.prompt_logprobs)} if delta.prompt_logprobs is not None else {}
+    for index, choice in enumerate((0, 1, 0, 1, 2, 3, 4, 5)):
+        sampling = SamplingParams(seed=5, choice=choice)
+        ids = expected_tokens(request.prompts[index // 2], 20, sampling, vocab_size=VOCAB)
+        assert texts[index] == tokenizer.decode(ids)
+    assert set(told) == {0, 2, 4, 6}, "each prompt's logprobs come with its first choice"
+
+
+async def test_the_default_limit_is_each_prompts_own(tokenizer: Tokenizer) -> None:
+    """Near the end of the context it is what fits; and what others of the call have room for does not count."""
+    async with engine(fake(vocab_size=VOCAB, num_blocks=64)) as core:
+        most = core.max_model_len
+        prompts = ((1,), (1,) * (most - 3), (1,) * (most - 16))
+        request = ask(prompts=prompts, max_tokens=None, default_tokens=16, ignore_eos=True)
+        lengths: dict[int, int] = defaultdict(int)
+        async with TextEngine(core, tokenizer).start(request) as generation:
+            async for delta in generation:
+                lengths[delta.index] += len(delta.token_ids)
+    assert lengths == {0: 16, 1: 3, 2: 16}
+
+
 async def test_a_stop_string_ends_the_choice_and_only_its_tokens_count(tokenizer: Tokenizer) -> None:
     ids = expected_tokens([1, 2], 20, vocab_size=VOCAB)
     text = tokenizer.decode(ids)

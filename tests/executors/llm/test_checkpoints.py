@@ -52,6 +52,21 @@ async def test_sharded_equals_single(reference, tmp_path):
     assert np.array_equal(await logits_of(tmp_path), await logits_of(ref.path))
 
 
+@pytest.mark.parametrize("other", ["a-stale", "z-stale"])
+async def test_of_two_copies_the_one_that_the_index_names_is_loaded(reference, tmp_path, other):
+    """A file that comes first, and one that comes last, with a tensor of other values and one of another shape."""
+    ref = reference("llama-biases-llama3-rope")
+    path = Path(shutil.copytree(ref.path, tmp_path / "copy"))
+    tensors = load_file(path / "model.safetensors")
+    stale = {"model.norm.weight": tensors["model.norm.weight"] * 7}
+    moved = "model.layers.0.input_layernorm.weight"
+    stale |= {"model.layers.1.input_layernorm.weight": torch.ones(3), moved: tensors[moved].clone()}
+    save_file(stale, path / f"{other}.safetensors")
+    index = dict.fromkeys(tensors, "model.safetensors") | {moved: f"{other}.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert np.array_equal(await logits_of(path), await logits_of(ref.path))
+
+
 async def test_old_field_names_mean_the_same(reference, tmp_path):
     ref = reference("llama-biases-llama3-rope")
     path = Path(shutil.copytree(ref.path, tmp_path / "old"))

@@ -1,0 +1,24 @@
+"""Whether Triton can be used: it brings its compiler for GPU code along, and takes the machine's for what launches it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+
+def missing() -> str | None:
+    """What Triton lacks here, in words; None if it lacks nothing. Its launchers are C, built at the first launch of each kernel:
+    without a compiler and Python's headers that launch raises a RuntimeError."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton finds no C compiler for its launchers: install one (gcc)"
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return f"Triton finds no {headers / 'Python.h'} for its launchers: install it (python3-dev)"
+    return None

@@ -82,7 +82,9 @@ PARAMETERS: dict[str, Parameter] = {
         "vLLM", "none", "Words that must not come, spelled as they begin a text and after a space; inside other tokens they may."
     ),
     "allowed_token_ids": Parameter("vLLM", "all", "The only token ids that may come."),
-    "seed": Parameter("OpenAI", "random", "The same seed gives the same answer; the answer tells the one used."),
+    "seed": Parameter(
+        "OpenAI", "random", "The same seed gives the same answer; equal prompts of a call differ. The answer tells the one used."
+    ),
     "response_format": Parameter("OpenAI", "text", "Text, any JSON object, or JSON that follows a schema, always strictly."),
     "structured_outputs": Parameter(
         "vLLM", "none", "One of json, regex, choice, grammar (Lark or GBNF) and json_object that the answer follows."
@@ -145,7 +147,7 @@ PARAMETERS: dict[str, Parameter] = {
     "ResponseFormat.json_schema": Parameter("OpenAI", "none", "The schema, with its name."),
     "JsonSchemaFormat.name": Parameter("OpenAI", "", "A name for the schema."),
     "JsonSchemaFormat.description": Parameter("OpenAI", "none", "What it is for."),
-    "JsonSchemaFormat.schema": Parameter("OpenAI", "any object", "The schema."),
+    "JsonSchemaFormat.schema": Parameter("OpenAI", "", "The schema."),
     "JsonSchemaFormat.strict": Parameter("OpenAI", "true", "Answers follow the schema whatever this says."),
     "StructuredOutputs.json": Parameter("vLLM", "none", "A JSON schema, as an object or as text."),
     "StructuredOutputs.regex": Parameter("vLLM", "none", "A regular expression that the whole answer matches."),

@@ -92,7 +92,9 @@ def _of_format(asked: ResponseFormat | None) -> Constraint | None:
         raise _missing("response_format.json_schema")
     _refuse_unknown(named, "response_format.json_schema")
     param = "response_format.json_schema.schema"
-    return Constraint(param, json_part({"type": "object"} if named.schema_ is None else named.schema_, param))
+    if named.schema_ is None:
+        raise _missing(param)
+    return Constraint(param, json_part(named.schema_, param))
 
 
 def _of_outputs(asked: StructuredOutputs) -> Constraint:

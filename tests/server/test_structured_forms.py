@@ -66,6 +66,7 @@ def test_json_schema_is_always_kept(strict: bool | None) -> None:
     ("asked", "param"),
     [
         ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
         (
             {"type": "json_schema", "json_schema": {"name": "no spaces", "schema": {}}},
@@ -94,13 +95,6 @@ def test_json_schema_is_always_kept(strict: bool | None) -> None:
 )
 def test_faults_of_response_format(asked: Any, param: str) -> None:
     assert refusal(response_format=asked).param == param
-
-
-@pytest.mark.parametrize("left_out", [{}, {"schema": None}])
-def test_a_format_without_a_schema_is_any_object(left_out: dict[str, None]) -> None:
-    named = read(response_format={"type": "json_schema", "json_schema": {"name": "x", **left_out}})
-    plain = read(response_format={"type": "json_object"})
-    assert named is not None and plain is not None and named.grammar == plain.grammar
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ async def tokenize(request: Request) -> Response:
             add_special_tokens=bool(body.add_special_tokens),
             extra=body.chat_template_kwargs,
             continue_final_message=bool(body.continue_final_message),
-            bounded=False,
+            bounded=truncation is None,
         )
         ids = ids if truncation is None else tuple(truncation.cut(ids))
     else:
@@ -53,7 +53,6 @@ async def tokenize(request: Request) -> Response:
             add_special_tokens=body.add_special_tokens is not False,
             truncation=truncation,
             may_be_empty=True,
-            bounded=False,
         )
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
     answer["token_strs"] = await token_texts(state, model, ids) if body.return_token_strs else None

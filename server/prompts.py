@@ -71,10 +71,9 @@ async def input_ids(
     truncation: Truncation | None = None,
     longest: int | None = None,
     may_be_empty: bool = False,
-    bounded: bool = True,
 ) -> tuple[tuple[int, ...], ...]:
     """The token ids of each input, none of them empty unless they may be. A list of ids has at most `longest` (default:
-    what leaves room for one token); texts that cannot fit are refused by the engine, or before by their characters if `bounded`.
+    what leaves room for one token); texts that cannot fit are refused by the engine, or before by their characters.
 
     Raises InvalidRequest naming `param`.
     """
@@ -86,7 +85,7 @@ async def input_ids(
             _check_length(model, len(kept), param, longest)
             check_token_ids(model, one, param)
         else:
-            kept = encode_text(model, one, add_special_tokens, param, bounded and truncation is None)
+            kept = encode_text(model, one, add_special_tokens, param, bounded=truncation is None)
             if truncation is not None:
                 kept = truncation.cut(kept, _around(model) if add_special_tokens else (0, 0))
         if not kept and not may_be_empty:

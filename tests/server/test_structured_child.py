@@ -74,7 +74,7 @@ def test_good_grammars(inside: Judge, outputs: dict[str, Any]) -> None:
         ({"json": {"uniqueItems": True}}, 'Unimplemented keys: ["uniqueItems"]'),
         ({"json": {"type": "array", "contains": {}}}, "Unimplemented"),
         ({"json": {"if": {}, "then": {}}}, "Unimplemented"),
-        ({"json": {"propertyNames": {}}}, "Unimplemented"),
+        ({"json": {"propertyNames": {"maxLength": 3}}}, "Unimplemented"),
         ({"json": {"dependentRequired": {}}}, "Unimplemented"),
         ({"json": {"unevaluatedProperties": False}}, "Unimplemented"),
         ({"json": {"$dynamicRef": "#a"}}, "Unimplemented"),

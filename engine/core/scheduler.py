@@ -103,7 +103,7 @@ class Scheduler(Roster):
             hit = self.kv.find(seq)
             while not self.kv.fits(seq, hit):
                 if not self.running:
-                    return  # what is missing is held by one that is not looked after here, and will be given back
+                    return  # one that has ended, with its step still out, gives back what is missing
                 self._preempt(self.policies.victim(self.running))
                 hit = self.kv.find(seq)
             self._admit(seq, hit)

@@ -21,7 +21,7 @@ one more whenever all are busy."""
 class Bounds:
     """Of memory that counts as flat: MiB a minute, and growth over all of the judged time as a share. Short runs may have `noise`
     MiB more, however short the time that is judged: an allocator that warms up is divided by less time there. Half an hour rises
-    by 20 MiB in its first ten minutes and stays there. What two minutes are to find is 8 KiB a request: 20 MiB."""
+    by 20 MiB in its first ten minutes and by less after. What two minutes are to find is 8 KiB a request: 20 MiB."""
 
     slope: float
     growth: float

@@ -163,6 +163,8 @@ class Generation:
     def _equal_before(self) -> list[int]:
         """Of each prompt, how many before it are the same: with one seed for all they would say the same, and who sends a prompt
         many times wants many answers. By itself a prompt says what it says in a list of others."""
+        if len(self.request.prompts) == 1:
+            return [0]  # hashing a long prompt takes a millisecond
         seen: Counter[tuple[int, ...]] = Counter()
         found = []
         for prompt in self.request.prompts:

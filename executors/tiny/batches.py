@@ -1,8 +1,13 @@
 """Conversations as batches of token ids, grouped by length so that little is padded."""
 
+import multiprocessing
+import os
 import random
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -26,6 +31,9 @@ time."""
 
 _HONEST_COUNTED = 12
 """Tokens of an answer whose tokens weigh as much as those: about what answers of the skills have."""
+
+_AHEAD = 128
+"""Batches that the drawing process hands over at once; two such lots are drawn ahead."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,41 @@ def batches(
             groups[-1].append(row)
         rng.shuffle(groups)
         yield from map(_stack, groups)
+
+
+def batches_ahead(tokenizer: Tokenizer, seed: int, tokens: int) -> Generator[Batch]:
+    """Yield what `batches` yields, drawn by a process of its own: training waits for none of it.
+
+    That process has the lowest priority and lives on what the threads that train leave idle. Close the iterator to end it.
+    """
+    process = ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), _begin_drawing, (tokenizer.to_str(), seed, tokens)
+    )
+    try:
+        lots = deque(process.submit(_draw_lot) for _ in range(2))
+        while True:
+            lot = lots.popleft().result()
+            lots.append(process.submit(_draw_lot))
+            for ids, weights in lot:
+                yield Batch(torch.from_numpy(ids), torch.from_numpy(weights))
+    finally:
+        process.shutdown(cancel_futures=True)
+
+
+_drawn: Iterator[Batch] = iter(())
+"""In the drawing process: where it stands."""
+
+
+def _begin_drawing(tokenizer: str, seed: int, tokens: int) -> None:
+    """Begin a drawing process."""
+    global _drawn
+    os.nice(19)
+    _drawn = batches(Tokenizer.from_str(tokenizer), seed, tokens)
+
+
+def _draw_lot() -> list[Row]:
+    """Return the next batches as arrays: tensors would travel as files."""
+    return [(batch.ids.numpy(), batch.weights.numpy()) for batch in islice(_drawn, _AHEAD)]
 
 
 def _stack(rows: list[Row]) -> Batch:

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from executors.tiny.batches import Batch, batches
+from executors.tiny.batches import Batch, batches_ahead
 from executors.tiny.fused import Gradients, Weights, rounded
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
@@ -116,7 +117,14 @@ class Trainer:
         """Train until the steps or the minutes are used up."""
         recipe = self.recipe
         # A resumed run draws fresh text: the seed moves on with the step.
-        stream = batches(self.tokenizer, recipe.seed + 1000 + self.progress.step, recipe.batch_tokens)
+        stream = batches_ahead(self.tokenizer, recipe.seed + 1000 + self.progress.step, recipe.batch_tokens)
+        with closing(stream):
+            self._run(stream)
+        self.checkpoint()
+
+    def _run(self, stream: Iterator[Batch]) -> None:
+        """Make steps until there are enough."""
+        recipe = self.recipe
         group = list(islice(stream, recipe.batches_per_step))
         saved = time.monotonic()
         while self.done() < 1:
@@ -137,7 +145,6 @@ class Trainer:
             if time.monotonic() - saved > _CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
-        self.checkpoint()
 
     def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[float, int, list[Batch]]:
         """Make one optimizer step over `group`; return its mean loss, its number of tokens, and the next group."""

@@ -16,9 +16,9 @@ __all__ = [
     "training_samples",
 ]
 
-_TOOL_SHARE = 0.29
+_TOOL_SHARE = 0.26
 _RESULT_SHARE = 0.01
-_TOOL_TURNS = (1, 2, 3, 3, 3, 4, 4, 5)
+_TOOL_TURNS = (1, 2, 3, 4, 5, 5, 6, 6)
 """The tools take longer to read than anything else: several calls of each conversation are learned at that price."""
 
 

@@ -32,13 +32,13 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.055,
-    "counting": 0.075,
-    "sums": 0.11,
+    "counting": 0.085,
+    "sums": 0.12,
     "reversal": 0.13,
     "repetition": 0.075,
     "upper_casing": 0.08,
     "capitals": 0.055,
-    "extraction": 0.225,
+    "extraction": 0.205,
     "stories": 0.03,
     "off_topic": 0.165,
 }
@@ -107,18 +107,15 @@ def conversation(
         messages.append({"role": "system", "content": system_prompt(draw)})
     # What takes long to say and little to learn comes seldom before the last turn.
     earlier = {name: weight * _SELDOM.get(name, 1.0) for name, weight in share.items()}
-    called: set[str] = set()
     for _ in range(turns - 1):
-        if offered and draw.chance(0.75):
-            call = tool_call(draw, offered, called)
-            called.add(call.check["name"])
-            _add_call(draw, messages, call)
+        if offered and draw.chance(0.65):
+            _add_call(draw, messages, tool_call(draw, offered))
             continue
         turn = SKILLS[draw.rng.choices(list(earlier), list(earlier.values()))[0]](draw)
         if not _clashes(turn, offered):
             messages.append({"role": "user", "content": turn.user})
             messages.append({"role": "assistant", "content": turn.answer})
-    turn = tool_call(draw, offered, called) if last == "tools" else SKILLS[last](draw)
+    turn = tool_call(draw, offered) if last == "tools" else SKILLS[last](draw)
     while _clashes(turn, offered):
         turn = SKILLS[last](draw)
     messages.append({"role": "user", "content": turn.user})

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from executors.tiny.data.lexicon import TEMPLATE_WORDS, WORDS, pseudo_word
@@ -28,8 +28,6 @@ _VERBS = tuple(
     inspect reserve activate register schedule notify log query search adjust""".split()
 )
 _NOUNS = WORDS + TEMPLATE_WORDS
-_FRESH = 0.9
-"""How often a conversation asks for a tool that it has not asked for yet, as long as there is one."""
 _PLAIN_KINDS = (
     "word",
     "word",
@@ -257,13 +255,9 @@ def _values(draw: Draw, value_kinds: list[str]) -> list[Value]:
     return values
 
 
-def tool_call(draw: Draw, offered: list[Offer], called: Container[str] = ()) -> Turn:
-    """Ask for something one of the `offered` tools does; the answer is the call.
-
-    Mostly it is a tool whose name is not in `called`: a second call of one is copied from the first, which teaches little.
-    """
-    fresh = [offer for offer in offered if offer.name not in called]
-    offer = draw.rng.choice(fresh if fresh and draw.chance(_FRESH) else offered)
+def tool_call(draw: Draw, offered: list[Offer]) -> Turn:
+    """Ask for something one of the `offered` tools does; the answer is the call."""
+    offer = draw.rng.choice(offered)
     asks = offer.asks()
     synthetic = offer.kind not in CATALOGUE
     text = expand(draw.rng, draw.rng.choice(asks)) if synthetic else draw.phrase(asks)

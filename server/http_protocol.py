@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
+import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server import http_upgrade
 from server.body_budget import BodyBudget, Flow
 from server.errors import http_error_response
 from server.listener import SPARE_CONNECTIONS
@@ -137,7 +139,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._overhead += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._refused or self.transport.is_closing():
             return
         if len(self.pipeline) > MAX_PIPELINED:
@@ -147,6 +149,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(431, "The request's headers are too large.")
         elif not self._receiving and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_next()  # blank lines between requests are none
+
+    def _feed(self, data: bytes) -> None:
+        """Have it parsed, as Uvicorn does, and go on behind an offer to speak another protocol."""
+        self._unset_keepalive_if_required()
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    data = data[offer.args[0] :]
+                    if self._refused:
+                        return
+                    http_upgrade.go_on(self, self.headers)
+        except httptools.HttpParserError:
+            self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP. Called by Uvicorn, whose own answer is plain text."""
@@ -204,8 +222,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, "The server holds too many unfinished requests.", {"retry-after": _RETRY_AFTER})
 
     def on_message_complete(self) -> None:
-        """The request is here."""
-        if self._refused:
+        """The request is here. Or it is not: behind an offer to speak another protocol the parser expects no body."""
+        if self._refused or self.parser.should_upgrade():
             return
         self._receiving = False
         self._stop_timer()
@@ -343,6 +361,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _busy(self) -> bool:
         """True while a request has no complete answer."""
         return self._active is not None and not self._active.response_complete
+
+    @property
+    def owes_an_answer(self) -> bool:
+        """True while a client that has sent its request whole is to get more: of what is being made, or has yet to be sent."""
+        made = not self._busy or self._active is None or self._active.more_body
+        return not made or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         """Say so and close: once what came before has its answer, and unless that would break into an answer to this one."""

@@ -1,14 +1,15 @@
-"""Is a `UnifiedBatch` sound? Checks that any executor may run before it computes anything. Standard library and NumPy only.
+"""Is a `UnifiedBatch` sound, and does a `UnifiedOutput` fit it? Standard library and NumPy only.
 
-Nothing here changes state: a batch that is refused has left nothing behind.
+Any executor may run the checks of a batch before it computes anything. The engine runs that of an output before it takes
+anything in. Nothing here changes state: what is refused has left nothing behind.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from executors.batch import UnifiedBatch
-from executors.errors import InvalidInput
+from executors.batch import UnifiedBatch, UnifiedOutput
+from executors.errors import InvalidInput, StepFailed
 
 
 def check_arrays(batch: UnifiedBatch) -> None:
@@ -64,3 +65,45 @@ def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
         return
     if len(np.unique(copies[:, 1])) != len(copies) or np.isin(copies[:, 1], copies[:, 0]).any():
         raise InvalidInput("block copies overlap: their order would matter")
+
+
+def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:
+    """Whether this can be the answer to that step, by its shape: an output for each item, of as many tokens as it can have; for
+    a final chunk a token, a pooled result or an error (of a batch that asks for logits it is not the check). Raises StepFailed:
+    what the executor holds of these sequences is unknown."""
+    counts, ids, final = output.num_tokens, output.token_ids, batch.is_final_chunk
+    if counts.dtype != np.int32 or ids.dtype != np.int32 or counts.ndim != 1 or ids.ndim != 1:
+        raise StepFailed(
+            f"an answer with num_tokens {counts.dtype}{list(counts.shape)}, token_ids {ids.dtype}{list(ids.shape)}"
+        )
+    if len(counts) != len(batch):
+        raise StepFailed(f"an answer for {len(counts)} items to a step of {len(batch)}")
+    wrong = (counts < 0) | (counts > (batch.num_draft_tokens + 1) * final)
+    if wrong.any():
+        i = int(wrong.argmax())
+        what = (
+            f"a final chunk with {batch.num_draft_tokens[i]} drafts" if final[i] else "an intermediate chunk"
+        )
+        raise StepFailed(f"an answer with {counts[i]} tokens for item {i}, {what}")
+    if int(counts.sum(dtype=np.int64)) != len(ids):
+        raise StepFailed(
+            f"an answer with {len(ids)} token ids, where num_tokens add up to {int(counts.sum())}"
+        )
+    if len(ids) and ids.min() < 0:
+        raise StepFailed(f"an answer with {ids.min()} for a token id")
+    _check_details(output)
+    for i in np.flatnonzero(final & (counts == 0)).tolist():
+        detail = output.details.get(i)
+        if detail is None or (detail.error is None and detail.pooled is None):
+            raise StepFailed(f"an answer with neither a token nor a result for item {i}, a final chunk")
+
+
+def _check_details(output: UnifiedOutput) -> None:
+    counts = output.num_tokens.tolist() if output.details else []
+    for i, detail in output.details.items():
+        if not 0 <= i < len(counts):
+            raise StepFailed(f"an answer with details of item {i}, of {len(counts)}")
+        if len(detail.tokens) != counts[i] and detail.error is None:
+            raise StepFailed(
+                f"an answer that describes {len(detail.tokens)} of item {i}'s {counts[i]} tokens"
+            )

@@ -34,6 +34,7 @@ from executors.batch import (
     UnifiedBatch,
     UnifiedOutput,
 )
+from executors.checks import check_output
 from executors.errors import (
     ConfigError,
     ExecutorDied,
@@ -80,7 +81,7 @@ __all__ = [
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
     "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
     "SlotTable", "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
-    "from_kind", "replace",
+    "check_output", "from_kind", "replace",
 ]  # fmt: skip
 
 SnapshotValue = float | int | str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.core.inbox import Inbox
-from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, UnifiedOutput
+from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, UnifiedOutput, check_output
 
 
 @dataclass(slots=True)
@@ -43,9 +43,16 @@ class Flights:
 
     async def take_off(self, batch: UnifiedBatch) -> None:
         """Submit a step; it is on its way when this returns."""
-        step = asyncio.create_task(self._executor.unified_decode(batch), name=f"step {batch.step_id}")
+        step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
         self.out.append(Flight(batch, step, self._clock()))
         await asyncio.sleep(0)
+
+    async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Its result, if it is one. An answer that does not fit the step is none: taken in, it would break what the scheduler
+        relies on, or leave a sequence that nobody computes any more. So it is a failed step, and everybody is computed anew."""
+        output = await self._executor.unified_decode(batch)
+        check_output(batch, output)
+        return output
 
     async def landed(self) -> Flight | None:
         """The oldest step, not among those out any more, once its result is in, be that an error. None if a command came

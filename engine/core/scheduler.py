@@ -168,11 +168,18 @@ class Scheduler(Roster):
             if victim is seq:
                 return False
         self.kv.register(seq, end)
-        self.policies.queue.charge(seq, count)
+        # Drafts lie behind what is known: they are charged when it turns out which are accepted.
+        self._charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))
         plan.grants[seq] = count
         seq.last_step = self.num_steps
         plan.budget -= count
         return True
+
+    def _charge(self, seq: Sequence, begin: int, end: int) -> None:
+        """Its tenant has had positions begin .. end - 1, and pays for those that it has not been charged with before."""
+        if (count := end - max(begin, seq.num_charged_tokens)) > 0:
+            seq.num_charged_tokens = end
+            self.policies.queue.charge(seq, count)
 
     def _admit_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
         """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort. With
@@ -270,6 +277,7 @@ class Scheduler(Roster):
     def _settle(self, seq: Sequence, num_computed: int) -> None:
         """Drafts were verified: the KV of the rejected ones counts as not written."""
         seq.drafting = False
+        self._charge(seq, 0, num_computed)
         if seq.status is SequenceStatus.RUNNING:
             seq.num_computed_tokens = num_computed
 
@@ -313,7 +321,7 @@ class Scheduler(Roster):
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
         if seq.request.grammar is not None and message.startswith(GRAMMAR_TOO_LARGE):
             self.finish(seq, FinishReason.ABORT)
-            refused = InvalidRequest(message, "structured_outputs", "invalid_value")
+            refused = InvalidRequest(message, "grammar", "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
         if message == NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.

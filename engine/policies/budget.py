@@ -6,23 +6,31 @@ in chunks: small ones keep the streams smooth, large ones get the prompt done so
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 MIN_CHUNK = 8
-"""A prompt gets on by so many tokens a step whatever the target, or it would never end."""
+"""A prompt gets on by so many tokens a step whatever the target, or it would never end: in every step but the few that
+measure what decodes take."""
 _STRETCH = 1.75
 """How much longer than a plain decode step a step with a chunk may last where no target is given. Streams stay within
 three times their usual pace, with room for noise."""
 _SMOOTHING = 0.2
+_LATE = 0.5
+"""Weight of a value where the one before it is long ago. One stall can be no more than that, and is measured again soon."""
 _UNKNOWN = 128
 """Tokens of a chunk as long as nothing has been measured."""
+_SOON, _SELDOM = 8, 32
+"""Steps after which decodes are measured alone again: where what they take is unknown, or has just surprised, and else."""
+_SURPRISE = 0.25
+"""By what part of the known value a new one differs that calls for another one soon."""
 
 
 class BudgetPolicy(Protocol):
     """Asked once a step, told of every step."""
 
     def prompt_tokens(self, num_decodes: int, most: int) -> int:
-        """Prompt tokens to compute beside `num_decodes` decodes, at most `most`."""
+        """Prompt tokens to compute beside `num_decodes` decodes, at most `most`; 0 now and then, never for long."""
 
     def observe(self, num_decodes: int, prompt_tokens: int, seconds: float) -> None:
         """A step of that content took so long."""
@@ -39,51 +47,89 @@ class FixedBudget:
         """Nothing to learn."""
 
 
+@dataclass(slots=True)
+class _Base:
+    """What a step of decodes alone takes, and when that was measured."""
+
+    seconds: float
+    step: int
+
+
 class LatencyBudget:
     """Chunks sized so that a step takes a given time, by the measured cost of decode steps and of prompt tokens.
 
         seconds = base(decodes) + cost * prompt tokens
 
     `base` is kept by powers of two of the number of decodes. Alone, prompts get the whole step: nobody waits for it.
+
+    Steps with a chunk, all of about one size, cannot tell the two apart. While prompts wait there may be no others, and what
+    more streams or longer contexts take would be booked as the prompts' cost: chunks would shrink to nothing, the prompts
+    that are let in too slowly would leave slots free, and no step be without a chunk ever. So a step is left to the decodes
+    where they have not been alone for `_SELDOM` steps.
     """
 
     def __init__(self, target_itl: float | None = None) -> None:
         """`target_itl` in seconds; None: 1.75 times what the decodes alone take."""
         self.target_itl = target_itl
-        self._base: dict[int, float] = {}
+        self._base: dict[int, _Base] = {}
         self._cost: float | None = None
+        self._step = 0
+        """How many there were: with a chunk by what was asked, of decodes alone by what was observed."""
+        self._due: dict[int, int] = {}
+        """By the same powers of two: the step from which on they are to be measured alone."""
 
     def prompt_tokens(self, num_decodes: int, most: int) -> int:
         """See the class."""
-        if not num_decodes:
+        if num_decodes <= 0:
             return most
+        if self._measures_now(num_decodes.bit_length()):
+            return 0
         base = self._base_for(num_decodes)
         if base is None or self._cost is None:
             return min(most, _UNKNOWN)
         target = self.target_itl if self.target_itl is not None else _STRETCH * base
         return min(most, max(MIN_CHUNK, int((target - base) / self._cost)))
 
+    def _measures_now(self, size: int) -> bool:
+        """Whether this step is for the decodes alone. Asked for once, whatever becomes of it: others may let prompts go on, or
+        some of the streams have no token in it, and prompts are not to wait for what never comes."""
+        self._step += 1
+        if self._step < self._due.setdefault(size, self._step + _SOON):
+            return False
+        self._due[size] = self._step + _SELDOM
+        return True
+
     def observe(self, num_decodes: int, prompt_tokens: int, seconds: float) -> None:
         """See the class."""
         if not prompt_tokens:
-            size = num_decodes.bit_length()
-            self._base[size] = _smoothed(self._base.get(size), seconds)
+            self._observe_base(num_decodes.bit_length(), seconds)
             return
         base = (self._base_for(num_decodes) or 0.0) if num_decodes else 0.0
         # A few tokens more or less drown in what every step costs.
         if prompt_tokens >= MIN_CHUNK and seconds > base:
             self._cost = _smoothed(self._cost, (seconds - base) / prompt_tokens)
 
+    def _observe_base(self, size: int, seconds: float) -> None:
+        self._step += 1
+        known = self._base.get(size)
+        if known is None:
+            self._base[size], again = _Base(seconds, self._step), _SOON
+        else:
+            again = _SOON if abs(seconds - known.seconds) > _SURPRISE * known.seconds else _SELDOM
+            weight = _LATE if self._step - known.step >= _SOON else _SMOOTHING
+            known.seconds, known.step = _smoothed(known.seconds, seconds, weight), self._step
+        self._due[size] = self._step + again
+
     def _base_for(self, num_decodes: int) -> float | None:
         """What a step of so many decodes takes, or of a number as near as possible."""
         if not self._base:
             return None
         size = num_decodes.bit_length()
-        return self._base[min(self._base, key=lambda known: abs(known - size))]
+        return self._base[min(self._base, key=lambda known: abs(known - size))].seconds
 
 
-def _smoothed(known: float | None, seen: float) -> float:
+def _smoothed(known: float | None, seen: float, weight: float = _SMOOTHING) -> float:
     """The mean with later values weighing more; one stall among many steps moves it little."""
     if known is None:
         return seen
-    return known + _SMOOTHING * (min(seen, 3 * known) - known)
+    return known + weight * (min(seen, 3 * known) - known)

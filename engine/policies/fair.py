@@ -2,8 +2,9 @@
 
 Virtual token counters, after "Fairness in Serving Large Language Models" (Sheng et al., 2023, arXiv:2401.00588): each tenant
 has a counter of the tokens computed for it, and the one with the least is next. What a request will cost is not known before it
-ends, which a deficit round robin would have to guess; counters are charged with what was really computed. Who comes after a
-pause begins just below the least counter of those who are there: time not used is not saved up.
+ends, which a deficit round robin would have to guess; counters are charged with what was really computed, each position once:
+what a failure or a preemption undoes is nobody's debt, nor are drafts that were rejected. Who comes after a pause begins just
+below the least counter of those who are there: time not used is not saved up.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Fair:
             seq = entries[at][1]
             yield seq
             if at + 1 < min(len(entries), limits.get(tenant, most)):
-                after = before + seq.num_uncomputed_tokens
+                after = before + seq.num_uncharged_tokens
                 heapq.heapreplace(turns, (after, entries[at + 1][0], tenant, at + 1))
             else:
                 heapq.heappop(turns)

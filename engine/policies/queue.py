@@ -40,7 +40,7 @@ class QueuePolicy(Protocol):
         """It has one, until it is gone."""
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
-        """So many tokens of it are computed now."""
+        """So many tokens of it are computed for the first time."""
 
     def gone(self, seq: Sequence) -> None:
         """It is finished, and neither waits nor runs any more."""

@@ -1,3 +1,6 @@
+import statistics
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from executors.batch import (
     UnifiedBatch,
     UnifiedOutput,
 )
-from executors.errors import InvalidInput
+from executors.errors import InvalidInput, StepFailed
 from executors.slots import SlotTable
 
 
@@ -155,3 +158,88 @@ def test_sampling_keeps_plain_numbers() -> None:
     assert SamplingParams(0).greedy and SamplingParams(temperature=0.0, logprobs=0).logprobs == 0
     encoded = msgspec.msgpack.encode(given)
     assert msgspec.msgpack.decode(encoded, type=SamplingParams) == given
+
+
+def test_an_output_that_fits() -> None:
+    """What executors answer to a chunk, a decode and a decode with a draft."""
+    token = SampledToken(8, -0.5, ((8, -0.5),))
+    for items in (
+        [None, ItemOutput((SampledToken(5),)), ItemOutput((SampledToken(6), SampledToken(7)))],
+        [ItemOutput(prompt_logprobs=(token,)), ItemOutput((token,), (token,)), ItemOutput((token, token))],
+        [ItemOutput(error="NaN"), ItemOutput(error="NaN"), ItemOutput((token,))],
+        [None, ItemOutput(pooled=np.zeros(4, np.float32)), ItemOutput(error="NaN")],
+    ):
+        checks.check_output(make(), UnifiedOutput.from_items(items))
+    with_tokens = UnifiedOutput(ids(0, 1, 1), ids(5, 6), {1: ItemOutput(error="NaN")})
+    checks.check_output(make(), with_tokens)
+
+
+@pytest.mark.parametrize(
+    ("counts", "tokens", "details", "message"),
+    [
+        ((0, 1), (5,), {}, "for 2 items to a step of 3"),
+        ((0, 1, 1, 1), (5, 6, 7), {}, "for 4 items to a step of 3"),
+        ((0, 1, 1), (5,), {}, "with 1 token ids, where num_tokens add up to 2"),
+        ((0, 1, 1), (5, 6, 7), {}, "with 3 token ids"),
+        ((1, 1, 1), (4, 5, 6), {}, "with 1 tokens for item 0, an intermediate chunk"),
+        ((0, 2, 1), (5, 6, 7), {}, "with 2 tokens for item 1, a final chunk with 0 drafts"),
+        ((0, 1, 3), (5, 6, 7, 8), {}, "with 3 tokens for item 2, a final chunk with 1 drafts"),
+        ((0, -1, 2), (5,), {}, "with -1 tokens for item 1"),
+        ((0, 1, 1), (5, -1), {}, "with -1 for a token id"),
+        ((0, 0, 1), (5,), {}, "neither a token nor a result for item 1"),
+        ((0, 0, 1), (5,), {1: ItemOutput(prompt_logprobs=(SampledToken(1),))}, "neither a token nor a result"),
+        ((0, 1, 1), (5, 6), {3: ItemOutput(error="NaN")}, "details of item 3, of 3"),
+        ((0, 1, 1), (5, 6), {-1: ItemOutput(error="NaN")}, "details of item -1, of 3"),
+        ((0, 1, 1), (5, 6), {1: ItemOutput()}, "describes 0 of item 1's 1 tokens"),
+        ((0, 0, 1), (6,), {1: ItemOutput((SampledToken(5),))}, "describes 1 of item 1's 0 tokens"),
+    ],
+)  # fmt: skip
+def test_outputs_that_do_not_fit(
+    counts: tuple[int, ...], tokens: tuple[int, ...], details: dict[int, ItemOutput], message: str
+) -> None:
+    with pytest.raises(StepFailed, match=message):
+        checks.check_output(make(), UnifiedOutput(ids(*counts), ids(*tokens), details))
+
+
+def test_outputs_of_other_arrays() -> None:
+    for output in (
+        UnifiedOutput(np.array([0, 1, 1]), ids(5, 6)),  # type: ignore[arg-type]
+        UnifiedOutput(ids(0, 1, 1), np.array([5.0, 6.0])),  # type: ignore[arg-type]
+        UnifiedOutput(ids(0, 1, 1).reshape(3, 1), ids(5, 6)),
+        UnifiedOutput(ids(0, 1, 1), ids(5, 6).reshape(2, 1)),
+    ):
+        with pytest.raises(StepFailed, match="an answer with num_tokens"):
+            checks.check_output(make(), output)
+    nothing = make(
+        seq_ids=np.empty(0, np.int64),
+        slots=ids(),
+        num_draft_tokens=ids(),
+        is_final_chunk=np.empty(0, np.bool_),
+    )
+    checks.check_output(nothing, UnifiedOutput(ids(), ids()))
+
+
+@pytest.mark.parametrize("detailed", [False, True])
+def test_a_thousand_rows_are_checked_in_no_time(detailed: bool) -> None:
+    n = 1024
+    rows = np.arange(n, dtype=np.int32)
+    batch = UnifiedBatch(
+        1,
+        1,
+        rows.astype(np.int64),
+        rows,
+        np.ones(n, np.int32),
+        rows,
+        np.ones(n, np.bool_),
+        np.zeros(n, np.int32),
+        rows,
+    )
+    described = ItemOutput((SampledToken(8, -0.5),))
+    output = UnifiedOutput(np.ones(n, np.int32), rows, dict.fromkeys(range(n), described) if detailed else {})
+    taken = []
+    for _ in range(200):
+        began = time.perf_counter()
+        checks.check_output(batch, output)
+        taken.append(time.perf_counter() - began)
+    print(f"{1e6 * statistics.median(taken):.0f} us")
+    assert min(taken) < (0.001 if detailed else 0.0002)

@@ -131,7 +131,7 @@ def choices(count: int, tokens: int) -> list[Sequence]:
     """Of one call."""
     together = [seq(number, tokens=tokens) for number in range(count)]
     for one in together:
-        one.siblings, one.mailbox = together, together[0].mailbox
+        one.siblings, one.is_first, one.mailbox = together, one is together[0], together[0].mailbox
     return together
 
 

@@ -100,5 +100,5 @@ class ReaderTooSlow(EngineError):
     """More of the answer waits for its reader than is kept for one."""
 
     status = 408
-    type = "request_timeout"
+    type = "invalid_request_error"
     code = "reader_too_slow"

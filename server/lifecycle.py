@@ -12,14 +12,14 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from server.http_protocol import bounded
+from server.http_protocol import BoundedHttpProtocol, bounded
 from server.listener import most_connections
 from server.reaper import Reaper, inherits_orphans
 from server.state import ServerState
@@ -30,7 +30,8 @@ _STAGE_INTERVAL = 0.5
 _STOP_TIMEOUT = 10.0
 """Seconds for the engine to let go of its executor; the executor's process ends without us anyway."""
 _LAST_BYTES_TIMEOUT = 3
-"""Seconds for responses to reach their clients once the engine has ended them."""
+"""Seconds for responses to reach their clients once the engine has ended them before their time."""
+_READING_INTERVAL = 0.05
 _KEEP_ALIVE = 75
 """Seconds. Longer than load balancers and client pools keep a connection idle: they, not we, should close it, or a
 request is lost that was sent at the same moment."""
@@ -117,7 +118,7 @@ async def serve(
             await _until(signals.first, load(), serving)
             if not serving.done():
                 await _until(signals.first, _gone(core), serving)
-            await _drain(state, core, drain_timeout, signals)
+            await _drain(state, _finish(core, http, drain_timeout), drain_timeout, signals)
         finally:
             await _stop(core)
             if state.judge is not None:
@@ -148,10 +149,29 @@ async def _gone(core: Stoppable) -> None:
     raise EngineGone
 
 
-async def _drain(state: ServerState, core: Stoppable, timeout: float, signals: Signals) -> None:
+async def _finish(core: Stoppable, http: uvicorn.Server, timeout: float) -> bool:
+    """What runs is computed, and what was made is read. False if `timeout` seconds were not enough."""
+    try:
+        async with asyncio.timeout(timeout):
+            if not await core.drain(timeout):
+                return False
+            while any(_owes(connection) for connection in http.server_state.connections):  # noqa: ASYNC110
+                await asyncio.sleep(_READING_INTERVAL)  # a transport tells nobody when all of it is sent
+    except TimeoutError:
+        return False
+    return True
+
+
+def _owes(connection: object) -> bool:
+    return isinstance(connection, BoundedHttpProtocol) and connection.owes_an_answer
+
+
+async def _drain(
+    state: ServerState, finish: Coroutine[Any, Any, bool], timeout: float, signals: Signals
+) -> None:
     state.draining = True
     log.info("draining: no new requests, running ones may finish", timeout=timeout)
-    draining = asyncio.create_task(core.drain(timeout))
+    draining = asyncio.create_task(finish)
     hurry = asyncio.create_task(signals.second.wait())
     await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
     if hurry.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from functools import cache
 
@@ -17,8 +18,10 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def give_back() -> None:
-    """Return what was freed inside the heap: by itself glibc gives back only what lies at its end, so that one small object
+    """Collect circles of garbage, which Python does by the number of objects and not by their size, and return what was freed
+    inside the heap: by itself glibc gives back only what lies at its end, so that one small object
     above the body of a large request keeps all of it resident. Milliseconds, and nothing where there is nothing to give."""
+    gc.collect()
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -36,11 +36,13 @@ class Admission:
         """Most tokens one sequence may have, prompt and output."""
 
     def check(
-        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False
-    ) -> None:
+        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False,
+        accepted: bool = False,
+    ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
         wait already; `now` in seconds of the engine's clock. `continues`: part of a call that was let in; how long the rest of
-        it waits is its own doing, and its deadline is looked after while it waits."""
+        it waits is its own doing, and its deadline is looked after while it waits. `accepted`: how full the queue is does not
+        matter either."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -55,7 +57,8 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
-        self._check_queue(request, queued, backlog, now, continues)
+        if not accepted:
+            self._check_queue(request, queued, backlog, now, continues)
 
     def _check_queue(
         self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool

@@ -115,7 +115,7 @@ class Backlog:
 
     def tokens_of(self, seq: Sequence) -> int:
         """Tokens of its prompt; 0 if it is another choice's, who computes it for both."""
-        shared = self._shares_prompts and bool(seq.siblings) and seq is not seq.siblings[0]
+        shared = self._shares_prompts and not seq.is_first
         return 0 if shared and not seq.request.needs_whole_prompt else seq.prompt_len
 
     def _count(self, seq: Sequence, change: int) -> None:

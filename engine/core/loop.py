@@ -152,14 +152,16 @@ class EngineCore:
     # -- what callers do -----------------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, mailbox: Mailbox, key: int = 0, committed: SequenceOf[SampledToken] = ()
-    ) -> int:
+        self, request: Request, mailbox: Mailbox, key: int = 0, committed: SequenceOf[SampledToken] = (),
+        accepted: bool = False,
+    ) -> int:  # fmt: skip
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
 
-        `committed` are tokens that exist already (resume): they are part of the output and not sent again.
+        `committed` are tokens that exist already (resume): they are part of the output and not sent again. `accepted`: a later
+        part of a call that was taken in; neither a full queue nor a drain refuses it.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
-        return self._submit([request], mailbox, key, committed)[0]
+        return self._submit([request], mailbox, key, committed, accepted)[0]
 
     def submit_choices(
         self, requests: SequenceOf[Request], mailbox: Mailbox, first_key: int = 0
@@ -176,20 +178,22 @@ class EngineCore:
         mailbox: Mailbox,
         key: int,
         committed: SequenceOf[SampledToken] = (),
+        accepted: bool = False,
     ) -> list[int]:
-        if self.stage not in (Stage.READY, Stage.RECOVERING) or self._admission is None:
+        open_ = self.stage in (Stage.READY, Stage.RECOVERING) or (accepted and self.stage is Stage.DRAINING)
+        if not open_ or self._admission is None:
             raise Unavailable(f"the engine is {self.stage}")
         waiting, now, continues = self.num_waiting, self.clock(), mailbox in self._let_in
         try:
             for number, request in enumerate(requests):
-                self._admission.check(request, waiting + number, self._backlog, now, continues)
+                self._admission.check(request, waiting + number, self._backlog, now, continues, accepted)
         except Overloaded as error:
             self.observer.refused(str(error.code))
             raise
         self._let_in.add(mailbox)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
         for seq in seqs:
-            seq.siblings = seqs if len(seqs) > 1 else []
+            seq.siblings, seq.is_first = seqs if len(seqs) > 1 else [], seq is seqs[0]
             self.journal.restore(seq, committed)
             self._delivery.expect(seq)
             self._backlog.enter(seq)

@@ -89,6 +89,7 @@ class Roster:
         if seq.started_epoch == self.journal.epoch:
             self._released.append(seq.seq_id)
         seq.started_epoch = None
+        seq.siblings = []
 
     def take_released(self) -> list[int]:
         """Ids of sequences the executor must release, each exactly once."""

@@ -40,7 +40,10 @@ class Sequence:
     mailbox: Mailbox
     mailbox_key: int
     siblings: list[Sequence] = field(default_factory=list)
-    """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one."""
+    """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one, and at its end:
+    choices that knew each other for ever would stay, with their prompt, until the garbage collector came."""
+    is_first: bool = True
+    """Of those choices: the one that looks the prompt up and computes it."""
     output_token_ids: list[int] = field(default_factory=list)
     """Committed tokens: the journal's record, appended by `Journal.commit` alone. What else is told of them (logprobs) is the
     mailbox's: nothing is computed from it."""
@@ -67,6 +70,9 @@ class Sequence:
     """Share no KV: it failed with KV that others had written, and is computed once more with its own."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed when it was first admitted: found in the cache, or shared by a sibling."""
+    num_charged_tokens: int = 0
+    """Where the last position ends that the queue policy was charged with. Never lowered: what a failure or a preemption undoes
+    is computed anew at nobody's cost."""
     num_failed_steps: int = 0
     """Steps that failed with this sequence in them since its last committed token."""
     block_table: list[int] = field(default_factory=list)
@@ -94,6 +100,11 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """What the next grants have to compute."""
         return self.num_known_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def num_uncharged_tokens(self) -> int:
+        """What its tenant will be charged with for those."""
+        return max(0, self.num_tokens - max(self.num_computed_tokens, self.num_charged_tokens))
 
     @property
     def was_begun(self) -> bool:

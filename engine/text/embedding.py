@@ -56,7 +56,7 @@ class Embedder:
         try:
             while waiting or self._seq_ids:
                 while waiting and len(self._seq_ids) < _MOST_AT_ONCE:
-                    self._submit(*waiting.pop())
+                    self._submit(*waiting.pop(), accepted=bool(found))
                 for number, delta in (await self._mailbox.take()).items():
                     found[number] = self._take(number, delta)
         finally:
@@ -64,7 +64,7 @@ class Embedder:
                 self._core.abort(seq_id)
         return [found[number] for number in range(len(self._request.prompts))]
 
-    def _submit(self, number: int, ids: SequenceOf[int]) -> None:
+    def _submit(self, number: int, ids: SequenceOf[int], accepted: bool) -> None:
         asked = self._request
         one = Request(
             asked.request_id,
@@ -78,7 +78,7 @@ class Embedder:
             deadline=self._deadline,
             pooling=asked.pooling,
         )
-        self._seq_ids[number] = self._core.submit(one, self._mailbox, number)
+        self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)
 
     def _take(self, number: int, delta: TokenDelta) -> NDArray[np.float32]:
         del self._seq_ids[number]  # an embedding request has one delta

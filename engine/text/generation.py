@@ -7,6 +7,7 @@ API workers may run it in processes of their own later.
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -117,7 +118,9 @@ class Generation:
         self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
         self._core = core
         self._tokenizer = tokenizer
-        self._mailbox = Mailbox(on_full=self._abort_all)
+        # Weakly: a circle would keep the prompt until the garbage collector comes, which is seldom.
+        give_up = weakref.WeakMethod(self._abort_all)
+        self._mailbox = Mailbox(on_full=lambda: method() if (method := give_up()) else None)
         end_tokens = tokenizer.eos_token_ids - frozenset(request.stop_token_ids)
         options = ChoiceOptions(
             request.stop,
@@ -244,7 +247,11 @@ class Generation:
                 if delta.finish_reason is FinishReason.ERROR and index in self._seq_ids:
                     del self._seq_ids[index]
                     self._abort()
-                    raise delta.error or SequenceFailed("the sequence failed")
+                    error = delta.error or SequenceFailed("the sequence failed")
+                    try:
+                        raise error
+                    finally:
+                        del error, delta  # it knows this frame: a frame that knew it would close a circle
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
         choice = self._choices[index]

@@ -11,6 +11,7 @@ from engine.core.drafter import NgramDrafter
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence
+from engine.errors import InvalidRequest
 from engine.request import FinishReason
 from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
@@ -41,6 +42,22 @@ async def test_the_tokens_are_the_same(executor: str, native: bool) -> None:
         results = await asyncio.gather(*(run(core, request(p, 20, sampling)) for p in prompts))
     for prompt, (ids, _) in zip(prompts, results, strict=True):
         assert ids == expected_tokens(prompt, 20, sampling)
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_an_items_error_costs_the_others_nothing(native: bool) -> None:
+    """The step behind it is out already, and goes on from a token that was never sampled."""
+    made = overlapped(native=native)
+    async with engine(made) as core:  # type: ignore[arg-type]
+        dead_end = SamplingParams(temperature=0.0, allowed_token_ids=(5,), bad_words=((5, 5),))
+        others = [asyncio.create_task(run(core, request([i, i], 30))) for i in range(4)]
+        failing = asyncio.create_task(run(core, request([9], 30, dead_end)))
+        results = await asyncio.gather(*others)
+        with pytest.raises(InvalidRequest, match="forbid every token at position 1"):
+            await failing
+        assert core.journal.epoch == 1
+    for i, (tokens, _) in enumerate(results):
+        assert tokens == expected_tokens([i, i], 30, SamplingParams(temperature=0.0))
 
 
 async def test_a_step_is_out_while_the_next_is_put_together() -> None:

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
-from engine.errors import ContextLengthExceeded, ExecutorFailed, InvalidRequest, SequenceFailed
+from engine.errors import (
+    ContextLengthExceeded,
+    ExecutorFailed,
+    InvalidRequest,
+    Overloaded,
+    SequenceFailed,
+    Unavailable,
+)
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from executors.contract import SampledToken
@@ -169,6 +176,32 @@ async def test_many_inputs_wait_outside_the_queue() -> None:
         vectors = await Embedder(core, EmbeddingRequest("test", prompts)).run()
         assert len(vectors) == 300
         np.testing.assert_array_equal(vectors[7], await vector(core, [7, 0], "last"))
+
+
+@pytest.mark.parametrize("trouble", ["drain", "full queue"])
+async def test_a_call_that_was_taken_in_is_finished(trouble: str) -> None:
+    """Its first inputs were accepted for all of them: a drain, or others who fill the queue, do not throw away what was done."""
+    others: list[Mailbox] = []
+    async with engine(fake(step_delay_ms=2), max_queued_seqs=70, max_num_batched_tokens=8) as core:
+        prompts = tuple((i % 900, i // 900) for i in range(200))
+        call = asyncio.create_task(Embedder(core, EmbeddingRequest("test", prompts)).run())
+        await asyncio.sleep(0.05)
+        if trouble == "drain":
+            draining = asyncio.create_task(core.drain(30))
+            await asyncio.sleep(0.01)
+            with pytest.raises(Unavailable):
+                core.submit(request([1], 3), Mailbox())
+        else:
+            with pytest.raises(Overloaded):
+                while True:
+                    others.append(Mailbox())
+                    core.submit(request([1], 3), others[-1])
+        assert not call.done()
+        assert len(await call) == 200
+        if trouble == "drain":
+            assert await draining
+        for mailbox in others[:-1]:
+            await read(mailbox)
 
 
 async def test_a_cancelled_call_leaves_nothing() -> None:

@@ -243,7 +243,7 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("error", "sampling", "grammar", "param"),
     [
-        (GRAMMAR_TOO_LARGE + ": too many expressions", SamplingParams(), "start: /a/", "structured_outputs"),
+        (GRAMMAR_TOO_LARGE + ": too many expressions", SamplingParams(), "start: /a/", "grammar"),
         (NOTHING_LEFT, SamplingParams(min_tokens=5, stop_token_ids=(1,)), "start: /a/", "min_tokens"),
         (NOTHING_LEFT, SamplingParams(allowed_token_ids=(1,)), None, "allowed_token_ids"),
         (NOTHING_LEFT, SamplingParams(bad_words=((1,),)), None, "bad_words"),

@@ -9,10 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.text.generation import TextDelta, TextRequest
+from server import lifecycle
 from server.listener import listen
 from tests.server.fakes import House, Script
 from tests.server.raw_http import STREAM, WHOLE, dial, post, send, serving, until
-from tests.server.test_lifecycle import Running
+from tests.server.test_lifecycle import Running, run
 
 
 def talks(size: int, count: int) -> Script:
@@ -65,6 +66,37 @@ async def test_a_client_that_reads_slowly_gets_everything(impatient: Running) ->
             await asyncio.sleep(0.15 if slow else 0)
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert got.count(b"x" * 10_000) == 60
+
+
+@pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["stream", "whole"])
+async def test_a_drain_waits_for_who_reads_slowly(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than the last bytes have, and no longer than the drain has."""
+    monkeypatch.setattr(lifecycle, "_LAST_BYTES_TIMEOUT", 1)
+    for timeout, complete in ((20.0, True), (0.5, False)):
+        house = House()
+        running = run(house, drain_timeout=timeout)
+        running.loads.set()
+        running.core.work.set()  # all is computed when the signal comes
+        await running.until("/ready", 200)
+        house.engine.script = talks(10_000, 1000)  # more than the kernel takes
+        loop, got, began = asyncio.get_running_loop(), b"", time.monotonic()
+        with dial(running) as client:
+            await send(client, post(body))
+            await until(lambda house=house: bool(house.engine.requests))
+            await asyncio.sleep(0.3)
+            running.signals.arrived()
+            while time.monotonic() - began < 3.5:
+                got += await loop.sock_recv(client, 1024)
+                await asyncio.sleep(0.05)
+            assert running.task.done() is not complete
+            while piece := await loop.sock_recv(client, 2**20):
+                got += piece
+        await asyncio.wait_for(running.task, 5)
+        if (
+            complete or body == STREAM
+        ):  # a whole answer is the transport's by then, which goes on while the test does
+            assert (got.count(b"x" * 10_000) == 1000) is complete
+            assert got.endswith((b"data: [DONE]\n\n\r\n0\r\n\r\n", b"}")) is complete
 
 
 async def test_little_is_made_for_who_does_not_read(running: Running) -> None:

@@ -42,7 +42,7 @@ def unified_runner(
     except MemoryError:  # a limit on address space
         raise sizing.slots_do_not_fit(config, max_model_len) from None
     if made.graphs is not None:
-        tokens = min(config.max_num_batched_tokens, MIXED_TOKENS[-1])
+        tokens = made.graphs.shapes[-1].tokens
         # Logits in float32 beside what a forward takes: graphs of fewer rows are cut from the same memory.
         made.reserve(tokens * source.activation_bytes_per_token + 4 * width * min(rows, tokens))
     return made

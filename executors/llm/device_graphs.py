@@ -29,6 +29,9 @@ MISSES = 16
 and one of those that are launched call by call up to twice as long as one that is replayed."""
 MOST_ROWS = 256
 MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
+"""Tokens of mixed steps that get a graph: prompts and budgets like to be as long as that."""
+_PADDING = 8
+"""Tokens more that such a graph has: one is what padding names, eight keep rows of products where cuBLAS likes them."""
 _CHUNKS = 32
 """Chunks of a mixed step, at most: each has a tile of queries that is not full."""
 
@@ -146,13 +149,13 @@ def decode_shapes(max_rows: int) -> list[StepShape]:
 
 
 def mixed_shapes(max_rows: int, max_tokens: int, queries_per_tile: int) -> list[StepShape]:
-    """Of steps with chunks in them. Each has a token and an item more than it takes: what padding names."""
+    """Of steps with chunks in them. Each has tokens and an item more than it takes: what padding names."""
     shapes = []
     for tokens in MIXED_TOKENS:
         if tokens <= max(max_tokens, MIXED_TOKENS[0]):
-            rows = min(tokens - 1, max_rows)
+            rows = min(tokens, max_rows)
             tiles = -(-tokens // queries_per_tile) + min(tokens // 2, _CHUNKS)
-            shapes.append(StepShape(tokens, rows + 1, rows, tiles, rows, True))
+            shapes.append(StepShape(tokens + _PADDING, rows + 1, rows, tiles, rows, True))
     return shapes
 
 

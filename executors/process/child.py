@@ -35,7 +35,7 @@ from executors.process.worker import Worker
 
 TITLE = "cohort: executor rank 0"
 EXIT_PARENT_GONE, EXIT_FAILED, EXIT_GARBAGE = 0, 1, 3
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _READ_BYTES = 1 << 18
 
 
@@ -179,6 +179,12 @@ def _bind_to_parent(sock: socket.socket) -> None:
         _gone()
 
 
+def _wake_in_time() -> None:
+    """Linux lets a thread's sleeps end up to 50 us late otherwise: who waits for a device's step looks every 20 us."""
+    nanoseconds = 1
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
+
+
 def _prepare_process() -> None:
     # Ctrl-C and `systemctl stop` signal every process of the server. How it ends is the parent's to say: the streams
     # that are still open need this process while the server drains.
@@ -203,6 +209,7 @@ def main() -> NoReturn:
     sock.setblocking(True)
     os.set_inheritable(sock.fileno(), False)
     _bind_to_parent(sock)
+    _wake_in_time()
     _prepare_process()
     code = EXIT_FAILED
     try:

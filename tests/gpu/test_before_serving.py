@@ -109,7 +109,7 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
     """torch does not leave the stream where the end of the capture fails."""
     current, own = (
         SimpleNamespace(wait_stream=lambda other: None),
-        SimpleNamespace(device=torch.device("cpu")),
+        SimpleNamespace(device=torch.device("cuda", 1)),
     )
     own.wait_stream = lambda other: None
     now = [current]
@@ -138,6 +138,10 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    ended = list[Any]()
+    monkeypatch.setattr(
+        torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given), raising=False
+    )
     device, streams = CudaDevice(torch.device("cpu")), list[Any]()
     broken = False
     device.reserve(4096)
@@ -147,6 +151,7 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
     with pytest.raises(RuntimeError, match="previous error"):
         device.capture(lambda: None)
     assert now == [current]
+    assert ended == [(1, (0, 1))]
 
 
 def test_the_device_that_was_asked_for_is_the_threads_own(

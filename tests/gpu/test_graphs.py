@@ -262,7 +262,12 @@ def test_sizes_of_decode_graphs() -> None:
 
 def test_a_mixed_graph_always_has_padding_to_name() -> None:
     shapes = mixed_shapes(64, 2048, 32)
-    assert tuple(shape.tokens for shape in shapes) == MIXED_TOKENS
+    for tokens, shape in zip(MIXED_TOKENS, shapes, strict=True):
+        # A prompt of just that length, and as many decodes as there are rows.
+        assert fits(shape, StepFacts(tokens, 1, -(-tokens // 32), 0, 1))
+        assert not fits(shape, StepFacts(shape.tokens, 1, -(-tokens // 32), 0, 1))
+        rows = min(tokens, 64)
+        assert fits(shape, StepFacts(rows, rows, 0, rows, rows))
     rng = np.random.default_rng(0)
     for _ in range(500):
         lens = rng.choice([1, 1, 1, 2, 40], rng.integers(1, 60))

@@ -365,3 +365,9 @@ async def test_a_failure_whose_text_cannot_travel_is_told_all_the_same(remote: M
     with pytest.raises(StepFailed, match=r"no file \?"):
         await executor.unified_decode(step(stub.SURROGATE))
     assert not executor.restarts and executor.status().is_ready
+
+
+def test_the_thread_that_waits_for_steps_sleeps_no_longer_than_it_says() -> None:
+    code = "from executors.process import child; import ctypes; child._wake_in_time(); print(ctypes.CDLL(None).prctl(30))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"  # PR_GET_TIMERSLACK

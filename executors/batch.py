@@ -125,7 +125,8 @@ class UnifiedBatch:
     - `seq_ids` int64 [n], `slots` int32 [n], `num_q_tokens` int32 [n] (at least 1), `pos_offsets` int32 [n],
       `is_final_chunk` bool [n], `num_draft_tokens` int32 [n].
     - `token_ids` int32 [total_q]; `pending` bool [total_q] or None: where True the id is not known to the host yet and
-      the executor takes the one it sampled for that slot and position itself.
+      the executor takes the one it sampled for that slot and position itself. Where the item that was to sample it had an
+      error, the step was submitted before anybody knew: any valid id will do, for nobody reads that item's result.
     - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 2]:
       (source, destination) blocks copied before the forward.
     - `epoch` of the executor's life, `step_id` rising by one a step within the engine's life.

@@ -96,6 +96,27 @@ async def driver_with(kit: Kit, seq: DrivenSequence, params: SamplingParams) -> 
 
 
 @case
+async def an_error_ends_nobody_elses_step(kit: Kit) -> None:
+    """A step that was submitted before anybody knew of an item's error goes on from a token that was never sampled: whatever it
+    takes for it, the others get what they would have got."""
+    kit.need_slots(2)
+    only = _FEW[0]
+    dead_end = replace(kit.greedy, allowed_token_ids=(only,), bad_words=((only, only),))
+    alone = await kit.alone(kit.prompt(7, 70), 4)
+    driver = await kit.driver()
+    a, b = driver.add(kit.prompt(5, 71), dead_end), driver.add(kit.prompt(7, 70), kit.greedy)
+    await driver.step(Feed(b), Feed(a))
+    outputs = await driver.step(Feed(a), Feed(b))
+    require(
+        outputs[0] is not None and outputs[0].error is not None, f"nothing was left, and came {outputs[0]}"
+    )
+    a.tokens.append(only)
+    outputs = await driver.step(Feed(b), Feed(a, pending=True))
+    require(outputs[0] is not None and outputs[0].error is None, f"the other gave {outputs[0]}")
+    kit.same(alone, b, "beside an item with an error")
+
+
+@case
 async def settings_with_drafts(kit: Kit) -> None:
     """A draft's row sees the drafts before it, and a rejected draft is not counted."""
     if not kit.capabilities.speculative:

@@ -44,7 +44,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
-from executors.split import BlockCopier, fill_pending, split_unified_decode
+from executors.split import ANY_TOKEN, BlockCopier, fill_pending, split_unified_decode
 from executors.stats import StepStats
 from executors.token_history import TokenHistory
 
@@ -203,11 +203,13 @@ class SamplingAdapter(BatchModelExecutor):
         """The item with tokens in place of logits."""
         seq_id = int(batch.seq_ids[i])
         params = self._sequences[seq_id].sampling
+        end, num_drafts = int(batch.q_starts[i + 1]), int(batch.num_draft_tokens[i])
+        length = int(batch.pos_offsets[i] + batch.num_q_tokens[i])
+        if output is not None and output.error is not None:
+            self._sampled[seq_id] = (length - num_drafts, (ANY_TOKEN,))
         if output is None or output.error is not None or output.logits is None or params is None:
             return output
         rows = output.logits.numpy().astype(np.float32)
-        end, num_drafts = int(batch.q_starts[i + 1]), int(batch.num_draft_tokens[i])
-        length = int(batch.pos_offsets[i] + batch.num_q_tokens[i])
         drafts = batch.token_ids[end - num_drafts : end].tolist()
         history = self._histories.get(seq_id)
         if history is not None:
@@ -216,6 +218,7 @@ class SamplingAdapter(BatchModelExecutor):
         try:
             tokens = reference_sampler.verify(rows, params, drafts, length - num_drafts, history)
         except ValueError as error:
+            self._sampled[seq_id] = (length - num_drafts, (ANY_TOKEN,))
             return ItemOutput(error=str(error))
         self._sampled[seq_id] = (length - num_drafts, tuple(token.token_id for token in tokens))
         if len(tokens) <= num_drafts:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from executors.contract import DecodeInput, DecodeOutput, ModelExecutor, PrefillInput, PrefillOutput
     from executors.slots import SlotTable
 
+ANY_TOKEN = 0
+"""What an item with an error sampled, as far as a later step's pending input is concerned."""
 _NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 _Out = TypeVar("_Out")
 
@@ -156,9 +158,10 @@ async def _run(executor: ModelExecutor, table: SlotTable, batch: UnifiedBatch) -
         if decodes:
             await _decode(executor, decodes, place, something_computed=bool(prefills) or place > 0)
     for task in tasks:
-        if task.tokens and task.error is None:
-            first = task.end - task.item.num_draft_tokens
-            table.remember(task.item.seq_id, first, [token.token_id for token in task.tokens])
+        # A step that is out already goes on from what an item with an error did not sample: from anything, then.
+        tokens = [ANY_TOKEN] if task.error is not None else [token.token_id for token in task.tokens]
+        if tokens:
+            table.remember(task.item.seq_id, task.end - task.item.num_draft_tokens, tokens)
     return UnifiedOutput.from_items([task.output() for task in tasks])
 
 

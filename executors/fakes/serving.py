@@ -125,6 +125,7 @@ class FakeServing(FakeExecutor):
                     rows, start.sampling, drafts.tolist(), end - num_drafts, history
                 )
             except ValueError as error:
+                self._scatter(work.rows[i : i + 1], work.ends[i : i + 1], np.zeros(1, np.int32))
                 return ItemOutput(error=str(error))
         else:
             tokens = self._verify(digests, start.sampling, drafts, positions)

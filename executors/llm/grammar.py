@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 32
 """Compiled grammars that are kept, some tens of megabytes each at worst; sequences hold copies of their own."""
+MOST_WAITING = 128
+"""Compiled grammars that are kept beside those because a sequence that has not begun yet is to follow them: to compile them anew
+would hold up a step, and with it everybody."""
 MOST_SOURCE_BYTES = 8 << 20
 """Their texts together; what is compiled takes several times that."""
 _MOST_LEXER_STATES = 50_000
@@ -85,6 +88,8 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = None
         self._unreadable: str | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._waiting: dict[str, int] = {}
+        """How many sequences are still to begin with a grammar. Some never do: the number of grammars is limited all the same."""
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -92,12 +97,12 @@ class GrammarCompiler:
         return len(self._compiled)
 
     def compile(self, grammar: str) -> None:
-        """Have a grammar ready for `begin`. Raises InvalidInput for what is no grammar, Unsupported without a tokenizer."""
-        self._prototype(grammar)
+        """Have a grammar ready for one `begin`. Raises InvalidInput for what is no grammar, Unsupported without a tokenizer."""
+        self._prototype(grammar, waiting=1)
 
     def begin(self, grammar: str, ends: tuple[int, ...]) -> GrammarState:
         """The start of a grammar, compiled now if it is not; `ends` as in `GrammarState`. Raises as `compile`."""
-        return GrammarState(self._prototype(grammar), self.vocabulary(), ends, self.width)
+        return GrammarState(self._prototype(grammar, waiting=-1), self.vocabulary(), ends, self.width)
 
     def discard(self, grammar: str, state: GrammarState) -> None:
         """Have the grammar compiled again for who begins next, unless that has happened since `state` began."""
@@ -120,18 +125,21 @@ class GrammarCompiler:
                 raise Unsupported(str(self._unreadable))
             return self._vocabulary
 
-    def _prototype(self, grammar: str) -> LLMatcher:
+    def _prototype(self, grammar: str, waiting: int) -> LLMatcher:
+        """`waiting`: how many sequences more are to begin with it."""
         tokenizer = self.vocabulary().tokenizer
         with self._lock:
+            if (now := self._waiting.pop(grammar, 0) + waiting) > 0:
+                self._waiting[grammar] = now
             future = self._compiled.get(grammar)
             mine = future is None
             if future is None:
                 future = Future()
                 self._compiled[grammar] = future
                 self._num_bytes += _num_bytes(grammar)
-                self._evict()
             else:
                 self._compiled.move_to_end(grammar)
+            self._evict()
         if mine:
             try:
                 future.set_result(_compile(tokenizer, grammar))
@@ -143,13 +151,21 @@ class GrammarCompiler:
         return future.result()
 
     def _evict(self) -> None:
-        while len(self._compiled) > 1 and (
-            len(self._compiled) > self._most_grammars or self._num_bytes > self._most_bytes
-        ):
-            self._drop(next(iter(self._compiled)))
+        """Those that nobody waits for go first; the one that was just asked for stays."""
+        while len(self._compiled) > 1:
+            *others, _ = self._compiled
+            idle = [one for one in others if one not in self._waiting]
+            too_many = len(self._compiled) - len(self._waiting) > self._most_grammars
+            if idle and (too_many or self._num_bytes > self._most_bytes):
+                self._drop(idle[0])
+            elif len(self._waiting) > MOST_WAITING or self._num_bytes > self._most_bytes:
+                self._drop(next((one for one in others if one in self._waiting), others[0]))
+            else:
+                return
 
     def _drop(self, grammar: str) -> None:
         del self._compiled[grammar]
+        self._waiting.pop(grammar, None)
         self._num_bytes -= _num_bytes(grammar)
 
 

@@ -229,7 +229,7 @@ def test_the_least_recently_used_grammars_are_dropped(compiler, monkeypatch):
     few = GrammarCompiler(compiler._file.parent, WIDTH, most_grammars=3)
     a, b, c, d = (f'start: "{letter}"' for letter in "abcd")
     for text in (a, b, c, a, d, a, b):
-        few.compile(text)
+        few.begin(text, ENDS)
     assert compiled == [a, b, c, d, b]
     assert len(few) == 3
     compiled.clear()
@@ -242,6 +242,32 @@ def test_the_least_recently_used_grammars_are_dropped(compiler, monkeypatch):
     small.compile("start: " + '"x" ' * 20)
     assert len(small) == 1, "one that is larger than all room is kept until the next comes"
     assert len(ids_of(followed.mask())) == 1, "whoever follows it has a copy"
+
+
+def test_what_somebody_waits_to_begin_with_is_kept(compiler, monkeypatch):
+    """Requests queue in the order in which their grammars came: dropping the oldest first would miss every time."""
+    compiled: list[str] = []
+    real = grammar_module._compile
+    monkeypatch.setattr(
+        grammar_module, "_compile", lambda tokenizer, text: compiled.append(text) or real(tokenizer, text)
+    )
+    monkeypatch.setattr(grammar_module, "MOST_WAITING", 20)
+    few = GrammarCompiler(compiler._file.parent, WIDTH, most_grammars=3)
+    texts = [f'start: "{letter}"' for letter in "abcdefghijklmno"]
+    for text in texts:
+        few.compile(text)
+    few.compile(texts[0])
+    assert len(few) == len(compiled) == 15
+    for text in texts:
+        few.begin(text, ENDS)
+    assert len(compiled) == 15, "each once"
+    few.begin('start: "z"', ENDS)
+    assert len(few) == 1 + 3, "one that another waits for, and the last ones"
+    few.begin(texts[0], ENDS)
+    assert len(compiled) == 16
+    for number in range(40):  # whose clients went away
+        few.compile(f'start: "{number}"')
+    assert len(few) == 20 + 3
 
 
 def test_many_threads_compile_a_grammar_once(compiler, monkeypatch):

@@ -1,13 +1,16 @@
 """Conversations as batches of token ids, grouped by length so that little is padded."""
 
-import multiprocessing
+import contextlib
 import os
+import queue
 import random
-from collections import deque
+import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from typing import IO
 
 import numpy as np
 import torch
@@ -32,8 +35,10 @@ time."""
 _HONEST_COUNTED = 12
 """Tokens of an answer whose tokens weigh as much as those: about what answers of the skills have."""
 
-_AHEAD = 128
-"""Batches that the drawing process hands over at once; two such lots are drawn ahead."""
+_SHAPE = struct.Struct("<II")
+_IDS, _WEIGHTS = np.dtype(np.int64), np.dtype(np.float32)
+_AHEAD = 256
+"""Batches that are drawn ahead: more than come of a pool."""
 
 
 @dataclass(frozen=True)
@@ -105,35 +110,57 @@ def batches_ahead(tokenizer: Tokenizer, seed: int, tokens: int) -> Generator[Bat
     """Yield what `batches` yields, drawn by a process of its own: training waits for none of it.
 
     That process has the lowest priority and lives on what the threads that train leave idle. Close the iterator to end it.
+    Raises RuntimeError if it ends by itself.
     """
-    process = ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), _begin_drawing, (tokenizer.to_str(), seed, tokens)
-    )
+    command = [sys.executable, "-m", "executors.tiny.batches", str(seed), str(tokens)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    drawn: queue.Queue[Batch | None] = queue.Queue(_AHEAD)
+    reader = threading.Thread(target=_read, args=(process.stdout, drawn), daemon=True)
     try:
-        lots = deque(process.submit(_draw_lot) for _ in range(2))
-        while True:
-            lot = lots.popleft().result()
-            lots.append(process.submit(_draw_lot))
-            for ids, weights in lot:
-                yield Batch(torch.from_numpy(ids), torch.from_numpy(weights))
+        process.stdin.write(tokenizer.to_str().encode())
+        process.stdin.close()
+        reader.start()
+        while (batch := drawn.get()) is not None:
+            yield batch
+        raise RuntimeError(f"the process that draws batches ended with {process.wait()}")
     finally:
-        process.shutdown(cancel_futures=True)
+        process.kill()
+        while reader.is_alive():  # it may wait for room
+            with contextlib.suppress(queue.Empty):
+                drawn.get(timeout=0.05)
+        process.stdout.close()
+        process.wait()
 
 
-_drawn: Iterator[Batch] = iter(())
-"""In the drawing process: where it stands."""
+def _read(stream: IO[bytes], drawn: queue.Queue[Batch | None]) -> None:
+    """Put what `_draw` writes into a queue, None behind its end."""
+    while len(head := stream.read(_SHAPE.size)) == _SHAPE.size:
+        rows, width = _SHAPE.unpack(head)
+        arrays = [(kind, stream.read(kind.itemsize * rows * width)) for kind in (_IDS, _WEIGHTS)]
+        if any(len(data) != kind.itemsize * rows * width for kind, data in arrays):
+            break
+        ids, weights = (
+            torch.from_numpy(np.frombuffer(bytearray(data), kind).reshape(rows, width))
+            for kind, data in arrays
+        )
+        drawn.put(Batch(ids, weights))
+    drawn.put(None)
 
 
-def _begin_drawing(tokenizer: str, seed: int, tokens: int) -> None:
-    """Begin a drawing process."""
-    global _drawn
+def _draw(seed: int, tokens: int) -> None:
+    """Write batches to standard output, for the tokenizer.json on standard input, until nobody reads them."""
     os.nice(19)
-    _drawn = batches(Tokenizer.from_str(tokenizer), seed, tokens)
-
-
-def _draw_lot() -> list[Row]:
-    """Return the next batches as arrays: tensors would travel as files."""
-    return [(batch.ids.numpy(), batch.weights.numpy()) for batch in islice(_drawn, _AHEAD)]
+    tokenizer = Tokenizer.from_str(sys.stdin.read())
+    with contextlib.suppress(BrokenPipeError):
+        for batch in batches(tokenizer, seed, tokens):
+            whole = (
+                _SHAPE.pack(*batch.ids.shape),
+                batch.ids.numpy().tobytes(),
+                batch.weights.numpy().tobytes(),
+            )
+            sys.stdout.buffer.write(b"".join(whole))
+            sys.stdout.buffer.flush()
 
 
 def _stack(rows: list[Row]) -> Batch:
@@ -148,3 +175,7 @@ def _stack(rows: list[Row]) -> Batch:
         all_ids[index, : len(ids)] = ids
         all_weights[index, : len(ids)] = weights
     return Batch(torch.from_numpy(all_ids), torch.from_numpy(all_weights))
+
+
+if __name__ == "__main__":
+    _draw(*map(int, sys.argv[1:]))

@@ -1,6 +1,10 @@
 """A run of a few steps learns, resumes and exports; the shipped weights answer."""
 
 import json
+import os
+import signal
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from executors.tiny import weights_dir
-from executors.tiny.batches import Batch, Encoder, batches
+from executors.tiny.batches import Batch, Encoder, batches, batches_ahead
 from executors.tiny.data import held_out_samples
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
@@ -133,3 +137,29 @@ def test_the_shipped_weights_answer() -> None:
     ]
     outcomes = ask_offline(folder, samples)
     assert sum(outcome.correct for outcome in outcomes) >= 17
+
+
+def test_batches_drawn_ahead_are_the_same(shipped_tokenizer: Tokenizer) -> None:
+    with closing(batches_ahead(shipped_tokenizer, 3, 1024)) as ahead:
+        for one, other in zip(islice(batches(shipped_tokenizer, 3, 1024), 300), ahead, strict=False):
+            assert torch.equal(one.ids, other.ids) and torch.equal(one.weights, other.weights)
+        [drawing] = _drawing()
+    assert not drawing.exists(), "it ends with the iterator"
+
+
+def test_a_drawing_process_that_dies_is_noticed(shipped_tokenizer: Tokenizer) -> None:
+    with (
+        closing(batches_ahead(shipped_tokenizer, 3, 1024)) as ahead,
+        pytest.raises(RuntimeError, match="ended with -9"),
+    ):
+        for number, _ in enumerate(ahead):
+            if number == 3:
+                os.kill(int(_drawing()[0].name), signal.SIGKILL)
+    assert not _drawing()
+
+
+def _drawing() -> list[Path]:
+    """Processes of ours that draw."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    folders = [Path("/proc") / child for child in children]
+    return [one for one in folders if b"executors.tiny.batches" in (one / "cmdline").read_bytes()]

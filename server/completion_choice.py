@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from engine.text.generation import TextDelta, TokenText
 from server.prompt_side import PromptSide
 from server.schemas.completions import CompletionRequest
@@ -46,24 +44,23 @@ class Choice:
         self._logprob_count += len(tokens)
         return 0 if self._body.logprobs is None else self._add(self._logprobs_so_far, tokens)
 
-    def answer(self, index: int) -> bytes:
-        """The whole choice, encoded, as number `index` of the answer."""
-        body, side = self._body, self.side
-        text = side.echo + "".join(self._text)
-        logprobs = None if body.logprobs is None else self._logprobs_so_far.encoded(side.logprobs)
-        answer = {
-            "index": index,
-            "text": text,
-            "logprobs": None if logprobs is None else msgspec.Raw(logprobs),
-            "finish_reason": self._finish,
-            "stop_reason": self._stop_reason,
-        }
+    def answer(self, index: int) -> list[bytes]:
+        """The whole choice as number `index` of the answer, encoded, in pieces; what it repeats of its prompt is the same object
+        in all choices."""
+        side = self.side
+        logprobs = b"null"
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs_so_far.encoded(side.logprobs)
+        ends = encode({"finish_reason": self._finish, "stop_reason": self._stop_reason})
+        pieces = [
+            b'{"index":%d,"text":"' % index, side.encoded_echo, encode("".join(self._text))[1:],
+            b',"logprobs":', logprobs, b"," + ends[1:-1],
+        ]  # fmt: skip
         if side.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = msgspec.Raw(side.prompt_logprobs)
-        if body.return_token_ids:
-            answer["token_ids"] = self._ids
-            answer["prompt_token_ids"] = side.ids
-        return encode(answer)
+            pieces += [b',"prompt_logprobs":', side.prompt_logprobs]
+        if self._body.return_token_ids:
+            pieces += [b',"token_ids":', encode(self._ids), b',"prompt_token_ids":', side.encoded_ids]
+        return [*pieces, b"}"]
 
     def piece(self, delta: TextDelta) -> bytes:
         """The choice in a chunk, encoded; empty where there is nothing to tell."""
@@ -72,13 +69,15 @@ class Choice:
         self._begun = True
         if not (first or delta.finish_reason or body.logprobs is not None or body.return_token_ids):
             return self._wire.text(delta.text) if delta.text else b""
-        text = side.echo + delta.text if first else delta.text
+        echo = side.encoded_echo if first else b""
         logprobs = None
         if body.logprobs is not None:
             logprobs = self._logprobs(delta.logprobs or (), side.logprobs if first else None)
         ids = delta.token_ids if body.return_token_ids else None
-        prompt_ids = side.ids if first and body.return_token_ids else None
-        return self._wire.full(text, logprobs, ids, delta.finish_reason, delta.stop_reason, prompt_ids)
+        prompt_ids = side.encoded_ids if first and body.return_token_ids else None
+        return self._wire.full(
+            delta.text, logprobs, ids, delta.finish_reason, delta.stop_reason, echo, prompt_ids
+        )
 
     def _logprobs(self, tokens: Sequence[TokenText], before: CompletionLogprobs | None) -> bytes:
         own = CompletionLogprobs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cached_property
 
 from engine.text.generation import TextDelta, TokenText
 from server.schemas.completions import CompletionRequest
@@ -31,6 +32,16 @@ class PromptSide:
         """True if nothing is missing that choices show of their prompt."""
         self._body = body
         self._end = len(ids) if end is None else end
+
+    @cached_property
+    def encoded_echo(self) -> bytes:
+        """`echo` as it stands inside of a JSON string."""
+        return encode(self.echo)[1:-1]
+
+    @cached_property
+    def encoded_ids(self) -> bytes:
+        """`ids`, a JSON list."""
+        return encode(self.ids)
 
     async def take(self, delta: TextDelta) -> None:
         """Encode what a delta tells of the prompt, once for all choices."""

@@ -246,14 +246,17 @@ class CompletionChoice:
         token_ids: Sequence[int] | None,
         finish_reason: str | None,
         stop_reason: str | int | None,
-        prompt_token_ids: Sequence[int] | None = None,
+        echo: bytes = b"",
+        prompt_token_ids: bytes | None = None,
     ) -> bytes:
-        """Text with whatever else there is; `logprobs` are encoded."""
+        """Text with whatever else there is; `logprobs` and `prompt_token_ids` are encoded, and so is `echo`, the inside of a
+        string that the text goes on with."""
         rest: dict[str, Any] = {"finish_reason": finish_reason}
         if finish_reason is not None:
             rest["stop_reason"] = stop_reason
         if token_ids is not None:
             rest["token_ids"] = token_ids
         if prompt_token_ids is not None:
-            rest["prompt_token_ids"] = prompt_token_ids
-        return self._start + encode(text) + b',"logprobs":' + (logprobs or b"null") + b"," + encode(rest)[1:]
+            rest["prompt_token_ids"] = msgspec.Raw(prompt_token_ids)
+        told = (echo, encode(text)[1:], b',"logprobs":', logprobs or b"null", b",", encode(rest)[1:])
+        return self._start + b'"' + b"".join(told)

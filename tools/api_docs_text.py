@@ -30,6 +30,7 @@ HEADERS = """
 | `x-cohort-ignored` | something had no effect | Names, separated by commas, percent-encoded, \
 those of inner objects as `messages[].type`; `...`: there are more. |
 | `retry-after` | 429, 503 | Seconds to wait. |
+| `x-should-retry` | some 500 | `false`: the same request would most likely fail again; OpenAI's clients then do not repeat it. |
 | `www-authenticate` | 401 | `Bearer` |
 | `allow` | 405 | The methods there are. |
 | `access-control-*`, `vary` | `--allowed-origins` | For browsers. |
@@ -44,7 +45,8 @@ Every answer but a success has this body, and so has the event that ends a strea
 {"error": {"message": "'n' ...", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
 ```
 
-`param` is the field's path in the body, such as `messages.0.content`, or null. Only 429, 500 and 503 are worth a retry.
+`param` is the field's path in the body, such as `messages.0.content`, or null. Worth a retry as it stands is a 429 or 503 after
+the seconds of `retry-after`, a 500 unless it has `x-should-retry: false`, and a `request_timeout`.
 
 | Status | `type` | `code` | Meaning |
 | --- | --- | --- | --- |
@@ -54,6 +56,8 @@ Every answer but a success has this body, and so has the event that ends a strea
 | 400 | `invalid_request_error` | `unsupported_value` | The parameter is supported, this value of it is not. |
 | 400 | `invalid_request_error` | `unknown_parameter` | The name looks misspelt, or there are more than 64 unknown ones. |
 | 400 | `invalid_request_error` | `context_length_exceeded` | Prompt and output do not fit the context. |
+| 400 | `invalid_request_error` | `answer_too_large` | Logprobs, or what all choices repeat of the prompt, would be \
+more than 256 MiB. A stream has no such limit. |
 | 400 | `invalid_request_error` | `chat_template_error` | The model's chat template refuses the conversation. |
 | 400 | `invalid_request_error` | `no_chat_template` | The model has no chat template. |
 | 400 | `invalid_request_error` | `missing_required_parameter` | A field is needed beside another one that was sent. |
@@ -63,11 +67,18 @@ Every answer but a success has this body, and so has the event that ends a strea
 | 404 | `invalid_request_error` | `not_found` | There is no such path. |
 | 405 | `invalid_request_error` | `method_not_allowed` | The path has other methods. |
 | 408 | `invalid_request_error` | `request_timeout` | The request did not arrive in time. |
+| 408 | `invalid_request_error` | `reader_too_slow` | More of the answer waited to be read than is kept: 64 MiB. |
 | 413 | `invalid_request_error` | `request_too_large` | The body is larger than `--max-body-bytes`. |
 | 429 | `rate_limit_error` | `overloaded` | The queue is full. |
 | 429 | `rate_limit_error` | `deadline_exceeded` | It would not be, or was not, begun before the request's own deadline. |
 | 431 | `invalid_request_error` | `headers_too_large` | Request line and headers are larger than 64 KiB. |
-| 500 | `executor_error` | `executor_died`, `sequence_failed` | The model's process failed, or this sequence alone did. |
+| 500 | `executor_error` | `sequence_failed` | This request alone failed, its logits were NaN, say; \
+with `x-should-retry: false`. |
+| 500 | `executor_error` | `executor_died`, `step_failed`, `out_of_memory`, `invalid_input`, `unsupported`, `not_ready`, \
+`executor_error` | What steps with this request ended in again and again, at last while it was computed alone; with \
+`x-should-retry: false`. |
+| 500 | `executor_error` | `executor_died`, `engine_failed` | The model's process cannot be brought back, or the engine itself \
+failed: this server serves nothing any more. |
 | 500 | `internal_error` | `internal_error` | Something else failed; the log says what. |
 | 503 | `service_unavailable` | `service_unavailable` | Loading or draining. |
 """
@@ -105,5 +116,7 @@ LIMITS = """
 
 A body has at most `--max-body-bytes` (16 MiB), request line and headers 64 KiB; headers must arrive within 30 s, and of a body 1
 KiB a second on average over each 10 s. A stream whose client does not read for 60 s is given up. Closing the connection ends the
-request, streamed or not. Lists, strings and numbers have the limits of the tables. No URL in a request is ever fetched.
+request, streamed or not. An answer that is not streamed holds at most 256 MiB of logprobs and of what its choices repeat of
+their prompts (`echo`, `return_token_ids`). Lists, strings and numbers have the limits of the tables. No URL in a request is
+ever fetched.
 """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
 from server.chat.answer import Reading
-from server.chat.grammar import chat_grammar
+from server.chat.grammar import chat_grammar, writes_calls
 from server.chat.prompt import chat_prompt
 from server.chat.reasoning import Place, continued_text
 from server.chat.tools.choice import ToolChoice
@@ -17,15 +17,25 @@ from server.routes.common import new_id, text_request
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.structured import service as structured
-from server.structured.forms import constraint_of
+from server.structured.compose import alone
+from server.structured.forms import Constraint, constraint_of
 
 
-async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> tuple[TextRequest, Reading]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a chat comes to: the engine's request, how its answer is to be read, and the client's field that asks for the
+    grammar, if there is one."""
+
+    request: TextRequest
+    reading: Reading
+    grammar_param: str | None
+
+
+async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Asked:
     """Render, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
     choice = body.choice
     if model.notation.single_calls and model.notation.tools is not None:
         choice = replace(choice, several=False)
-    _check_template_reads_tools(model, choice)
     constraint = constraint_of(body)
     prompt = await _prompt(state, model, body, choice)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
@@ -33,7 +43,7 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> tupl
     reading = _reading(model, body, choice, place)
     grammar = None
     if found := chat_grammar(choice, constraint, model.notation, place):
-        grammar = await _prepared(state, model, found, choice)
+        grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
         new_id("chatcmpl"),
         body,
@@ -42,12 +52,14 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> tupl
         body.num_logprobs,
         body.output_limit,
         continues_prompt=bool(body.continue_final_message),
-        grammar=grammar,
+        grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.prompt_logprobs,
         shown_special=model.notation.special_ids(reading.literals),
         ends=reading.end_of_first_call if reading.ends_itself else None,
     )
-    return asked, reading
+    # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
+    either = constraint is not None and any(function.strict for function in choice.functions)
+    return Asked(asked, reading, None if grammar is None or either else grammar.param)
 
 
 async def _prompt(
@@ -72,12 +84,6 @@ async def _prompt(
         bounded=truncation is None,
     )
     return ids if truncation is None else tuple(truncation.cut(ids))
-
-
-def _check_template_reads_tools(model: ServedModel, choice: ToolChoice) -> None:
-    if choice.mode != "none" and model.template is not None and not model.template.reads_tools:
-        message = "'tools' are not supported by this model: its chat template does not show them to it."
-        raise InvalidRequest(message, param="tools", code="unsupported_parameter")
 
 
 def _place(model: ServedModel, body: ChatRequest, prompt: tuple[int, ...]) -> Place:
@@ -106,17 +112,26 @@ def _token_bytes(model: ServedModel, shows_special: bool) -> Callable[[int], byt
 
 
 async def _prepared(
-    state: ServerState, model: ServedModel, found: tuple[str, str], choice: ToolChoice
-) -> str:
-    """The grammar, judged. What an executor without grammars cannot do is named by what asked for it."""
+    state: ServerState,
+    model: ServedModel,
+    found: tuple[str, str],
+    choice: ToolChoice,
+    constraint: Constraint | None,
+) -> structured.Judged:
+    """The grammar, judged. What is refused is named by what asked for it: of a constraint beside calls, whichever is at fault."""
     grammar, param = found
     try:
         return await structured.prepared(state, model, grammar, param)
     except InvalidRequest as error:
-        if error.code != "unsupported_parameter" or param != "tools":
+        asked_by = param
+        if error.code == "unsupported_parameter":  # nothing of the kind can be kept
+            if constraint is None:
+                place = next((one.place for one in choice.functions if one.strict), 0)
+                asked_by = "tool_choice" if choice.forced else f"tools.{place}.function.strict"
+        elif constraint is not None and writes_calls(choice, constraint, model.notation):
+            await structured.prepared(state, model, alone(constraint), param)
+            asked_by = "tools"
+        if asked_by == param:
             raise
-        place = next((one.place for one in choice.functions if one.strict), 0)
-        asked_by = "tool_choice" if choice.forced else f"tools.{place}.function.strict"
-        raise InvalidRequest(
-            error.message.replace("'tools'", f"'{asked_by}'"), asked_by, error.code
-        ) from None
+        message = error.message.replace(f"'{param}'", f"'{asked_by}'", 1)
+        raise InvalidRequest(message, asked_by, error.code) from None

@@ -40,10 +40,7 @@ def chat_grammar(
     tools = notation.tools
     if tools is None:
         _check_unparsed(choice)
-    strict = any(function.strict for function in choice.functions)
-    calls = tools is not None and (
-        choice.forced or strict or (choice.mode == "auto" and constraint is not None)
-    )
+    calls = writes_calls(choice, constraint, notation)
     if constraint is not None and not calls and place is Place.AFTER:
         return alone(constraint), constraint.param
     parts: dict[str, Mapping[str, Any]] = {}
@@ -60,6 +57,13 @@ def chat_grammar(
         answer = notation.reasoning.lark(lark, place, answer)
     param = constraint.param if constraint is not None else "tools"
     return compose(lark.source(answer), parts), param
+
+
+def writes_calls(choice: ToolChoice, constraint: Constraint | None, notation: ModelNotation) -> bool:
+    """True if the grammar, where there is one, says how calls are written."""
+    strict = any(function.strict for function in choice.functions)
+    beside = choice.mode == "auto" and constraint is not None
+    return notation.tools is not None and (choice.forced or strict or beside)
 
 
 def _check_unparsed(choice: ToolChoice) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.chat.fence import DeadlineExceeded
 from server.schemas.chat import ChatMessage, ToolCall
+from server.schemas.volume import check_texts
 from server.state import ServedModel, ServerState
 
 DEADLINE = 5.0
@@ -20,6 +21,12 @@ INLINE_CHARACTERS = 2048
 """Shorter texts tokenize faster than a thread takes to wake."""
 MAX_CHARACTERS_PER_TOKEN = 256
 """No text of more characters than this times the context can fit: the longest tokens in use (runs of blanks) have 128."""
+PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
+"""More than prose or code has in any tokenizer: what is longer is looked at in pieces first."""
+PIECE = 2**16
+"""Characters."""
+MOST_CUT_CHARACTERS = 2**20
+"""Of a prompt that is to be truncated; more where the context is long."""
 
 
 async def chat_prompt(
@@ -51,9 +58,13 @@ async def chat_prompt(
             "This model has no chat template: use /v1/completions, or start the server with --chat-template."
         )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
-    plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+    if tools and not template.reads_tools:
+        message = "'tools' are not supported by this model: its chat template does not show them to it."
+        raise InvalidRequest(message, param="tools", code="unsupported_parameter")
 
     def work() -> list[int]:
+        _check_arguments(messages)
+        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
         text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
         return encode_text(model, text, add_special_tokens, "messages", bounded)
 
@@ -109,17 +120,45 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
 def encode_text(
     model: ServedModel, text: str, add_special_tokens: bool, param: str, bounded: bool = True
 ) -> list[int]:
-    """Token ids of a text; `bounded` refuses one that cannot fit before it is tokenized. Raises InvalidRequest."""
-    if bounded and len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
-        message = (
-            f"'{param}' has {len(text)} characters, more than fit {model.max_model_len} tokens of context."
-        )
-        raise ContextLengthExceeded(message, param=param)
+    """Token ids of a text; `bounded` refuses one that cannot fit before it is tokenized, else it is going to be cut and may be
+    longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
+    context = model.max_model_len
     try:
+        if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
+            if bounded and _cannot_fit(model, text):
+                message = f"'{param}' has {len(text)} characters, more than fit {context} tokens of context."
+                raise ContextLengthExceeded(message, param=param)
+            most = max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, MOST_CUT_CHARACTERS)
+            if not bounded and len(text) > most:
+                message = f"'{param}' has {len(text)} characters: of a prompt that is to be truncated at most {most} are read."
+                raise ContextLengthExceeded(message, param=param)
         return model.tokenizer.encode(text, add_special_tokens)
     except UnicodeEncodeError:
         message = f"'{param}' holds half of a surrogate pair, which is no character."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def _check_arguments(messages: Sequence[ChatMessage]) -> None:
+    """Raises InvalidRequest where the arguments of earlier calls, which are JSON in strings, hold too much to decode."""
+    written = {
+        f"messages.{index}.tool_calls.{number}.function.arguments": call.function.arguments
+        for index, message in enumerate(messages)
+        for number, call in enumerate(message.tool_calls or ())
+        if isinstance(call.function.arguments, str)
+    }
+    check_texts(written)
+
+
+def _cannot_fit(model: ServedModel, text: str) -> bool:
+    """Whether a text has many more tokens than the context, found out piece by piece. Cut words make a few more of them."""
+    if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
+        return True
+    room = 2 * model.max_model_len
+    for begin in range(0, len(text), PIECE):
+        room -= len(model.tokenizer.encode(text[begin : begin + PIECE], False))
+        if room < 0:
+            return True
+    return False
 
 
 def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:

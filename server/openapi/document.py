@@ -17,7 +17,7 @@ _ERRORS = {
     400: "The request is at fault; `param` names the field.",
     401: "No valid key.",
     404: "There is no such model, or no such path.",
-    408: "The request did not arrive in time; the connection is closed.",
+    408: "The request did not arrive in time, or too much of its answer was not read; the connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
     429: "The queue is full: come back after `Retry-After` seconds.",
     431: "Request line and headers are larger than 64 KiB.",
@@ -37,6 +37,10 @@ _HEADERS: dict[str, Schema] = {
         "schema": {"type": "string", "maxLength": 2100},
     },
     "RetryAfter": {"description": "Seconds.", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "ShouldRetry": {
+        "description": "The same request would most likely fail again.",
+        "schema": {"type": "string", "const": "false"},
+    },
     "Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
 }  # fmt: skip
 
@@ -258,6 +262,8 @@ def _error(status: int) -> dict[str, Any]:
     headers = {} if status in (408, 431) else {"x-request-id": _header("RequestId")}
     if status in (429, 503):
         headers["Retry-After"] = _header("RetryAfter")
+    if status == 500:
+        headers["x-should-retry"] = _header("ShouldRetry")
     if status == 401:
         headers["WWW-Authenticate"] = _header("Authenticate")
     return {

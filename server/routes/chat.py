@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,12 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.text.generation import Generation, TextDelta, TextRequest, Usage
-from server.chat.answer import Answer, Reading
-from server.chat.asking import ask
+from engine.text.generation import Generation, TextDelta, Usage
+from server.chat.answer import Answer
+from server.chat.asking import Asked, ask
 from server.middleware import RESPONSE_ID
 from server.prompt_side import encoded_prompt_logprobs
-from server.routes.common import json_response, named_by_client, read, state_of, tell_ignored, unread
+from server.routes.common import generation_of, json_response, read, state_of, tell_ignored, unread
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
@@ -34,8 +35,8 @@ async def chat_completions(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model)
     tell_ignored(request, unread(model, body.chat_template_kwargs))
-    asked, reading = await while_connected(request.receive, ask(state, model, body))
-    call = _ChatCall(state, model, name, body, asked, reading)
+    asked = await while_connected(request.receive, ask(state, model, body))
+    call = _ChatCall(state, model, name, body, asked)
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
         return EventStream(call.stream())
@@ -51,22 +52,23 @@ class _ChatCall:
         model: ServedModel,
         name: str,
         body: ChatRequest,
-        asked: TextRequest,
-        reading: Reading,
+        asked: Asked,
     ) -> None:
         self._model = model
         self._name = name
         self._body = body
-        self._asked = asked
+        self._asked = asked.request
+        self._grammar_param = asked.grammar_param
         self._reasoning_fields = state.reasoning_fields
-        self.id = asked.request_id
+        self.id = self._asked.request_id
         self._created = int(time.time())
-        self._answers = [Answer(index, reading) for index in range(asked.n)]
+        self._answers = [Answer(index, asked.reading) for index in range(self._asked.n)]
 
-    def _start(self) -> Generation:
+    def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        with named_by_client(self._body, prompt="messages"):
-            return self._model.engine.start(self._asked)
+        return generation_of(
+            self._model, self._asked, self._body, prompt="messages", grammar=self._grammar_param
+        )
 
     @property
     def _reasoning_tokens(self) -> int:
@@ -76,12 +78,12 @@ class _ChatCall:
         """The whole answer."""
         prompt_logprobs = None
         logprobs = [ChatLogprobs() for _ in self._answers]
-        room = Room("top_logprobs" if self._body.top_logprobs else "logprobs")
+        room, by = Room(), "top_logprobs" if self._body.top_logprobs else "logprobs"
         as_ids = bool(self._body.return_tokens_as_token_ids)
         async with self._start() as generation:
             async for delta in generation:
                 self._answers[delta.index].take(delta)
-                room.take(logprobs[delta.index].add(delta.logprobs or (), as_ids))
+                room.take(logprobs[delta.index].add(delta.logprobs or (), as_ids), by)
                 if delta.prompt_logprobs is not None:
                     count = self._body.prompt_logprobs or 0
                     prompt_logprobs = await encoded_prompt_logprobs(delta.prompt_logprobs, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
-from engine.text.generation import TextRequest
+from engine.text.generation import Generation, TextRequest
 from server.auth import TENANT
 from server.chat.fence import DeadlineExceeded
 from server.middleware import IGNORED
@@ -101,14 +101,25 @@ def cache_salt(model: ServedModel, asked: str | None) -> str | None:
     return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
 
 
-@contextlib.contextmanager
-def named_by_client(fields: GenerationFields, prompt: str = "prompt") -> Iterator[None]:
-    """Refusals of the engine name fields in its own words: give them the client's."""
+@contextlib.asynccontextmanager
+async def generation_of(
+    model: ServedModel,
+    asked: TextRequest,
+    fields: GenerationFields,
+    *,
+    prompt: str = "prompt",
+    grammar: str | None = None,
+) -> AsyncIterator[Generation]:
+    """The call, queued and in progress. Refusals of the engine, of which some come while it is computed, name fields in its own
+    words: they are given the client's, of which `prompt` and `grammar` are two."""
     try:
-        yield
+        async with model.engine.start(asked) as generation:
+            yield generation
     except InvalidRequest as error:
         if error.param == "prompt":
             error.param = prompt
+        elif error.param == "grammar":
+            error.param = grammar
         elif error.param == "max_tokens":
             error.param = fields.output_limit_name
             error.message = error.message.replace("max_tokens", error.param)
@@ -166,7 +177,7 @@ def text_request(
         bad_words=bad_words(fields, model),
         allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
         min_tokens=fields.min_tokens or 0,
-        seed=fields.seed,
+        seed=None if fields.seed == -1 else fields.seed,  # vLLM's and llama.cpp's word for none
         logprobs=logprobs,
         stop=fields.stops,
         stop_token_ids=tuple(fields.stop_token_ids or ()),

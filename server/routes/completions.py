@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -25,13 +24,13 @@ from server.prompts import (
     total_length,
     truncation_of,
 )
-from server.routes.common import json_response, named_by_client, new_id, read, state_of, text_request
+from server.routes.common import generation_of, new_id, read, state_of, text_request
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
 from server.structured.service import for_body
-from server.whole import Room
-from server.wire import Chunks, usage_object
+from server.whole import Pauses, PiecedResponse, Room
+from server.wire import Chunks, encode, usage_object
 
 router = APIRouter()
 
@@ -47,7 +46,7 @@ async def completions(request: Request) -> Response:
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
         return EventStream(call.stream())
-    return json_response(await while_connected(request.receive, call.collect()))
+    return PiecedResponse(await while_connected(request.receive, call.collect()))
 
 
 class _CompletionCall:
@@ -60,11 +59,13 @@ class _CompletionCall:
         body: CompletionRequest,
         asked: TextRequest,
         sides: Sequence[PromptSide],
+        grammar_param: str | None,
     ) -> None:
         self._model = model
         self._name = name
         self._body = body
         self._asked = asked
+        self._grammar_param = grammar_param
         self.id = asked.request_id
         self._created = int(time.time())
         self._sides = sides
@@ -80,6 +81,7 @@ class _CompletionCall:
         prompts = await _tokenize(state, model, body)
         body.check_answer(total_length(prompts))
         limit = body.output_limit
+        grammar = await for_body(state, model, body)
         asked = text_request(
             new_id("cmpl"),
             body,
@@ -90,47 +92,64 @@ class _CompletionCall:
             if limit is None
             else max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
             continues_prompt=True,
-            grammar=await for_body(state, model, body),
+            grammar=None if grammar is None else grammar.text,
             prompt_logprobs=body.num_prompt_logprobs,
         )
         asked = replace(asked, n=body.num_generated, default_tokens=DEFAULT_MAX_TOKENS)
         if body.suffix and not body.ignore_eos:
             marks = fill_in_middle(model.tokenizer).end_ids
             asked = replace(asked, stop_token_ids=(*asked.stop_token_ids, *marks))
-        return cls(model, name, body, asked, await _sides(state, model, body, prompts))
+        sides = await _sides(state, model, body, prompts)
+        return cls(model, name, body, asked, sides, None if grammar is None else grammar.param)
 
-    def _start(self) -> Generation:
+    def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        with named_by_client(self._body):
-            return self._model.engine.start(self._asked)
+        return generation_of(self._model, self._asked, self._body, grammar=self._grammar_param)
 
-    async def collect(self) -> dict[str, Any]:
-        """The whole answer."""
-        room = Room("logprobs")
+    async def collect(self) -> list[bytes]:
+        """The whole answer, encoded, in pieces."""
+        room = Room()
+        await self._repeat_prompts(room)
         async with self._start() as generation:
             async for delta in generation:
                 choice = self._choices[delta.index]
                 await choice.side.take(delta)
-                room.take(choice.take(delta))
+                room.take(choice.take(delta), "logprobs")
             usage = self._usage(generation)
-        return {
-            "id": self._asked.request_id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._name,
-            "system_fingerprint": self._model.fingerprint,
-            "seed": generation.seed,
-            "choices": [msgspec.Raw(answer) for answer in self._answers()],
-            "usage": usage_object(usage),
-        }
+        head = encode(
+            {
+                "id": self._asked.request_id,
+                "object": "text_completion",
+                "created": self._created,
+                "model": self._name,
+                "system_fingerprint": self._model.fingerprint,
+                "seed": generation.seed,
+            }
+        )
+        pieces = [head[:-1], b',"choices":[']
+        pauses = Pauses()
+        for index, choice in enumerate(self._shown()):
+            pieces += [b","] * (index > 0) + choice.answer(index)
+            await pauses.pause()
+        return [*pieces, b'],"usage":', encode(usage_object(usage)), b"}"]
 
-    def _answers(self) -> list[bytes]:
+    async def _repeat_prompts(self, room: Room) -> None:
+        """Encode what choices repeat of their prompts. Raises InvalidRequest for too much of it, before anything is computed."""
+        shown, pauses = self._body.n or 1, Pauses()
+        for side in self._sides:
+            if self._body.echo:
+                room.take(len(side.encoded_echo) * shown, "echo")
+            if self._body.return_token_ids:
+                room.take(len(side.encoded_ids) * shown, "return_token_ids")
+            await pauses.pause()
+
+    def _shown(self) -> list[Choice]:
+        """The choices of the answer, in its order."""
         if not self._body.ranks:
-            return [choice.answer(choice.index) for choice in self._choices]
+            return self._choices
         made, shown = self._asked.n, self._body.n or 1
         groups = (self._choices[first : first + made] for first in range(0, len(self._choices), made))
-        kept = [choice for group in groups for choice in best(group, shown)]
-        return [choice.answer(index) for index, choice in enumerate(kept)]
+        return [choice for group in groups for choice in best(group, shown)]
 
     def _usage(self, generation: Generation) -> Usage:
         """What was counted; the token that is computed for `max_tokens` 0 is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidRequest
@@ -18,7 +19,15 @@ MAX_GRAMMAR_LENGTH = 512 * 1024
 """Characters, of all the parts that a grammar is composed of."""
 
 
-async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`text` is what goes into `TextRequest.grammar`; `param` the request's field that asks for it."""
+
+    text: str
+    param: str
+
+
+async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> Judged | None:
     """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
     constraint = constraint_of(body)
     if constraint is None:
@@ -26,8 +35,8 @@ async def for_body(state: ServerState, model: ServedModel, body: StructuredField
     return await prepared(state, model, alone(constraint), constraint.param)
 
 
-async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> str:
-    """The text to hand on as `TextRequest.grammar`, judged and known to the executor. `param` is the field it came from.
+async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> Judged:
+    """The grammar, judged and known to the executor. `param` is the field it came from.
 
     Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
     """
@@ -43,7 +52,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
     except InvalidRequest as error:
         message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
         raise InvalidRequest(message, param=param, code=error.code) from None
-    return text
+    return Judged(text, param)
 
 
 def _holds_grammars(state: ServerState) -> bool:

@@ -93,13 +93,13 @@ async def test_model_defaults_fill_what_is_left_out() -> None:
 
 async def test_parameters_reach_the_engine(house: House) -> None:
     await house.chat(
-        temperature=0, top_p=0.5, top_k=-1, seed=-1, n=2, stop=["a", "b"], stop_token_ids=[5], max_tokens=9,
+        temperature=0, top_p=0.5, top_k=-1, seed=-2, n=2, stop=["a", "b"], stop_token_ids=[5], max_tokens=9,
         max_completion_tokens=8, ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False,
         priority=-3, cache_salt="tenant",
     )  # fmt: skip
     asked = house.asked()
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.0, 0.5, 0)
-    assert (asked.seed, asked.priority, asked.cache_salt) == (-1, -3, "tenant")
+    assert (asked.seed, asked.priority, asked.cache_salt) == (-2, -3, "tenant")
     assert asked.n == 2
     assert asked.stop == ("a", "b")
     assert asked.stop_token_ids == (5,)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import InvalidRequest
 from server import whole
+from server.chat import prompt
 from server.schemas import base, volume
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -164,12 +167,65 @@ def test_counting_in_pieces_equals_counting_one_by_one(value: Any, chunk: int) -
     assert tuple(found.tolist()) == counted(value)
 
 
+def calling(*arguments: str) -> list[dict[str, Any]]:
+    """A conversation in which the assistant has called, twice in a turn."""
+    calls = [{"function": {"name": "f", "arguments": one}} for one in arguments]
+    turns = [calls[first : first + 2] for first in range(0, len(calls), 2)]
+    return [{"role": "user", "content": "Hi"}] + [{"role": "assistant", "tool_calls": one} for one in turns]
+
+
+LISTS = '{"a":[1' + ",[]" * 50_000 + "]}"
+
+
+@pytest.mark.usefixtures("frozen")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        (['{"a":[1' + ",[]" * 5_000_000 + "]}"], "messages.1.tool_calls.0.function.arguments"),
+        (["{}", LISTS, "{", LISTS, LISTS], "messages.3.tool_calls.0.function.arguments"),
+        (["", '{"a":{"k":1' + ',"k":1' * 200_000], "messages.1.tool_calls.1.function.arguments"),
+    ],
+    ids=["one", "many", "keys"],
+)
+async def test_arguments_of_earlier_calls_are_counted_before_they_are_decoded(
+    house: House, path: str, arguments: list[str], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt, "_plain_message", None)
+    response = await house.post(path, {"messages": calling(*arguments)})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+    assert error_of(response)["message"].startswith("The request body holds too much: more than")
+
+
+def test_what_stands_in_strings_of_arguments_is_not_counted() -> None:
+    """Files that were written by a call, say."""
+    code = json.dumps({"text": 'def f(a: int, b: dict[str, "x"]) -> None:\n' * 100_000})
+    volume.check_texts({"a": code, "b": code, "c": code[:-5], "d": "[" * 60_000})
+    with pytest.raises(InvalidRequest, match="objects") as refused:
+        volume.check_texts({"a": code, "d": "[" * 100_000, "e": "\ud800" * 70_000, "f": "[" * 100_000})
+    assert refused.value.param == "f"
+
+
+async def test_arguments_are_decoded_on_a_thread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, plain = set(), prompt._plain_message
+
+    def spy(*args: Any) -> Any:
+        threads.add(threading.current_thread())
+        return plain(*args)
+
+    monkeypatch.setattr(prompt, "_plain_message", spy)
+    assert (await house.chat(messages=calling('{"a": 1}'))).status_code == 200
+    assert '(f={"a": 1})' in bytes(house.asked().prompts[0]).decode()
+    assert threads and threading.main_thread() not in threads
+
+
 @pytest.mark.parametrize("route", ["chat", "complete"])
 async def test_whole_answers_end_where_their_logprobs_grow_too_large(
     house: House, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream has no such end."""
-    monkeypatch.setattr(whole, "MAX_LOGPROB_BYTES", 2000)
+    monkeypatch.setattr(whole, "MAX_ANSWER_BYTES", 2000)
     house.engine.script = spells("x" * 200)
     asked: dict[str, Any] = {"logprobs": True} if route == "chat" else {"logprobs": 1}
     response = await getattr(house, route)(**asked)

@@ -210,7 +210,14 @@ async def test_a_stream_reports_its_seed_in_every_chunk(tmp_path: Path) -> None:
 
 async def test_a_seed_is_reported_as_it_was_sent(tmp_path: Path) -> None:
     async with serving(tmp_path) as house:
-        below = await ask(house, temperature=1.0, seed=-1)
-        above = await ask(house, temperature=1.0, seed=2**64 - 1)
-        assert (below["seed"], above["seed"]) == (-1, 2**64 - 1)
+        below = await ask(house, temperature=1.0, seed=-2)
+        above = await ask(house, temperature=1.0, seed=2**64 - 2)
+        assert (below["seed"], above["seed"]) == (-2, 2**64 - 2)
         assert texts(below) == texts(above), "seeds count modulo 2**64"
+
+
+async def test_minus_one_is_no_seed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as house:
+        first, second = [await ask(house, temperature=1.0, seed=-1) for _ in range(2)]
+        assert min(first["seed"], second["seed"]) >= 0
+        assert first["seed"] != second["seed"] and texts(first) != texts(second)

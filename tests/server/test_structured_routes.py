@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from engine.errors import InvalidRequest, Overloaded, Unavailable
+from engine.text.generation import TextDelta
 from server.structured.compose import compose
 from server.structured.service import prepared
-from tests.server.fakes import House, error_of
+from tests.server.fakes import House, error_of, events, steps
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
@@ -147,13 +148,35 @@ async def test_faults(house: House, route: str, body: dict[str, Any], param: str
     assert not house.judge.asked
 
 
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": FORMAT}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ],
+)
+async def test_a_grammar_that_goes_no_further_is_blamed_on_what_asked_for_it(
+    house: House, route: str, stream: bool, asked: dict[str, Any], param: str
+) -> None:
+    """The engine has one name for all of them."""
+    drawn_out = InvalidRequest("the grammar cannot be followed any further", "grammar", "invalid_value")
+    house.engine.script = steps(TextDelta(0, "{", (5,)), drawn_out)
+    response = await ask(house, route, stream=stream, **asked)
+    error = json.loads(events(response)[-2])["error"] if stream else error_of(response)
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert response.status_code == (200 if stream else 400)
+
+
 async def test_many_schemas_in_one_grammar(house: House) -> None:
     assert house.state.model is not None
     part = {"json_schema": {"description": "x" * 60_000}}
     for count, fits in ((8, True), (9, False)):
         grammar = compose("start: @p0", {f"p{i}": part for i in range(count)})
         if fits:
-            assert await prepared(house.state, house.state.model, grammar, "tools") == grammar
+            assert (await prepared(house.state, house.state.model, grammar, "tools")).text == grammar
         else:
             with pytest.raises(InvalidRequest, match="at most") as caught:
                 await prepared(house.state, house.state.model, grammar, "tools")

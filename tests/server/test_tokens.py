@@ -132,6 +132,21 @@ async def test_documents_are_for_the_template() -> None:
     assert (bad.status_code, error_of(bad)["param"]) == (400, "chat_template_kwargs.documents")
 
 
+async def test_tools_that_the_template_does_not_show_are_refused() -> None:
+    house = House(template="{{ messages[0].content }}")
+    tool = {"type": "function", "function": {"name": "f"}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path in ("/tokenize", "/v1/chat/completions"):
+        response = await house.post(path, body | {"tools": [tool]})
+        assert response.status_code == 400
+        assert error_of(response)["param"] == "tools"
+        assert error_of(response)["code"] == "unsupported_parameter"
+    assert (await house.post("/tokenize", body | {"tools": []})).status_code == 200
+    assert (await house.chat(**body, tools=[tool], tool_choice="none")).status_code == 200
+    shown = await House().post("/tokenize", body | {"tools": [tool]})
+    assert '"name": "f"' in bytes(shown.json()["tokens"]).decode()
+
+
 async def test_one_bos_whoever_writes_it(tmp_path: Path) -> None:
     raw = RawTokenizer.from_str(trained("sp_bpe_first"))
     bos = raw.token_to_id("<|user|>")

@@ -83,7 +83,7 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "allowed_token_ids": Parameter("vLLM", "all", "The only token ids that may come."),
     "seed": Parameter(
-        "OpenAI", "random", "The same seed gives the same answer; equal prompts of a call differ. -1: random. The answer tells which."
+        "OpenAI", "random", "The same seed gives the same answer; equal prompts of a call differ. -1 is none. It is told back."
     ),
     "response_format": Parameter("OpenAI", "text", "Text, any JSON object, or JSON that follows a schema, always strictly."),
     "structured_outputs": Parameter(

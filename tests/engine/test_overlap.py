@@ -102,6 +102,9 @@ async def test_an_abort_while_two_steps_are_out() -> None:
         seq_id = core.submit(request([1], 200), mailbox)
         await mailbox.take()
         core.abort(seq_id)
+        async with asyncio.timeout(10):  # the release is told on another thread
+            while core.stats().kv_blocks_used or not made.inner.released:  # type: ignore[union-attr]  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         await asyncio.sleep(0.05)
         assert core.stats().kv_blocks_used == 0
         assert made.inner.released == {seq_id: 1}  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ import pytest
 
 from engine.errors import InvalidRequest
 from executors import tiny
+from server.memory import give_back
 from server.schemas.structured import StructuredFields
 from server.structured.child import MAX_REASON, Judge, Unusable, check_bytes, first_line
 from server.structured.compose import alone, compose
@@ -37,7 +38,8 @@ def grammar(**outputs: Any) -> str:
 
 @pytest.fixture(scope="module")
 def inside() -> Judge:
-    """What runs in the process, in this one."""
+    """What runs in the process, in this one, whose heap has no room left from other tests that would hide what grows."""
+    give_back()
     return Judge(Setup(str(tiny.weights_dir()), WIDTH))
 
 

@@ -364,9 +364,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def owes_an_answer(self) -> bool:
-        """True while a client that has sent its request whole is to get more: of what is being made, or has yet to be sent."""
-        made = not self._busy or self._active is None or self._active.more_body
-        return not made or self.transport.get_write_buffer_size() > 0
+        """True while a client is to get the rest of an answer that has begun."""
+        begun = self._busy and self._active is not None and self._active.response_started
+        return begun or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         """Say so and close: once what came before has its answer, and unless that would break into an answer to this one."""

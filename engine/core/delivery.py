@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.core.sequence import Sequence
 from engine.errors import EngineError
@@ -21,6 +22,18 @@ class Delivery:
         self._observer = observer
         self._clock = clock
         self._idle = asyncio.Event()
+        self._calls = 0
+        """Calls that have more to submit."""
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """See `EngineCore.call`."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._idle.set()
 
     def expect(self, seq: Sequence) -> None:
         """It is owed an answer from now on."""
@@ -28,7 +41,7 @@ class Delivery:
 
     async def nobody_waits(self) -> None:
         """Wait until everyone has their answer."""
-        while self.live:
+        while self.live or self._calls:
             self._idle.clear()
             await self._idle.wait()
 

@@ -172,6 +172,10 @@ class EngineCore:
         """
         return self._submit(requests, mailbox, first_key)
 
+    def call(self) -> contextlib.AbstractContextManager[None]:
+        """For a call that submits its parts one after the other: a drain waits until the block is left."""
+        return self._delivery.call()
+
     def _submit(
         self,
         requests: SequenceOf[Request],

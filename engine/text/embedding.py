@@ -53,15 +53,16 @@ class Embedder:
         """
         found: dict[int, NDArray[np.float32]] = {}
         waiting = list(enumerate(self._request.prompts))[::-1]
-        try:
-            while waiting or self._seq_ids:
-                while waiting and len(self._seq_ids) < _MOST_AT_ONCE:
-                    self._submit(*waiting.pop(), accepted=bool(found))
-                for number, delta in (await self._mailbox.take()).items():
-                    found[number] = self._take(number, delta)
-        finally:
-            for seq_id in self._seq_ids.values():
-                self._core.abort(seq_id)
+        with self._core.call():
+            try:
+                while waiting or self._seq_ids:
+                    while waiting and len(self._seq_ids) < _MOST_AT_ONCE:
+                        self._submit(*waiting.pop(), accepted=bool(found))
+                    for number, delta in (await self._mailbox.take()).items():
+                        found[number] = self._take(number, delta)
+            finally:
+                for seq_id in self._seq_ids.values():
+                    self._core.abort(seq_id)
         return [found[number] for number in range(len(self._request.prompts))]
 
     def _submit(self, number: int, ids: SequenceOf[int], accepted: bool) -> None:

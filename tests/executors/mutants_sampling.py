@@ -177,3 +177,12 @@ class CountsDraftsTooLate(EchoExecutor):
         for history in held.values():
             del history.append
         return output
+
+
+@caught_by("an_error_ends_nobody_elses_step")
+class ForgetsWhatAnErrorDidNotSample(EchoExecutor):
+    def _item(self, batch, i, work, computed):
+        output = super()._item(batch, i, work, computed)
+        if output is not None and output.error is not None:
+            self._pool_positions[work.rows[i], :] = -1
+        return output

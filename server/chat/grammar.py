@@ -19,8 +19,10 @@ from server.chat.reasoning import Place
 from server.chat.tools.choice import Function, ToolChoice
 from server.chat.tools.llama3_json import Llama3Json
 from server.chat.tools.notation import ToolNotation
+from server.structured.closing import closed_by_name
 from server.structured.compose import alone, compose
 from server.structured.forms import Constraint, json_part
+from server.structured.schemas import check_size
 
 ANSWER = "answer"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -101,7 +103,9 @@ def _with_calls(
 def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
     """Adds the grammar of a schema; returns what stands for it."""
     name = f"f{function.place}"
-    parts[name] = json_part(schema, f"tools.{function.place}.function.parameters")
+    param = f"tools.{function.place}.function.parameters"
+    check_size(schema, param)
+    parts[name] = json_part(closed_by_name(schema), param)
     return f"@{name}"
 
 

@@ -141,7 +141,12 @@ PARAMETERS: dict[str, Parameter] = {
     "Tool.function": Parameter("OpenAI", "", "The function on offer."),
     "FunctionDefinition.name": Parameter("OpenAI", "", "Its name."),
     "FunctionDefinition.description": Parameter("OpenAI", "none", "What it does, for the model."),
-    "FunctionDefinition.parameters": Parameter("OpenAI", "none", "JSON schema of its arguments."),
+    "FunctionDefinition.parameters": Parameter(
+        "OpenAI",
+        "none",
+        "JSON schema of its arguments. Forced calls, and those of a `strict` function, add no names to objects whose "
+        "`properties` are given, unless `additionalProperties` is too.",
+    ),
     "FunctionDefinition.strict": Parameter("OpenAI", "false", "Whether arguments are held to the schema."),
     "ResponseFormat.type": Parameter("OpenAI", "", "text, json_object or json_schema."),
     "ResponseFormat.json_schema": Parameter("OpenAI", "none", "The schema, with its name."),

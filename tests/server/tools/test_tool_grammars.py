@@ -216,6 +216,19 @@ def test_llama_calls_beside_answers_that_look_alike() -> None:
     assert check(calls_of("llama3_json", g, ("f", '{"next": {"next": {"v": "x"}}}'))) == "no"
 
 
+@pytest.mark.parametrize("kind", CALLS)
+def test_arguments_have_the_names_that_the_schema_knows(kind: str) -> None:
+    """Others are allowed where it says so. `strict` and what is forced are alike in this."""
+    silent = {key: value for key, value in SCHEMA.items() if key != "additionalProperties"}
+    more = '{"city": "Paris", "ooo": 1}'
+    for parameters, taken in ((silent, "no"), ({**silent, "additionalProperties": True}, "yes")):
+        for mode, strict in (("required", False), ("auto", True)):
+            functions = (Function(0, "f", parameters, strict),)
+            check = Checker(kind, None, mode, functions=functions)
+            assert check(calls_of(kind, ("f", PARIS))) == "yes"
+            assert check(calls_of(kind, ("f", more))) == taken
+
+
 def test_free_answers_have_no_grammar() -> None:
     notation = ModelNotation(Hermes("hermes"), REASONING["qwen3"])
     assert chat_grammar(ToolChoice(), None, notation, Place.UNDECIDED) is None

@@ -16,16 +16,17 @@ TRITON_VERSION ?= 3.6.0
 TRITON := $(VENV)/.triton-$(TRITON_VERSION)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
+REPORT_LONG := .reports/junit-long.xml
 # Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
 SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, soak, test-clients, bench, bench-peers, tiny-train and tiny-eval."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench, bench-peers, tiny-train and tiny-eval."
 
 install: $(STAMP)  ## make .venv and install everything into it
 
@@ -35,8 +36,11 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answer
 	@exec $(BIN)/cohort demo $(ARGS)
 
-test: $(STAMP) $(TRITON)  ## unit, simulation and end-to-end tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
+test: $(STAMP) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
+
+test-long: $(STAMP)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs
+	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)
 
 sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
 	$(BIN)/python -m tests.sim $(ARGS)

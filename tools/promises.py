@@ -20,6 +20,8 @@ import yaml
 
 from tools import skips
 
+REPORTS = ("junit.xml", "junit-long.xml")
+"""Of `make test` and `make test-long`, in .reports/."""
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
 
 
@@ -73,7 +75,7 @@ def problems(root: Path) -> Iterator[str]:
     yield from (f"{i}: the id is used twice" for i in sorted({i for i in ids if ids.count(i) > 1}))
     collected, complaints = _collect(root, sorted({n for p in promises for n in p.node_ids}))
     yield from complaints
-    left_out = skips.from_report(root, root / ".reports/junit.xml")
+    left_out = [one for name in REPORTS for one in skips.from_report(root, root / ".reports" / name)]
     for promise in promises:
         if promise.state is State.DONE and not promise.shown_by:
             yield f"{promise.id}: done, but no test or command shows it"

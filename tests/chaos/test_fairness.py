@@ -20,7 +20,7 @@ import pytest
 from tests.chaos.load import Answer, Target, percentile, results
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 KEYS = "many", "one"
 STORY = "A fox went to the river and met a king who had lost his crown in the water. "

@@ -37,7 +37,7 @@ from tests.chaos.conftest import ChaosServer
 from tests.chaos.crashing_executor import POISON, Strike
 from tests.chaos.figures import record
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 RESTARTS = 'cohort_executor_restarts_total{{cause="{}"}}'
 CAUSES = {"SIGKILL": "signal", "SIGSTOP": "hang", "exit": "exit", "closed": "closed"}

@@ -21,7 +21,7 @@ import pytest
 from tests.chaos.load import Answer, Target, closed_loop, percentile, rate, resident_mib, results
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FACTOR = 10
 DEADLINE = 0.5

@@ -29,7 +29,7 @@ import pytest
 from tests.chaos.readers import DeadReaders, forget_peak, heard, listen_to, resident_mib, running
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "readers.json"
 ROUNDS = int(os.environ.get("READERS_ROUNDS", "7"))

@@ -31,7 +31,7 @@ from tests.chaos.conftest import ChaosServer
 from tests.chaos.crashing_executor import LATER, LATER_NOT_A_NUMBER, NOT_A_NUMBER, REFUSED, Strike
 from tests.chaos.figures import record
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NAN_FAILURES = 'cohort_requests_failed_total{code="sequence_failed"}'
 SIGNALLED = 'cohort_executor_restarts_total{cause="signal"}'

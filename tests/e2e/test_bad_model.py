@@ -13,7 +13,7 @@ from tests.e2e.checkpoints import write_model
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import run_until_exit
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 Change = Callable[[Path], None]
 

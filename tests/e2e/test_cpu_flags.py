@@ -10,7 +10,7 @@ import pytest
 from executors.kernels.compiler import usable_isas
 from tests.e2e.server_process import ServerProcess, run_until_exit
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 COUNT = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
 
 

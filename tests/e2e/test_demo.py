@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.terminal import Terminal
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 PIDS = re.compile(r"its executor is process (\d+)")

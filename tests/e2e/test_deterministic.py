@@ -32,7 +32,7 @@ from executors.process import connect
 from executors.tiny import weights_dir
 from tests.engine.harness import read
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
 _NUMBERS_PER_TOKEN = 2 * 3 * 2 * 64  # keys and values, layers, KV heads, head_dim
 OUTPUT = 40

@@ -20,7 +20,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.returning_executor import MARK
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
 SLOW = [*ECHO, "--executor-option", "step_delay_ms=20"]
 BODY: dict[str, Any] = {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True, "seed": 1}

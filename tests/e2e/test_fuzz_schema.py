@@ -40,6 +40,8 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 from tests.server.api_schema import check_events, operation_of
 
+pytestmark = pytest.mark.long
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

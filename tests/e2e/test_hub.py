@@ -23,7 +23,7 @@ from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
 from tests.server.fake_hub import COMMIT, FakeHub
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NAME = "acme/random-1m"
 MIB = 1 << 20

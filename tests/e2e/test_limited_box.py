@@ -14,7 +14,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.hungry_executor import MIB_PER_STEP
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
 GIB = 1 << 30
 MIB = 1 << 20

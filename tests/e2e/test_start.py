@@ -20,7 +20,7 @@ import pytest
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -26,7 +26,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of
 from tests.json_schemas import Schemas
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PERSON = {

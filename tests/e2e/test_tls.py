@@ -22,6 +22,8 @@ from tests.e2e.certificates import certificate, key
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
 
+pytestmark = pytest.mark.long
+
 AUTHORITY, LEAF = "Test authority", key(2)
 
 

@@ -18,7 +18,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.terminal import Terminal
 from tests.e2e.test_disconnect import wait_for_running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 PROMPT_TOKENS = 'cohort_tokens_total{kind="prompt"}'

@@ -19,7 +19,7 @@ from tests.hostile.case import KEY, VICTIM_KEY, Hostile, encoded, raw
 from tests.hostile.victim import Victims, victims
 from tests.hostile.wire import Answer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 KEYS = ["--api-key", KEY, "--api-key", VICTIM_KEY, "--metrics-key", "of-the-scraper"]
 

@@ -118,10 +118,11 @@ def test_what_does_not_run_is_found(checkout: Path, entry: str, complaint: str) 
     assert problem.startswith("it: ") and complaint in problem
 
 
-def test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout: Path) -> None:
+@pytest.mark.parametrize("report", promises.REPORTS)
+def test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout: Path, report: str) -> None:
     entry = "tests/test_it.py::test_skipped_by_fixture"
     assert found(checkout, entry) == []
-    command = [sys.executable, "-m", "pytest", "-q", "--junitxml=.reports/junit.xml", "tests/test_it.py"]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml=.reports/{report}", "tests/test_it.py"]
     subprocess.run(command, cwd=checkout, capture_output=True)
     [problem] = found(checkout, entry)
     assert "was skipped in the last run: it rains" in problem
@@ -129,7 +130,7 @@ def test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout
 
 
 def test_a_report_older_than_the_test_says_nothing(checkout: Path) -> None:
-    test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout)
+    test_a_skip_inside_a_fixture_is_found_in_the_report_of_the_last_run(checkout, promises.REPORTS[0])
     (checkout / "tests/test_it.py").write_text(TESTS.replace('pytest.skip("it rains")', "..."))
     assert found(checkout, "tests/test_it.py::test_skipped_by_fixture") == []
 

@@ -15,6 +15,8 @@ from tests.server.fakes import House, Script
 from tests.server.raw_http import STREAM, WHOLE, dial, post, send, serving, until
 from tests.server.test_lifecycle import Running, run
 
+pytestmark = pytest.mark.long
+
 
 def talks(size: int, count: int) -> Script:
     """So many deltas of so many characters, as quickly as they are taken."""

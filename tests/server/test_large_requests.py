@@ -20,6 +20,8 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from tests.server.fakes import House, error_of, events, spells
 
+pytestmark = pytest.mark.long
+
 COUNT = 400_000
 CASES: list[tuple[str, bytes, str]] = [
     ("/v1/completions", b'{"prompt":[1' + b',""' * COUNT + b"]}", "prompt.1"),

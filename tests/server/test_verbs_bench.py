@@ -21,6 +21,8 @@ from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.server.bench_fake import FakeServer
 
+pytestmark = pytest.mark.long
+
 SMALL = ["--requests", "4", "--concurrency", "2", "--prompt-tokens", "5", "--output-tokens", "3"]
 PNG = b"\x89PNG\r\n\x1a\n"
 

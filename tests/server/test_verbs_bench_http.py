@@ -15,6 +15,8 @@ from server.verbs.bench_load import Run, run
 from server.verbs.bench_stream import EventReader, Served
 from tests.server.bench_fake import Cut, FakeServer, every, whole
 
+pytestmark = pytest.mark.long
+
 # Self-signed for localhost and 127.0.0.1, until 2126; of use for nothing else.
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----

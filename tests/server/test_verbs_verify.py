@@ -20,6 +20,8 @@ from server.verbs import verify as verb
 from server.verbs import verify_view
 from tests.executors.llm.models import build
 
+pytestmark = pytest.mark.long
+
 SHAPES = (
     "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn",
     "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-window", "olmo2",

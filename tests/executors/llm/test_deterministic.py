@@ -16,7 +16,8 @@ from executors.llm.models.modules import ACTIVATIONS, STEADY_ACTIVATIONS
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import MODEL_CLASSES, SHAPES
 
-pytestmark = pytest.mark.timeout(180)  # threads that wait for each other on a busy machine
+# Threads wait for each other on a busy machine.
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 VOCABULARY = 517
 WIDE = {

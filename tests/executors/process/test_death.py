@@ -26,6 +26,8 @@ from tests.executors.process.helpers import (
     until,
 )
 
+pytestmark = pytest.mark.long
+
 
 async def outcome(executor: RemoteExecutor, *tokens: int) -> ExecutorDied:
     """How a step ended that must end with a death."""

@@ -42,6 +42,8 @@ from tests.executors.process.helpers import (
     title_of,
 )
 
+pytestmark = pytest.mark.long
+
 HANDLE = KvCacheHandle(5, (np.arange(3, dtype=np.int32),), 3)
 
 

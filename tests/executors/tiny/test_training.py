@@ -22,6 +22,8 @@ from executors.tiny.optimizer import orthogonalized
 from executors.tiny.tokenizer import render
 from executors.tiny.train import Recipe, Trainer, dealt, export
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def run_folder(tmp_path: Path, shipped_tokenizer: Tokenizer) -> Path:

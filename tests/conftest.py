@@ -1,6 +1,8 @@
 """What every test can rely on: no network look-ups, no settings leaking in, no GPU tests without a GPU."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ for name in [name for name in os.environ if name.startswith("COHORT_")]:
 # The time-out per test is pytest's; the examples are the same in every run.
 settings.register_profile("cohort", deadline=None, derandomize=True)
 settings.load_profile("cohort")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is gone was let go of: the garbage collector does not come."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,14 +14,6 @@ from server.chat.fence import FencedThreads
 
 class Body:
     """Something that can be watched."""
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from itertools import pairwise
@@ -19,6 +18,7 @@ from executors.contract import SampledToken
 from server.prompt_side import PromptSide
 from server.schemas.completions import CompletionRequest
 from tests.engine.text.kinds import trained
+from tests.loop_turns import LoopTurns
 from tests.server.test_fim import LINE_KINDS
 
 TEXT = "The quick brown fox (x, y) didn't\n    jump over two words"
@@ -75,17 +75,8 @@ async def test_ids_are_told_by_their_own_text(tmp_path: Path, kind: str) -> None
 async def test_others_run_while_a_long_prompt_is_told(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, "byte_level")
     ids = tokenizer.encode("The quick brown fox. " * 3000, False)
-    turns = 0
-
-    async def beat() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    beating = asyncio.create_task(beat())
     began = time.perf_counter()
-    await told(tokenizer, ids, tokenizer.decode(ids, False), len(ids))
-    beating.cancel()
+    async with LoopTurns() as turns:
+        await told(tokenizer, ids, tokenizer.decode(ids, False), len(ids))
     assert len(ids) > 10_000
-    assert turns > len(ids) / 1024, f"{turns} turns in {time.perf_counter() - began:.3f} s"
+    assert turns.count > len(ids) / 1024, f"{turns.count} turns in {time.perf_counter() - began:.3f} s"

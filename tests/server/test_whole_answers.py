@@ -16,6 +16,7 @@ from server.completion_choice import Choice
 from server.prompt_side import PromptSide
 from server.schemas.completions import CompletionRequest
 from server.whole import PiecedResponse, Room
+from tests.loop_turns import LoopTurns
 from tests.server.fakes import House, error_of, events, says
 
 ODD = 'He said: "a\\b"\n\u2028é 日本 👍🏽\x00<s>'
@@ -146,25 +147,16 @@ async def test_an_answer_takes_no_more_memory_than_one_of_its_choices() -> None:
 async def test_others_run_while_an_answer_is_sent() -> None:
     house = long_house(300_000)
     house.engine.script = says("a")
-    turns = 0
-
-    async def beat() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     async def turns_of(n: int) -> int:
-        before = turns
         body = {"prompt": "x" * 100_000, "n": n, "echo": True, "max_tokens": 0, "add_special_tokens": False}
-        assert (await sent(house, body))[0] == 200
-        return turns - before
+        async with LoopTurns() as turns:
+            assert (await sent(house, body))[0] == 200
+        return turns.count
 
-    beating = asyncio.create_task(beat())
     await turns_of(1)
     alone = await turns_of(1)
     many = await turns_of(64)
-    beating.cancel()
     assert many > 64, (alone, many)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ VOCAB = 264
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
     return load(byte_level(), tmp_path)
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def until_dead(*watched: weakref.ref[object]) -> None:

@@ -103,9 +103,7 @@ def _with_calls(
 def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
     """Adds the grammar of a schema; returns what stands for it."""
     name = f"f{function.place}"
-    param = f"tools.{function.place}.function.parameters"
-    check_size(schema, param)
-    parts[name] = json_part(closed_by_name(schema), param)
+    parts[name] = json_part(schema, f"tools.{function.place}.function.parameters")
     return f"@{name}"
 
 
@@ -115,8 +113,9 @@ def _schema(function: Function, by_schema: bool) -> dict[str, Any]:
         return {"type": "object"}
     if function.parameters is None:
         return _NO_ARGUMENTS
+    param = f"tools.{function.place}.function.parameters"
     if function.parameters.get("type", "object") != "object":
-        param = f"tools.{function.place}.function.parameters"
         message = f"Invalid value for '{param}': arguments are an object, so its 'type' should be 'object'."
         raise InvalidRequest(message, param=param, code="invalid_value")
-    return {**function.parameters, "type": "object"}
+    check_size(function.parameters, param)
+    return closed_by_name({**function.parameters, "type": "object"})

@@ -26,13 +26,21 @@ _CONDITIONS = frozenset(
 
 
 def closed_by_name(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with `additionalProperties: false` in each object that names properties and says nothing of others.
+    """The schema with `additionalProperties: false` in each object that names properties and says nothing of others. Without any
+    properties only the outermost is closed: a function without parameters. Further in it is how some write any object.
 
     All that the result allows, the schema allows too. Where that, or that the result allows anything, takes more than a look at
     each object by itself (conditions, `oneOf`, subschemas that describe one object together, required names that are not among
     the properties), the schema is returned as it is. Does not modify `schema`, which should have passed `check_size`.
     """
-    return _closed(schema) if _each_stands_alone(schema) else schema
+    if not _each_stands_alone(schema):
+        return schema
+    closed: dict[str, Any] = _closed(schema)
+    return (
+        {**closed, "additionalProperties": False}
+        if schema.get("properties") == {} and _is_open(closed)
+        else closed
+    )
 
 
 def _each_stands_alone(node: Any) -> bool:
@@ -84,6 +92,6 @@ def _closed(node: Any) -> Any:
             copy[name] = {key: _closed(one) for key, one in value.items()}
         else:
             copy[name] = value if name in _DATA else _closed(value)
-    if _is_open(node):
+    if node.get("properties") and _is_open(node):
         copy["additionalProperties"] = False
     return copy

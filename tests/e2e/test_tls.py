@@ -24,7 +24,7 @@ from tests.e2e.server_process import ServerProcess, run_until_exit
 
 pytestmark = pytest.mark.long
 
-AUTHORITY, LEAF = "Test authority", key(2)
+AUTHORITY = "Test authority"
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     hosts = ("localhost", "127.0.0.1")
     return Files(
         authority=write("ca.pem", certificate(AUTHORITY, key(1), AUTHORITY, key(1), None)),
-        server=write("server.pem", certificate("localhost", LEAF, AUTHORITY, key(1), hosts)),
-        client=write("client.pem", certificate("a client", LEAF, AUTHORITY, key(1), ())),
-        key=write("key.pem", LEAF.pem()),
+        server=write("server.pem", certificate("localhost", key(2), AUTHORITY, key(1), hosts)),
+        client=write("client.pem", certificate("a client", key(2), AUTHORITY, key(1), ())),
+        key=write("key.pem", key(2).pem()),
         other_key=write("other.pem", key(1).pem()),
     )
 
@@ -141,7 +141,7 @@ def test_clients_must_show_a_certificate(files: Files, tokenizer_dir: Path, tmp_
         with pytest.raises((httpx.TransportError, ssl.SSLError)):
             httpx.get(f"{server.url}/v1/models", verify=files.client_context())
         stranger = tmp_path / "stranger.pem"
-        stranger.write_text(certificate("a stranger", LEAF, "Another", key(3), ()))
+        stranger.write_text(certificate("a stranger", key(2), "Another", key(3), ()))
         with pytest.raises((httpx.TransportError, ssl.SSLError)):
             httpx.get(f"{server.url}/v1/models", verify=files.client_context(shows=str(stranger)))
         environ = {

@@ -24,6 +24,10 @@ CLOSED = {**NAMED, "additionalProperties": False}
     [
         (NAMED, CLOSED),
         ({"type": "object", "properties": {}}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        (
+            {"properties": {"a": {"type": "object", "properties": {}}}},
+            {"properties": {"a": {"type": "object", "properties": {}}}, "additionalProperties": False},
+        ),
         ({**NAMED, "required": ["a"]}, {**CLOSED, "required": ["a"]}),
         ({"type": "array", "items": NAMED}, {"type": "array", "items": CLOSED}),
         ({"prefixItems": [NAMED]}, {"prefixItems": [CLOSED]}),

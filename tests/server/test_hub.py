@@ -17,6 +17,8 @@ from server.hub import HubError, HubModel, fetch, hub_name
 from server.hub.files import small_files, weight_files
 from tests.server.fake_hub import COMMIT, FakeHub, sha256
 
+pytestmark = pytest.mark.long
+
 NAME = "acme/random-1m"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 SMALL = ["chat_template.jinja", "config.json", "model.safetensors.index.json", "tokenizer.json"]

@@ -26,6 +26,8 @@ from tests.engine.text import kinds
 from tests.engine.text.kinds import KINDS
 from tests.executors.process.helpers import state_of
 
+pytestmark = pytest.mark.long
+
 WIDTH = 1024
 
 

@@ -19,6 +19,8 @@ from benchmarks.peers.servers import Side
 from benchmarks.shapes import SHAPES, matrix_flops
 from server.verbs.bench_workloads import WORKLOADS
 
+pytestmark = pytest.mark.long
+
 LIMITS = {"read_gb_per_s": 50.0, "bf16_gflop_per_s": 1000.0}
 BIG = "qwen3-0.6b"
 

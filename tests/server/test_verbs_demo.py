@@ -22,6 +22,8 @@ from server.verbs.demo_text import marks_for, row_of
 from server.verbs.demo_view import PlainView, TerminalView, frame
 from tests.server.demo_fake import FakeOwn
 
+pytestmark = pytest.mark.long
+
 FINE = marks_for("utf-8")
 
 

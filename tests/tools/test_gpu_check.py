@@ -177,6 +177,7 @@ def test_how_a_part_ends(name: str, state: State, words: str, tmp_path: Path) ->
         assert "the last words" in outcome.detail
 
 
+@pytest.mark.long
 def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     options = Options("cpu")
     launcher = Launcher(options, tmp_path, environment(options, None))
@@ -265,6 +266,7 @@ SAYS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
     env = {**environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -182,6 +182,7 @@ print(len(found), *found)
 
 
 @with_compiler
+@pytest.mark.long
 def test_two_processes_at_once_share_torchs_openmp(isa: Isa, cache: Path, source: Path) -> None:
     begin = str(time.time() + 2.0)
     children = [

@@ -21,6 +21,8 @@ from executors.llm.models.config import read_config
 from executors.llm.models.decoder import Decoder
 from executors.llm.weights import INDEX
 
+pytestmark = pytest.mark.long
+
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
     "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,

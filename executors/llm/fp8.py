@@ -85,9 +85,10 @@ def widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return x.float() * scales
 
 
-_NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
-"""What cuBLASLt says, before it launches anything, of sizes for which it has no kernel with scales per row: pytorch/ao#4582 has
-9,216 columns and at most 256 rows on an H100. With one scale for all it has one; ours are then applied to its float32 result."""
+_NO_KERNEL = ("CUBLAS_STATUS_NOT_SUPPORTED", "only supports per-tensor scaling")
+"""What is said, before anything is launched, where there is no kernel with scales per row: by cuBLASLt of some sizes
+(pytorch/ao#4582 has 9,216 columns and at most 256 rows on an H100), by torch before 2.13 of all on a CPU. With one scale for all
+there is one; ours are then applied to its float32 result."""
 _REFUSED: set[tuple[int, int, int]] = set()
 """(rows of x, rows, columns) of those met."""
 
@@ -167,7 +168,7 @@ class Fp8Weight:
                 ).to(dtype)  # fmt: skip
                 return out if fused or bias is None else out + bias
             except RuntimeError as error:
-                if _NO_KERNEL not in str(error):
+                if not any(said in str(error) for said in _NO_KERNEL):
                     raise
                 _REFUSED.add(sizes)
         one = torch.ones((), dtype=torch.float32, device=data.device)

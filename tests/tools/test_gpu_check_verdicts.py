@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import check_kernels, serving, shapes
+from tools.gpu_check import check_kernels, check_tests, serving, shapes
 from tools.gpu_check.check_agreement import as_meant
 from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, Options
 from tools.gpu_check.record import Outcome, Record, State
 from tools.gpu_check.serving import Setup
+from tools.gpu_check.timing import Limits
 
 GOOD = ["attention: cohort-triton", "graphs: 41 of 41 captured", "sampling: on the device, triton", "more"]
 
@@ -117,6 +119,40 @@ def test_limits_leave_room_for_a_cold_start_and_each_part_fits_a_call() -> None:
         assert part.least < part.limit < BUDGET
     assert DEVICE.limit >= 120
     assert sum(part.least for part in PARTS) < 2 * BUDGET
+
+
+def test_torchs_attention_fails_only_after_all_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours ends the part at once: behind an illegal access nothing can be measured."""
+    measured: list[str] = []
+    broken = "triton"
+
+    def attend(bench: Any, name: str, backend: str, *rest: Any) -> float:
+        if backend == broken:
+            raise RuntimeError("no valid execution plans")
+        return 0.5
+
+    monkeypatch.setattr(check_kernels, "_attend", attend)
+    monkeypatch.setattr(check_kernels, "_fused", lambda bench: measured.append("fused"))
+    monkeypatch.setattr(check_kernels.check_sampling, "measure", lambda *given: measured.append("sampling"))
+    monkeypatch.setattr(check_kernels.interpreted, "prepare", lambda: None)
+    monkeypatch.setattr(check_kernels, "measure_limits", lambda *given: Limits(1.0, 1.0))
+    found: dict[str, Any] = {}
+    with pytest.raises(RuntimeError, match="execution plans"):
+        check_kernels.run(Options(device="cpu", tiny=False), found.update)
+    assert not measured
+    broken = "torch"
+    with pytest.raises(RuntimeError, match="execution plans"):
+        check_kernels.run(Options(device="cpu", tiny=False), found.update)
+    assert measured == ["fused", "sampling"]
+    assert found["kernels"]["attention, torch, pages of 16"]["failed"] == "no valid execution plans"
+
+
+def test_a_test_that_hangs_in_the_device_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A signal's handler waits for the call to return. Alone, ending the process would take the report along."""
+    for processes, beside in ((16, True), (1, False)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=processes: count)
+        words = check_tests.command(Options(device="cuda"), tmp_path / "junit.xml")
+        assert ("timeout_method=thread" in words) is ("-n" in words) is beside
 
 
 @pytest.mark.parametrize(("num_bytes", "copies"), [(1, 128), (4 << 20, 64), (100 << 20, 4), (1 << 30, 4)])

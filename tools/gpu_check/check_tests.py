@@ -37,7 +37,9 @@ def command(options: Options, report: Path) -> list[str]:
     named = [word for plugin in _PLUGINS for word in ("-p", plugin)]
     processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2)
     if importlib.util.find_spec("xdist") and processes > 1 and not options.tiny:
-        named += ["-p", _XDIST, "-n", str(processes)]
+        # By a thread: a signal's handler waits for the call of CUDA's that hangs. It ends the process, which is replaced; without
+        # others beside it the report would be gone with it.
+        named += ["-p", _XDIST, "-n", str(processes), "-o", "timeout_method=thread"]
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
         # The slow ones compile every kernel for another machine's sake: `make gpu-compile`.

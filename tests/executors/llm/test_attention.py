@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,18 @@ def test_torch_where_the_kernel_has_no_code_or_is_not_wanted() -> None:
         choose_attention(spec(4, 2, 64, BF16), "torch"),
     ):
         assert chosen.note == "attention: torch (gathers KV before each call)"
+
+
+@pytest.mark.parametrize("past", [130, 137, 2000])
+def test_masks_begin_where_a_gpus_kernels_can_read_them(past: int) -> None:
+    """A slice of the band begins at any address, and they read 16 bytes at a time. The same values on a CPU, without a copy."""
+    on_cpu = TorchAttention()._causal_mask(9, past, past + 9, spec(4, 2, 64, BF16))
+    elsewhere = replace(spec(4, 2, 64, BF16), device=torch.device("meta"))
+    mask = TorchAttention()._causal_mask(9, past, past + 9, elsewhere)
+    assert mask.storage_offset() == 0 and mask.is_contiguous() and mask.shape == on_cpu.shape
+    query, key = torch.arange(9)[:, None], torch.arange(past + 9)
+    assert torch.equal(on_cpu[0, 0] == 0, key <= past + query)
+    assert on_cpu.storage_offset() > 0
 
 
 async def test_without_a_compiler_it_is_torch_and_said(

@@ -17,7 +17,7 @@ from server import http_upgrade
 from server.body_budget import BodyBudget, Flow
 from server.errors import http_error_response
 from server.listener import SPARE_CONNECTIONS
-from server.middleware import PROBES, new_request_id
+from server.middleware import PROBES, RESPONSE_ID, new_request_id
 from server.unread import unread_bytes
 
 log = structlog.get_logger("server")
@@ -364,9 +364,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def owes_an_answer(self) -> bool:
-        """True while a client is to get the rest of an answer that has begun."""
-        begun = self._busy and self._active is not None and self._active.response_started
-        return begun or self.transport.get_write_buffer_size() > 0
+        """True while a client is to get an answer, or the rest of one, to a call that was taken in. The engine may be done with
+        it before the first byte is sent."""
+        active = self._active if self._busy else None
+        taken = active is not None and (active.response_started or RESPONSE_ID in active.scope)
+        return taken or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         """Say so and close: once what came before has its answer, and unless that would break into an answer to this one."""

@@ -121,7 +121,12 @@ class BodyLimit:
         size = 0
         for name, value in scope["headers"]:
             size += len(name) + len(value)
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+            # Any number of zeros may stand in front, and Python refuses to read thousands of digits.
+            if (
+                name == b"content-length"
+                and value.isdigit()
+                and int(value.lstrip(b"0")[:20] or 0) > self._max_bytes
+            ):
                 await self._refuse(413, self._message, scope, receive, send)
                 return
         if size > MAX_HEADER_BYTES:

@@ -31,6 +31,8 @@ __all__ = ["Generation", "TextDelta", "TextEngine", "TextRequest", "TokenText", 
 
 _CONTEXT = 32
 """Tokens of the prompt that decide how its continuation is decoded."""
+MAX_SETTING_IDS = 2**20
+"""Token ids in `bad_words`, `logit_bias` and `allowed_token_ids`, times the choices of a call: a tenth of a second's work."""
 _SEED_BITS = 53
 """Of minted seeds: clients send them back, and JavaScript rounds larger numbers."""
 
@@ -153,6 +155,7 @@ class Generation:
     def _submit(self) -> None:
         """Queue all choices, or none: an error takes back those queued before it."""
         try:
+            self._check_volume()
             n, before = self.request.n, self._equal_before()
             for prompt_number, prompt in enumerate(self.request.prompts):
                 ids, first = np.array(prompt, np.int32), prompt_number * n
@@ -162,6 +165,19 @@ class Generation:
         except EngineError:
             self._abort()
             raise
+
+    def _check_volume(self) -> None:
+        """Each choice carries its own copy of these, and each of their ids is looked at for each. Raises InvalidRequest."""
+        asked = self.request
+        sizes = {
+            "bad_words": sum(map(len, asked.bad_words)),
+            "logit_bias": len(asked.logit_bias),
+            "allowed_token_ids": len(asked.allowed_token_ids or ()),
+        }
+        if sum(sizes.values()) * asked.n * len(asked.prompts) > MAX_SETTING_IDS:
+            param = max(sizes, key=lambda name: sizes[name])
+            message = f"The token ids of '{param}' times the choices may be at most {MAX_SETTING_IDS}; ask for fewer of one."
+            raise InvalidRequest(message, param=param, code="invalid_value")
 
     def _equal_before(self) -> list[int]:
         """Of each prompt, how many before it are the same: with one seed for all they would say the same, and who sends a prompt

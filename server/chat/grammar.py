@@ -9,7 +9,7 @@ auto and response_format           what it says, or calls
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import InvalidRequest
@@ -22,7 +22,7 @@ from server.chat.tools.notation import ToolNotation
 from server.structured.closing import closed_by_name
 from server.structured.compose import alone, compose
 from server.structured.forms import Constraint, json_part
-from server.structured.schemas import check_size
+from server.structured.schemas import MAX_GRAMMAR_LENGTH, check_size, refusal
 
 ANSWER = "answer"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -87,6 +87,7 @@ def _with_calls(
     answer: str, tools: ToolNotation, choice: ToolChoice, lark: Lark, parts: dict[str, Mapping[str, Any]]
 ) -> str:
     """An expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
+    _check_sizes([one for one in choice.functions if choice.forced or one.strict])
     schemas = {one: _schema(one, choice.forced or one.strict) for one in choice.functions}
     if answer and isinstance(tools, Llama3Json):
         calls = [_part(parts, one, tools.as_schema(one.name, schema)) for one, schema in schemas.items()]
@@ -98,6 +99,17 @@ def _with_calls(
     if answer:
         return f"{answer} | {tools.calls(lark, rules, choice.several)}"
     return tools.calls_in_text(lark, rules, choice.several)
+
+
+def _check_sizes(functions: Sequence[Function]) -> None:
+    """Raises InvalidRequest for schemas that are too large, one by one or together, before they are gone through."""
+    size = 0
+    for one in functions:
+        size += check_size(one.parameters, f"tools.{one.place}.function.parameters")
+        if size > MAX_GRAMMAR_LENGTH:
+            raise refusal(
+                "tools", f"the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters"
+            )
 
 
 def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
@@ -117,5 +129,4 @@ def _schema(function: Function, by_schema: bool) -> dict[str, Any]:
     if function.parameters.get("type", "object") != "object":
         message = f"Invalid value for '{param}': arguments are an object, so its 'type' should be 'object'."
         raise InvalidRequest(message, param=param, code="invalid_value")
-    check_size(function.parameters, param)
     return closed_by_name({**function.parameters, "type": "object"})

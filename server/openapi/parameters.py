@@ -64,7 +64,7 @@ PARAMETERS: dict[str, Parameter] = {
     "min_tokens": Parameter("vLLM", "0", "Tokens before an end token or stop string may end the answer."),
     "n": Parameter("OpenAI", "1", "Choices per prompt."),
     "best_of": Parameter("OpenAI", "n", "Generate so many choices per prompt and return the n likeliest per token."),
-    "stop": Parameter("OpenAI", "none", "Strings at which the answer ends; they are not part of it."),
+    "stop": Parameter("OpenAI", "none", "Strings at which the answer ends, in calls too; not part of it."),
     "stop_token_ids": Parameter("vLLM", "none", "Token ids at which the answer ends."),
     "include_stop_str_in_output": Parameter("vLLM", "false", "Whether the stop string is part of the answer."),
     "ignore_eos": Parameter("vLLM", "false", "Go on past the model's end tokens."),
@@ -107,7 +107,7 @@ PARAMETERS: dict[str, Parameter] = {
     # how to run
     "priority": Parameter("vLLM", "0", "Lower comes first. An error unless the server runs with --scheduling-policy priority."),
     "deadline_ms": Parameter(
-        "Cohort", "none", "Milliseconds until it must have begun: 429 where the queue is longer, or when they are over."
+        "Cohort", "none", "Milliseconds it may wait in the queue: 429 where that is longer, or when they are over."
     ),
     "cache_salt": Parameter(
         "vLLM", "none", "Only requests with the same salt share KV of a common prefix, so that times tell nobody else."

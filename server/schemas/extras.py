@@ -283,10 +283,17 @@ def _refuse_unless_neutral(name: str, param: str, value: Any, neutral: Values) -
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
 
 
+def _plain(name: str) -> str:
+    """As it is however words are joined: `maxTokens`, `max-tokens` and `MAX_TOKENS` are `max_tokens`."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
 def _refuse_misspelt(name: str, param: str, known: Iterable[str]) -> None:
     if len(name) > _MAX_FUZZY_LENGTH:
         return
-    if near := difflib.get_close_matches(name, list(known), n=1, cutoff=0.85):
+    names = list(known)
+    near = [one for one in names if _plain(one) == _plain(name)]
+    if near := near or difflib.get_close_matches(name, names, n=1, cutoff=0.85):
         message = f"Unknown parameter '{param}'. Did you mean '{near[0]}'?"
         raise InvalidRequest(message, param=param, code="unknown_parameter")
 

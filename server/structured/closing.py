@@ -53,7 +53,7 @@ def _each_stands_alone(node: Any) -> bool:
         return False
     if "allOf" in node and not (isinstance(node["allOf"], list) and len(node["allOf"]) == 1):
         return False
-    if _is_open(node) and not _has_what_it_needs(node):
+    if _is_open(node) and (not _has_what_it_needs(node) or _lists_objects(node)):
         return False
     return all(map(_each_stands_alone, _children(node)))
 
@@ -67,7 +67,14 @@ def _has_what_it_needs(node: dict[str, Any]) -> bool:
     names, required, least = node["properties"], node.get("required", []), node.get("minProperties", 0)
     if not isinstance(names, dict) or not isinstance(required, list) or not isinstance(least, int):
         return False  # which the compiler refuses, in the words of the schema as it was sent
+    names = {name for name, schema in names.items() if schema is not False}
     return all(isinstance(one, str) and one in names for one in required) and least <= len(names)
+
+
+def _lists_objects(node: dict[str, Any]) -> bool:
+    """Whether the values themselves are given, which may have names that the properties do not."""
+    values = node.get("enum")
+    return "const" in node or (isinstance(values, list) and any(isinstance(one, dict) for one in values))
 
 
 def _children(node: dict[str, Any]) -> list[Any]:

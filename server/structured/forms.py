@@ -31,7 +31,8 @@ _WHITESPACE_PATTERN = re.compile(
 )
 """Regular expressions that match nothing but JSON's blanks. Of a class, the whole is looked at, so that none is negated."""
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
-_TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]]*\btemperature\s*=", re.MULTILINE)
+_TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\[]*\btemperature\s*=", re.MULTILINE)
+# Without a second "[" in it: else each line that has one would be read to the end of the text, seconds of a grammar of 64 KiB.
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 

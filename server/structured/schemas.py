@@ -22,6 +22,8 @@ from server.schemas.structured import MAX_CONSTRAINT_BYTES
 MAX_DEPTH = 100
 """Objects and lists in each other; a nested object of a schema takes two."""
 MAX_ENUM_ENTRIES = 1024
+MAX_GRAMMAR_LENGTH = 512 * 1024
+"""Characters, of all the parts that a grammar is composed of."""
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -34,8 +36,9 @@ _NOTES = frozenset({"password", "binary", "path", "file-path", "directory-path"}
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def check_size(value: Any, param: str) -> None:
-    """Raises InvalidRequest if JSON data is too large or too deep. Stops at the limit, however large the data is."""
+def check_size(value: Any, param: str) -> int:
+    """About how many bytes JSON data has. Raises InvalidRequest if it is too large or too deep. Stops at the limit, however
+    large the data is."""
     size, waiting = 0, [(value, 1)]
     while waiting:
         node, depth = waiting.pop()
@@ -57,6 +60,7 @@ def check_size(value: Any, param: str) -> None:
             size += 1
         if size > MAX_CONSTRAINT_BYTES:
             raise refusal(param, f"it should have at most {MAX_CONSTRAINT_BYTES} bytes")
+    return size
 
 
 def prepared_schema(schema: dict[str, Any], param: str, closed: bool = False) -> dict[str, Any]:

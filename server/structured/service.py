@@ -10,13 +10,10 @@ from executors.contract import ExecutorError
 from server.schemas.structured import StructuredFields
 from server.structured.compose import alone
 from server.structured.forms import constraint_of
+from server.structured.schemas import MAX_GRAMMAR_LENGTH
 
 if TYPE_CHECKING:
     from server.state import ServedModel, ServerState
-
-
-MAX_GRAMMAR_LENGTH = 512 * 1024
-"""Characters, of all the parts that a grammar is composed of."""
 
 
 @dataclass(frozen=True, slots=True)

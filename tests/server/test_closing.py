@@ -65,6 +65,10 @@ def test_what_names_its_properties_is_closed(schema: dict[str, Any], closed: dic
         {"oneOf": [NAMED, {"properties": {"b": {}}}]},
         {"if": NAMED, "then": {"required": ["b"]}},
         {"properties": {"deep": {"items": {"not": NAMED}}}},
+        {**NAMED, "enum": [{"a": "x", "b": 1}, {"a": "y"}]},
+        {"items": {**NAMED, "const": {"b": 1}}},
+        {"properties": {"a": False}, "minProperties": 1},
+        {"properties": {"a": False}, "required": ["a"]},
         {"properties": 3},
         {"properties": {}, "required": "b"},
         {"properties": {}, "required": [["b"]]},
@@ -85,6 +89,8 @@ def test_what_a_closed_schema_lets_a_model_write_fits_the_schema_that_was_sent()
             continue
         grammar = json.dumps({"grammars": [{"name": "start", **json_part(ready, "p")}]})
         if LLMatcher.validate_grammar(grammar, tokenizer):
+            open_ = json.dumps({"grammars": [{"name": "start", **json_part(schema, "p")}]})
+            assert LLMatcher.validate_grammar(open_, tokenizer), schema
             continue
         closed += 1
         text = an_answer(LLMatcher(tokenizer, grammar), tokenizer, random.Random(seed))

@@ -195,6 +195,13 @@ def test_no_whitespace() -> None:
     assert error.param == "structured_outputs.whitespace_pattern"
 
 
+def test_a_grammar_of_brackets_is_read_once() -> None:
+    """Each opens what could be a rule's attributes: were each followed to the end of the text, it would take 15 s."""
+    began = time.thread_time()
+    assert "lark_grammar" in outputs(grammar="a[\n" * 21_845)
+    assert time.thread_time() - began < 1
+
+
 def test_disable_additional_properties() -> None:
     schema = {
         "type": "object",

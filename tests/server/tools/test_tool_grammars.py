@@ -9,6 +9,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from engine.errors import InvalidRequest
+from server.chat import grammar
 from server.chat.grammar import chat_grammar
 from server.chat.notation import ModelNotation
 from server.chat.reasoning import REASONING, Place
@@ -227,6 +229,16 @@ def test_arguments_have_the_names_that_the_schema_knows(kind: str) -> None:
             check = Checker(kind, None, mode, functions=functions)
             assert check(calls_of(kind, ("f", PARIS))) == "yes"
             assert check(calls_of(kind, ("f", more))) == taken
+
+
+def test_schemas_are_summed_before_they_are_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {"type": "object", "properties": {"a": {"type": "integer", "x": [1] * 32_000}}}
+    functions = tuple(Function(place, f"f{place}", large, False) for place in range(34))
+    walked = []
+    monkeypatch.setattr(grammar, "closed_by_name", lambda schema: walked.append(1) or schema)
+    with pytest.raises(InvalidRequest, match="the schemas of a request") as caught:
+        chat_grammar(ToolChoice("required", functions), None, ModelNotation(Hermes("hermes")), Place.AFTER)
+    assert caught.value.param == "tools" and not walked
 
 
 def test_free_answers_have_no_grammar() -> None:

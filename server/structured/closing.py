@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_DATA = frozenset({"enum", "const", "default", "examples", "example"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+from server.structured.schemas import DATA, MAPS
+
 _TOGETHER = frozenset({"$ref", "allOf", "anyOf"})
 """What says something of the same object as the keywords beside it."""
 _OF_OBJECTS = frozenset(
@@ -36,11 +36,9 @@ def closed_by_name(schema: dict[str, Any]) -> dict[str, Any]:
     if not _each_stands_alone(schema):
         return schema
     closed: dict[str, Any] = _closed(schema)
-    return (
-        {**closed, "additionalProperties": False}
-        if schema.get("properties") == {} and _is_open(closed)
-        else closed
-    )
+    if schema.get("properties") == {}:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _each_stands_alone(node: Any) -> bool:
@@ -81,9 +79,9 @@ def _children(node: dict[str, Any]) -> list[Any]:
     """Schemas and lists of schemas in a schema."""
     found: list[Any] = []
     for name, value in node.items():
-        if name in _MAPS and isinstance(value, dict):
+        if name in MAPS and isinstance(value, dict):
             found.extend(value.values())
-        elif name not in _DATA:
+        elif name not in DATA:
             found.append(value)
     return found
 
@@ -95,10 +93,10 @@ def _closed(node: Any) -> Any:
         return node
     copy: dict[str, Any] = {}
     for name, value in node.items():
-        if name in _MAPS and isinstance(value, dict):
+        if name in MAPS and isinstance(value, dict):
             copy[name] = {key: _closed(one) for key, one in value.items()}
         else:
-            copy[name] = value if name in _DATA else _closed(value)
+            copy[name] = value if name in DATA else _closed(value)
     if node.get("properties") and _is_open(node):
         copy["additionalProperties"] = False
     return copy

@@ -31,8 +31,8 @@ _WHITESPACE_PATTERN = re.compile(
 )
 """Regular expressions that match nothing but JSON's blanks. Of a class, the whole is looked at, so that none is negated."""
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
-_TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\[]*\btemperature\s*=", re.MULTILINE)
-# Without a second "[" in it: else each line that has one would be read to the end of the text, seconds of a grammar of 64 KiB.
+_ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[", re.MULTILINE)
+_TEMPERATURE = re.compile(r"\btemperature\s*=")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
@@ -121,13 +121,28 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
         return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, asked.choice))})
     if asked.grammar is not None:
         _check_bytes(asked.grammar, param)
-        if _TEMPERATURE.search(asked.grammar):  # the compiler takes it, and nobody would act on it
+        if _gives_temperature(asked.grammar):  # the compiler takes it, and nobody would act on it
             raise refusal(param, "a rule's 'temperature' is not supported")
         key = "gbnf_grammar" if _GBNF_RULE.search(asked.grammar) else "lark_grammar"
         return Constraint(param, {key: asked.grammar})
     schema = {"type": "object"} if asked.json_ is None else _schema(asked.json_, param)
     closed = bool(asked.disable_additional_properties)
     return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(asked)))
+
+
+def _gives_temperature(grammar: str) -> bool:
+    """Whether a rule of Lark's has the attribute. One expression for both would read to the end of the text for each "[" that
+    nothing closes: 15 s of a grammar of 64 KiB. From one "]" to the next only the first "[" needs to be looked at."""
+    begin = 0
+    while begin < len(grammar):
+        end = grammar.find("]", begin)
+        end = len(grammar) if end < 0 else end
+        if (opened := _ATTRIBUTES.search(grammar, begin, end)) and _TEMPERATURE.search(
+            grammar, opened.end(), end
+        ):
+            return True
+        begin = end + 1
+    return False
 
 
 def _value(asked: StructuredOutputs, name: str) -> Any:

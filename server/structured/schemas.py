@@ -27,8 +27,8 @@ MAX_GRAMMAR_LENGTH = 512 * 1024
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_DATA = frozenset({"enum", "const", "default", "examples", "example"})
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _OLD = frozenset({"divisibleBy", "extends", "disallow"})
 """Of JSON schema draft 3, unknown to later ones: whoever sends them believes that they count."""
 _NOTES = frozenset({"password", "binary", "path", "file-path", "directory-path"})
@@ -134,9 +134,9 @@ class _Walk:
         return copy
 
     def _keyword(self, name: str, value: Any) -> Any:
-        if name in _DATA:
+        if name in DATA:
             return value
-        if name in _MAPS and isinstance(value, dict):
+        if name in MAPS and isinstance(value, dict):
             return {key: self.schema(one) for key, one in value.items()}
         return self.schema(value)
 

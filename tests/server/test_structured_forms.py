@@ -240,6 +240,8 @@ def test_there_is_nothing_to_fall_back_to(value: bool) -> None:
         ({"grammar": "é" * (MAX_CONSTRAINT_BYTES // 2 + 1)}, "structured_outputs.grammar"),
         ({"grammar": ""}, "structured_outputs.grammar"),
         ({"grammar": "start: a\na[lazy, temperature=0.5]: /x/"}, "structured_outputs.grammar"),
+        ({"grammar": 'start: a\na[stop="[",\n temperature = 0.5]: /x/'}, "structured_outputs.grammar"),
+        ({"grammar": "start: a /[x]/\na[lazy]: /x/\nb[temperature=1]: /y/"}, "structured_outputs.grammar"),
         ({"choice": []}, "structured_outputs.choice"),
         ({"choice": ["a"] * 1025}, "structured_outputs.choice"),
         ({"choice": ["x" * 1000] * 100}, "structured_outputs.choice"),

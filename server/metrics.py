@@ -49,7 +49,7 @@ class Metrics(Observer):
         self.registry = CollectorRegistry(auto_describe=False)
         self._ttft = Histogram(
             "cohort_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "From when a request's body is there to its first token.",
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
@@ -61,7 +61,7 @@ class Metrics(Observer):
         )
         self._e2e = Histogram(
             "cohort_e2e_request_latency_seconds",
-            "From a request's arrival to its end.",
+            "From when a request's body is there to its end.",
             buckets=_E2E_BUCKETS,
             registry=self.registry,
         )

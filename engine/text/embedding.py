@@ -31,6 +31,8 @@ class EmbeddingRequest:
     tenant: str = ""
     deadline_ms: int | None = None
     """As in `TextRequest`."""
+    arrival_time: float | None = None
+    """As in `TextRequest`."""
 
 
 class Embedder:
@@ -42,7 +44,9 @@ class Embedder:
         self._mailbox = Mailbox()
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by the number of their prompt."""
-        self._deadline = None if request.deadline_ms is None else core.clock() + request.deadline_ms / 1000
+        self._arrived = core.clock() if request.arrival_time is None else request.arrival_time
+        wait = request.deadline_ms
+        self._deadline = None if wait is None else self._arrived + wait / 1000
         self.cached_tokens = 0
         """Of all prompts, found in the prefix cache."""
 
@@ -72,7 +76,7 @@ class Embedder:
             np.array(ids, np.int32),
             SamplingParams(),
             max_tokens=1,
-            arrival_time=self._core.clock(),
+            arrival_time=self._arrived,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             tenant=asked.tenant,

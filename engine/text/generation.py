@@ -82,7 +82,10 @@ class TextRequest:
     tenant: str = ""
     """As in `engine.request.Request`."""
     deadline_ms: int | None = None
-    """Milliseconds from now by which the request must have begun to be computed."""
+    """Milliseconds from its arrival by which the request must have begun to be computed."""
+    arrival_time: float | None = None
+    """When the call came, in seconds of the engine's clock, for what it took to make this of it; None: now. Deadlines and the
+    times that are measured count from then."""
     grammar: str | None = None
     """As in `engine.request.Request`; best made known by `TextEngine.prepare_grammar` before."""
     prompt_logprobs: int | None = None
@@ -195,6 +198,7 @@ class Generation:
         self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int, chosen_before: int
     ) -> Request:
         asked = self.request
+        arrived = self._core.clock() if asked.arrival_time is None else asked.arrival_time
         max_tokens = asked.max_tokens
         if max_tokens is None:
             room = self._core.max_model_len - len(ids)
@@ -224,11 +228,11 @@ class Generation:
             sampling,
             max_tokens,
             self._stop_token_ids,
-            self._core.clock(),
+            arrived,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             tenant=asked.tenant,
-            deadline=None if asked.deadline_ms is None else self._core.clock() + asked.deadline_ms / 1000,
+            deadline=None if asked.deadline_ms is None else arrived + asked.deadline_ms / 1000,
             grammar=asked.grammar,
             prompt_logprobs=None if choice else asked.prompt_logprobs,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -33,6 +35,9 @@ _INLINE_BODY_BYTES = 64 * 1024
 _PARSE_DEADLINE = 5.0
 """Seconds. The largest bodies take less than one."""
 
+ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
+"""When the body of the call was there, in seconds of the engine's clock."""
+
 
 def state_of(request: Request) -> ServerState:
     """The server's state, as a dependency."""
@@ -44,6 +49,7 @@ async def read(request: Request, model: type[Model]) -> Model:
     """The validated body; a large one is parsed on a thread. What it holds that has no effect is left in the scope, for the
     response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported."""
     body = await request.body()
+    ARRIVED.set(time.monotonic())
     if len(body) <= _INLINE_BODY_BYTES:
         parsed, request.scope[IGNORED] = _parse(model, body)
         return parsed
@@ -188,6 +194,7 @@ def text_request(
         cache_salt=cache_salt(model, fields.cache_salt),
         tenant=TENANT.get(),
         deadline_ms=fields.deadline_ms,
+        arrival_time=ARRIVED.get(),
         grammar=grammar,
         prompt_logprobs=prompt_logprobs,
         shown_special=shown_special,

@@ -18,7 +18,7 @@ from engine.text.generation import Usage
 from server.auth import TENANT
 from server.middleware import RESPONSE_ID
 from server.prompts import input_ids, truncation_of
-from server.routes.common import cache_salt, json_response, new_id, read, state_of
+from server.routes.common import ARRIVED, cache_salt, json_response, new_id, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 from server.streaming import while_connected
@@ -73,6 +73,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         cache_salt(model, body.cache_salt),
         TENANT.get(),
         body.deadline_ms,
+        ARRIVED.get(),
     )
 
 

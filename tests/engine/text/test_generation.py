@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ContextLengthExceeded, ExecutorFailed
+from engine.errors import ContextLengthExceeded, DeadlinePassed, ExecutorFailed
+from engine.request import Observer
+from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
 from executors.contract import SamplingParams
@@ -52,6 +54,39 @@ async def test_text_equals_the_whole_decoded(tokenizer: Tokenizer) -> None:
     }
     assert last[0].finish_reason == "length"
     assert (generation.usage.prompt_tokens, generation.usage.completion_tokens) == (2, 20)
+
+
+class _Times(Observer):
+    """Keeps what a call took."""
+
+    def __init__(self) -> None:
+        self.ttft: list[float] = []
+        self.e2e: list[float] = []
+
+    def first_token(self, ttft: float) -> None:
+        self.ttft.append(ttft)
+
+    def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
+        self.e2e.append(e2e)
+
+
+async def test_times_and_deadlines_count_from_a_calls_arrival(tokenizer: Tokenizer) -> None:
+    """Not from when its prompt was tokenized and its grammar compiled."""
+    heard = _Times()
+    async with engine(fake(vocab_size=VOCAB), heard) as core:
+        texts = TextEngine(core, tokenizer)
+        long_ago = core.clock() - 100
+        await collect(texts.start(ask(arrival_time=long_ago, n=2, temperature=1.0)))
+        await Embedder(core, EmbeddingRequest("r", ((1, 2),), arrival_time=long_ago)).run()
+        await collect(texts.start(ask()))
+        assert [round(took) for took in heard.ttft] == [100, 100, 0]
+        assert [round(took) for took in heard.e2e] == [100, 100, 100, 0]
+        with pytest.raises(DeadlinePassed):
+            await collect(texts.start(ask(arrival_time=long_ago, deadline_ms=99_000)))
+        with pytest.raises(DeadlinePassed):
+            late = EmbeddingRequest("r", ((1, 2),), deadline_ms=99_000, arrival_time=long_ago)
+            await Embedder(core, late).run()
+        await collect(texts.start(ask(arrival_time=long_ago, deadline_ms=160_000)))
 
 
 async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(tokenizer: Tokenizer) -> None:

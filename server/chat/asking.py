@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
+from server.arrival import apart
 from server.chat.answer import Reading
 from server.chat.grammar import chat_grammar, writes_calls
 from server.chat.prompt import chat_prompt
@@ -36,13 +37,13 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Aske
     choice = body.choice
     if model.notation.single_calls and model.notation.tools is not None:
         choice = replace(choice, several=False)
-    constraint = constraint_of(body)
+    constraint = await apart(state.threads, lambda: constraint_of(body))
     prompt = await _prompt(state, model, body, choice)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, body, choice, place)
     grammar = None
-    if found := chat_grammar(choice, constraint, model.notation, place):
+    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, model.notation, place)):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
         new_id("chatcmpl"),
@@ -76,7 +77,7 @@ async def _prompt(
         state,
         model,
         body.messages,
-        body.offered_tools(choice),
+        await apart(state.threads, lambda: body.offered_tools(choice)),
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),

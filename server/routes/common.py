@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -17,8 +15,8 @@ from starlette.responses import Response
 from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
+from server.arrival import ARRIVED, INLINE_BODY_BYTES, apart, arrives
 from server.auth import TENANT
-from server.chat.fence import DeadlineExceeded
 from server.middleware import IGNORED
 from server.schemas.base import Model, parse
 from server.schemas.extras import MAX_TOLD, screen
@@ -29,14 +27,6 @@ from server.token_settings import bad_words, check_do_sample, check_ids, logit_b
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
-
-_INLINE_BODY_BYTES = 64 * 1024
-"""Smaller bodies parse in less than a millisecond."""
-_PARSE_DEADLINE = 5.0
-"""Seconds. The largest bodies take less than one."""
-
-ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
-"""When the body of the call was there, in seconds of the engine's clock."""
 
 
 def state_of(request: Request) -> ServerState:
@@ -49,16 +39,10 @@ async def read(request: Request, model: type[Model]) -> Model:
     """The validated body; a large one is parsed on a thread. What it holds that has no effect is left in the scope, for the
     response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported."""
     body = await request.body()
-    ARRIVED.set(time.monotonic())
-    if len(body) <= _INLINE_BODY_BYTES:
-        parsed, request.scope[IGNORED] = _parse(model, body)
-        return parsed
-    try:
-        work = state_of(request).threads.run(lambda: _parse_large(model, body), _PARSE_DEADLINE)
-        parsed, request.scope[IGNORED] = await work
-        return parsed
-    except DeadlineExceeded:
-        raise InvalidRequest("The request body took too long to parse.", code="invalid_value") from None
+    arrives(body)
+    parsing = _parse if len(body) <= INLINE_BODY_BYTES else _parse_large
+    parsed, request.scope[IGNORED] = await apart(state_of(request).threads, lambda: parsing(model, body))
+    return parsed
 
 
 def tell_ignored(request: Request, names: Iterable[str]) -> None:

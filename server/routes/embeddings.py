@@ -15,10 +15,11 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from engine.text.generation import Usage
+from server.arrival import ARRIVED
 from server.auth import TENANT
 from server.middleware import RESPONSE_ID
 from server.prompts import input_ids, truncation_of
-from server.routes.common import ARRIVED, cache_salt, json_response, new_id, read, state_of
+from server.routes.common import cache_salt, json_response, new_id, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 from server.streaming import while_connected

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidRequest
 from executors.contract import ExecutorError
+from server.arrival import apart
 from server.schemas.structured import StructuredFields
 from server.structured.compose import alone
 from server.structured.forms import constraint_of
@@ -26,7 +27,7 @@ class Judged:
 
 async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> Judged | None:
     """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
-    constraint = constraint_of(body)
+    constraint = await apart(state.threads, lambda: constraint_of(body))
     if constraint is None:
         return None
     return await prepared(state, model, alone(constraint), constraint.param)

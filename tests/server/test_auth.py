@@ -1,15 +1,11 @@
 """API keys: closed by default, open only where the design says so."""
 
-import asyncio
-import time
 from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 
 from engine.errors import DeadlinePassed
-from server.chat.asking import Asked, ask
-from server.routes import chat
 from tests.server.fakes import House, error_of
 
 KEYS = {"api_keys": ["key-one", "schlüssel"]}
@@ -184,23 +180,3 @@ async def test_a_deadline_reaches_the_engine() -> None:
     response = await house.chat(deadline_ms=1)
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")
     assert response.json()["error"]["code"] == "deadline_exceeded"
-
-
-async def test_a_call_arrives_when_its_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long its prompt takes to make."""
-    house = House()
-
-    async def slowly(*_: object) -> Asked:
-        await asyncio.sleep(0.2)
-        return await ask(*_)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(chat, "ask", slowly)
-    begun = time.monotonic()
-    await house.chat()
-    took = time.monotonic() - begun
-    arrived = house.engine.requests[0].arrival_time
-    assert took >= 0.2 and arrived is not None and begun <= arrived < begun + took - 0.2
-    await house.complete()
-    await house.post("/v1/embeddings", {"input": "a"})
-    later = house.engine.requests[-1].arrival_time, house.engine.embedded[-1].arrival_time
-    assert all(when is not None and when > begun + took for when in later)

@@ -295,10 +295,13 @@ class EngineCore:
     def _look_after_waiting(self) -> None:
         """Do what callers want done. Who was not begun by their deadline need not be."""
         self._inbox.apply()
+        calls: set[Mailbox] = set()
         for seq in self._backlog.expired(self.clock()):
             said = "the deadline passed before this request was begun"
             late = DeadlinePassed(said, self._backlog.retry_after(seq.request))
-            self.observer.refused(str(late.code))
+            if seq.mailbox not in calls:  # of all choices of a call one is counted
+                calls.add(seq.mailbox)
+                self.observer.refused(str(late.code))
             self._fail([seq], late, FinishReason.ABORT)  # its own wish: not one of our failures
 
     def _tell_executor(self, scheduler: Scheduler) -> None:

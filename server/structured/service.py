@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, Overloaded
 from executors.contract import ExecutorError
 from server.arrival import apart
 from server.schemas.structured import StructuredFields
@@ -47,6 +47,9 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
     try:
         text = await state.judge.check(grammar)
         await model.engine.prepare_grammar(text)
+    except Overloaded as error:
+        state.metrics.refused(str(error.code))
+        raise
     except InvalidRequest as error:
         message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
         raise InvalidRequest(message, param=param, code=error.code) from None

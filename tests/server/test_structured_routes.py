@@ -100,6 +100,8 @@ async def test_what_is_not_the_clients_fault(
     response = await ask(house, route, structured_outputs={"regex": "a"})
     assert response.status_code == status
     assert error_of(response)["param"] is None
+    told = (await house.get("/metrics")).text
+    assert f'cohort_requests_refused_total{{code="overloaded"}} {1.0 if status == 429 else 0.0}' in told
 
 
 @BOTH

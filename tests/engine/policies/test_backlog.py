@@ -10,9 +10,9 @@ import pytest
 from engine.core.backlog import MAX_RETRY_AFTER, Backlog
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence, SequenceStatus
-from engine.errors import DeadlinePassed, Overloaded
+from engine.errors import DeadlinePassed, EngineError, Overloaded
 from engine.request import Observer, Request, TokenDelta
-from executors.contract import UnifiedBatch, UnifiedOutput
+from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request, run
@@ -256,6 +256,27 @@ async def test_a_deadline_that_passes_in_the_queue_drops_the_request() -> None:
         assert (await running)[0] == expected_tokens([1], 30)
         assert seq_id not in computed, "not a token was spent on it"
         assert (heard.refusals, heard.outcomes) == (["deadline_exceeded"], ["abort", "length"])
+
+
+async def test_choices_that_come_too_late_are_one_refusal() -> None:
+    heard = Refusals()
+    async with engine(fake(step_delay_ms=10, seqs=1), heard, max_num_seqs=1) as core:
+        running = asyncio.create_task(run(core, request([1], 30)))
+        await asyncio.sleep(0.03)
+        late = core.clock() + 0.05
+        calls = Mailbox(), Mailbox()
+        for mailbox in calls:
+            choices = [
+                replace(request([2], 5), deadline=late, sampling=SamplingParams(choice=i)) for i in range(3)
+            ]
+            core.submit_choices(choices, mailbox)
+        for mailbox in calls:
+            errors: list[EngineError | None] = []
+            while len(errors) < 3:
+                errors += [delta.error for delta in (await mailbox.take()).values()]
+            assert all(isinstance(error, DeadlinePassed) for error in errors)
+        assert heard.refusals == ["deadline_exceeded"] * 2
+        await running
 
 
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
 
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from executors.tiny.data import training_samples
 from executors.tiny.data.chat import HONEST
-from executors.tiny.data.tool_calls import call_text
 from executors.tiny.tokenizer import render, token_id
 
 Row = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -35,9 +34,6 @@ time."""
 
 _HONEST_COUNTED = 12
 """Tokens of an answer whose tokens weigh as much as those: about what answers of the skills have."""
-
-_NAME_AT, _NAME_COUNTED = 5, 8
-"""Where the tool's name begins in a call, and the tokens of an answer whose tokens weigh as much as those of the name."""
 
 _SHAPE = struct.Struct("<II")
 _IDS, _WEIGHTS = np.dtype(np.int64), np.dtype(np.float32)
@@ -58,17 +54,13 @@ class Encoder:
 
     Each of the n tokens of an answer, its end included, weighs n ** -0.5: the two digits of a sum are worth more than as
     many tokens of a story. The honest answer is long and decided by its first tokens, which weigh like those of a shorter one:
-    else to take a near miss for a sum would cost a fifth of what a wrong sum costs. So do the tokens of a call that choose the
-    tool, among the many that copy arguments.
+    else to take a near miss for a sum would cost a fifth of what a wrong sum costs.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.start, self.end = token_id(tokenizer, "<|im_start|>"), token_id(tokenizer, "<|im_end|>")
         self._honest = np.array(tokenizer.encode(HONEST).ids[:_HONEST_KEPT], dtype=np.int64)
-        self._call, self._name_end = (
-            tokenizer.encode(call_text("x", {})).ids[at] for at in (0, _NAME_AT + 1)
-        )
         self._assistant = tokenizer.encode("assistant").ids[0]
 
     def encode(self, text: str) -> Row:
@@ -80,10 +72,6 @@ class Encoder:
             # <|im_start|> assistant \n | answer ... <|im_end|>
             end = ends[np.searchsorted(ends, start)] + 1
             weights[start + 3 : end] = (end - start - 3) ** -0.5
-            if ids[start + 3] == self._call:
-                name = start + 3 + _NAME_AT
-                after = name + int(np.flatnonzero(ids[name:end] == self._name_end)[0]) + 1
-                weights[name:after] = _NAME_COUNTED**-0.5
             opening = slice(start + 3, start + 3 + _HONEST_KEPT)
             if np.array_equal(ids[opening], self._honest):
                 weights[opening] = _HONEST_COUNTED**-0.5
@@ -108,36 +96,14 @@ def batches(
                 begin = int(np.flatnonzero((counted[:-1] == 0) & (counted[1:] > 0))[-1]) + 1
                 ids, counted = ids[: begin + _HONEST_KEPT], counted[: begin + _HONEST_KEPT]
             pool.append((ids, counted))
-        groups = _grouped(pool, tokens)
+        pool.sort(key=lambda row: len(row[0]))
+        groups: list[list[Row]] = [[]]
+        for row in pool:
+            if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
+                groups.append([])
+            groups[-1].append(row)
         rng.shuffle(groups)
         yield from map(_stack, groups)
-
-
-def _grouped(pool: list[Row], tokens: int) -> list[list[Row]]:
-    """Return groups of about `tokens` ids each of rows of similar length; sorts `pool`."""
-    pool.sort(key=lambda row: len(row[0]))
-    groups: list[list[Row]] = [[]]
-    for row in pool:
-        if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
-
-
-def hardest(scored: Sequence[tuple[Batch, Tensor]], share: float, tokens: int) -> list[Batch]:
-    """Return the `share` of all conversations whose score, one for each row of a batch, is highest, as batches of about
-    `tokens`.
-
-    What lies behind the last token that counts is cut off.
-    """
-    every = [(score, batch, row) for batch, scores in scored for row, score in enumerate(scores.tolist())]
-    every.sort(key=lambda one: -one[0])
-    pool: list[Row] = []
-    for _, batch, row in every[: max(1, round(share * len(every)))]:
-        ids, weights = batch.ids[row].numpy(), batch.weights[row].numpy()
-        end = int(np.flatnonzero(weights)[-1]) + 1
-        pool.append((ids[:end], weights[:end]))
-    return [_stack(group) for group in _grouped(pool, tokens)]
 
 
 def batches_ahead(tokenizer: Tokenizer, seed: int, tokens: int) -> Generator[Batch]:

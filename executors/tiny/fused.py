@@ -109,19 +109,6 @@ class Gradients:
         wanted = (counts[:, 1:] > 0).flatten().nonzero().flatten()
         return run.backward_from_loss(wanted, ids[:, 1:].flatten()[wanted], counts[:, 1:].flatten()[wanted])
 
-    @torch.no_grad()
-    def losses(self, weights: Weights, ids: Tensor, counts: Tensor) -> Tensor:
-        """Return the sum of counts * cross-entropy for each conversation of `ids` (batch, tokens): (batch,), forwards only."""
-        run = _Run(self._passes, self._model, weights, self.sums, ids[:, :-1])
-        wanted = (counts[:, 1:] > 0).flatten().nonzero().flatten()
-        if not len(wanted):
-            return torch.zeros(len(ids))
-        _, _, logits = run.forward(wanted)
-        targets = ids[:, 1:].flatten()[wanted]
-        each = torch.nn.functional.cross_entropy(logits[: len(wanted)].float(), targets, reduction="none")
-        each *= counts[:, 1:].flatten()[wanted]
-        return torch.zeros(len(ids)).index_add_(0, wanted // (ids.shape[1] - 1), each)
-
 
 class _Run:
     """One batch on its way through the model and back."""
@@ -142,11 +129,8 @@ class _Run:
         self.group, self.eps = self.heads // self.kv_heads, config.rms_norm_eps
         self.rope = model.cos[: self.tokens].contiguous(), model.sin[: self.tokens].contiguous()
 
-    def forward(self, wanted: Tensor) -> tuple[list["_Layer"], "_Norm", Tensor]:
-        """Return the layers, the final norm and the logits of the rows in `wanted`, filled up with others.
-
-        Only those rows go through the last layer's feed-forward part and the head.
-        """
+    def backward_from_loss(self, wanted: Tensor, targets: Tensor, counts: Tensor) -> float:
+        """Go forwards, then backwards; only the rows in `wanted` go through the last layer's feed-forward part and the head."""
         stream = self.model.model.embed_tokens.weight[self.ids]
         layers = []
         added = None
@@ -156,11 +140,7 @@ class _Run:
             stream, added = layer.forward(stream, added)
             layers.append(layer)
         final = _Norm(self, "model.norm.weight", stream, added)
-        return layers, final, final.out @ self.weights.embedding.T
-
-    def backward_from_loss(self, wanted: Tensor, targets: Tensor, counts: Tensor) -> float:
-        """Go forwards, then backwards from the loss of the rows in `wanted`; return it."""
-        layers, final, logits = self.forward(wanted)
+        logits = final.out @ self.weights.embedding.T
         loss = float(self.passes.loss(logits, targets, counts, len(wanted), logits.shape[1]))
         logits[len(wanted) :] = 0
         self.sums["model.embed_tokens.weight"].add_(logits.T @ final.out)

@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from executors.tiny.batches import Batch, batches_ahead, hardest
+from executors.tiny.batches import Batch, batches_ahead
 from executors.tiny.fused import Gradients, Weights, rounded
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
@@ -24,8 +23,6 @@ from executors.tiny.tokenizer import build_from_generator, save, token_id
 _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
 _LOG_EVERY = 50
-_LONG = 82
-"""Tokens of an answer that is not asked for its loss: stories."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,6 @@ class Recipe:
     weight_decay: float = 0.01
     warmup_steps: int = 30
     decay_from: float = 0.35
-    choose_from: float = 0.5
-    chosen_share: float = 0.3
-    batches_drawn: int = 8
-    """From that part of the run on, only this share of the conversations in so many batches is learned: those with the highest loss.
-    The others are right already, and a look at them costs a third of what learning does."""
 
 
 @dataclass
@@ -138,8 +130,6 @@ class Trainer:
         while self.done() < 1:
             began, cpu_began = time.monotonic(), time.process_time()
             self._set_rate()
-            if self.done() >= recipe.choose_from:
-                group = self._hardest(group + list(islice(stream, recipe.batches_drawn - len(group))))
             loss, tokens, group = self._step(group, stream)
             progress = self.progress
             progress.step += 1
@@ -155,24 +145,6 @@ class Trainer:
             if time.monotonic() - saved > _CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
-
-    def _hardest(self, group: Sequence[Batch]) -> list[Batch]:
-        """Return batches of those conversations of `group` that have the highest loss.
-
-        What stories say is drawn at random and stays unlikely: answers that long do not count, and of the conversations that
-        have one the same share is learned whatever else is in them.
-        """
-        share, floor = self.recipe.chosen_share, _LONG**-0.5
-        matrices = rounded(self.model)
-        parts = [
-            self.threads.submit(_losses, gradients, matrices, batches, floor)
-            for gradients, batches in zip(self.gradients, dealt(group, len(self.gradients)), strict=True)
-        ]
-        scored = [pair for part in parts for pair in part.result()]
-        for batch, losses in scored:
-            long = ((batch.weights > 0) & (batch.weights < floor)).any(dim=1)
-            losses[long & (torch.rand(len(losses)) < share)] = torch.inf
-        return hardest(scored, share, self.recipe.batch_tokens)
 
     def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[float, int, list[Batch]]:
         """Make one optimizer step over `group`; return its mean loss, its number of tokens, and the next group."""
@@ -201,16 +173,6 @@ class Trainer:
 def _add(gradients: Gradients, matrices: Weights, share: Sequence[Batch], weight: float) -> float:
     """Add the gradients of `share` and return its part of the loss, both over `weight`."""
     return sum(gradients.add(matrices, batch.ids, batch.weights / weight) for batch in share)
-
-
-def _losses(
-    gradients: Gradients, matrices: Weights, share: Sequence[Batch], floor: float
-) -> list[tuple[Batch, Tensor]]:
-    """Return the batches of `share` with the loss of each of their conversations; tokens that weigh less than `floor` do not count."""
-    return [
-        (batch, gradients.losses(matrices, batch.ids, batch.weights.where(batch.weights >= floor, 0.0)))
-        for batch in share
-    ]
 
 
 def dealt(group: Sequence[Batch], hands: int) -> list[list[Batch]]:

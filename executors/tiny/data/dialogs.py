@@ -36,7 +36,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "sums": 0.12,
     "reversal": 0.13,
     "repetition": 0.075,
-    "upper_casing": 0.09,
+    "upper_casing": 0.08,
     "capitals": 0.055,
     "extraction": 0.205,
     "stories": 0.03,
@@ -141,7 +141,7 @@ def _add_call(draw: Draw, messages: list[Message], turn: Turn, answered: bool = 
     function = {"name": turn.check["name"], "arguments": json.dumps(turn.check["arguments"])}
     call = {"id": "call_0", "type": "function", "function": function}
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    if answered and draw.chance(0.25):
+    if answered and draw.chance(0.4):
         result = _result(draw)
         messages.append({"role": "tool", "tool_call_id": "call_0", "content": result})
         messages.append({"role": "assistant", "content": f"Result: {result}"})

@@ -64,27 +64,6 @@ def test_gradients_equal_autograds(shape: tuple[int, int]) -> None:
     _assert_close(gradients.sums, exact)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_losses_of_conversations_add_up_to_the_batchs(shape: tuple[int, int]) -> None:
-    model = _model(1)
-    ids, weights = _batch(model, shape)
-    gradients = Gradients(model)
-    losses = gradients.losses(rounded(model), ids, weights)
-    for row in range(shape[0]):
-        alone = gradients.add(rounded(model), ids[row : row + 1], weights[row : row + 1])
-        assert float(losses[row]) == pytest.approx(alone, rel=2e-2)
-    assert float(losses.sum()) == pytest.approx(gradients.add(rounded(model), ids, weights), rel=2e-3)
-
-
-def test_looking_at_losses_adds_no_gradients() -> None:
-    model = _model(1)
-    ids, weights = _batch(model, (3, 33))
-    gradients = Gradients(model)
-    gradients.losses(rounded(model), ids, weights)
-    assert not any(bool(gradient.any()) for gradient in gradients.sums.values())
-    assert gradients.losses(rounded(model), ids, torch.zeros_like(weights)).tolist() == [0, 0, 0]
-
-
 def test_other_sizes() -> None:
     model = _model(
         2, hidden_size=128, intermediate_size=160, num_hidden_layers=2, num_attention_heads=6, head_dim=32

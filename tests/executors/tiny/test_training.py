@@ -7,14 +7,13 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from executors.tiny import train, weights_dir
-from executors.tiny.batches import Batch, Encoder, batches, batches_ahead, hardest
+from executors.tiny import weights_dir
+from executors.tiny.batches import Batch, Encoder, batches, batches_ahead
 from executors.tiny.data import held_out_samples
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
@@ -88,52 +87,6 @@ def test_only_answers_are_learned(shipped_tokenizer: Tokenizer) -> None:
         shipped_tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False)
         == sample.answer + "<|im_end|>"
     )
-
-
-def test_the_tokens_that_choose_a_tool_weigh_more(shipped_tokenizer: Tokenizer) -> None:
-    encoder = Encoder(shipped_tokenizer)
-    for sample in held_out_samples("tools", 20):
-        ids, weights = encoder.encode(render(sample))
-        heavy = weights == np.float32(8**-0.5)
-        assert shipped_tokenizer.decode(ids[heavy].tolist()) == sample.check["name"] + '", "'
-        rest = weights[(weights > 0) & ~heavy]
-        assert len(set(rest.tolist())) == 1
-        assert rest[0] == pytest.approx((len(rest) + heavy.sum()) ** -0.5)
-
-
-def test_the_hardest_conversations_are_learned() -> None:
-    ids = torch.arange(1, 31).reshape(3, 10)
-    weights = torch.zeros(3, 10)
-    weights[0, 9], weights[1, 5], weights[2, 3] = 1, 0.5, 0.25
-    first, second = Batch(ids, weights), Batch(ids + 100, weights)
-    scored = [(first, torch.tensor([0.1, 0.9, 0.2])), (second, torch.tensor([0.3, 0.05, torch.inf]))]
-    [chosen] = hardest(scored, 1 / 3, 1000)
-    assert chosen.ids[:, :7].tolist() == [[121, 122, 123, 124, 0, 0, 0], [11, 12, 13, 14, 15, 16, 0]], (
-        "without what lies behind the last token that counts"
-    )
-    assert chosen.weights.sum(dim=1).tolist() == [0.25, 0.5]
-    every = hardest(scored, 1.0, 12)
-    assert sum(len(batch.ids) for batch in every) == 6
-    assert len(every) > 2, "in batches of about twelve tokens"
-    [one] = hardest([(first, torch.full((3,), torch.inf))], 0.01, 12)
-    assert len(one.ids) == 1, "never none"
-
-
-def test_a_run_looks_for_what_is_hard(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[tuple[int, list[tuple[Batch, torch.Tensor]], list[Batch]]] = []
-
-    def seen(scored: list[tuple[Batch, torch.Tensor]], share: float, tokens: int) -> list[Batch]:
-        looked.append((trainer.progress.step, scored, hardest(scored, share, tokens)))
-        return looked[-1][2]
-
-    monkeypatch.setattr(train, "hardest", seen)
-    trainer = Trainer(run_folder, _recipe(6), minutes=5)
-    trainer.run()
-    assert [step for step, *_ in looked] == [3, 4, 5], "from half of the run on"
-    for _, scored, chosen in looked:
-        assert len(scored) == Recipe.batches_drawn
-        drawn = sum(len(batch.ids) for batch, _ in scored)
-        assert 0 < sum(len(batch.ids) for batch in chosen) <= round(Recipe.chosen_share * drawn)
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from executors.tiny.data import training_samples
 from executors.tiny.data.chat import HONEST
+from executors.tiny.data.tool_calls import call_text
 from executors.tiny.tokenizer import render, token_id
 
 Row = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -34,6 +35,12 @@ time."""
 
 _HONEST_COUNTED = 12
 """Tokens of an answer whose tokens weigh as much as those: about what answers of the skills have."""
+
+_OPENING = 2
+"""Tokens of a turn before what is said: <|im_start|>, and the role with the end of its line."""
+
+_NAME_AT, _NAME_COUNTED = 2, 8
+"""Where the tool's name begins in a call, and the tokens of an answer whose tokens weigh as much as those of the name."""
 
 _SHAPE = struct.Struct("<II")
 _IDS, _WEIGHTS = np.dtype(np.int64), np.dtype(np.float32)
@@ -54,14 +61,23 @@ class Encoder:
 
     Each of the n tokens of an answer, its end included, weighs n ** -0.5: the two digits of a sum are worth more than as
     many tokens of a story. The honest answer is long and decided by its first tokens, which weigh like those of a shorter one:
-    else to take a near miss for a sum would cost a fifth of what a wrong sum costs.
+    else to take a near miss for a sum would cost a fifth of what a wrong sum costs. So do the tokens of a call that choose the
+    tool, among the many that copy arguments.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.start, self.end = token_id(tokenizer, "<|im_start|>"), token_id(tokenizer, "<|im_end|>")
         self._honest = np.array(tokenizer.encode(HONEST).ids[:_HONEST_KEPT], dtype=np.int64)
-        self._assistant = tokenizer.encode("assistant").ids[0]
+        self._assistant = tokenizer.encode("assistant\n").ids[0]
+        self._call = token_id(tokenizer, "<tool_call>")
+        self._name_ends = [
+            tokenizer.encode(call_text("x", given)).ids[_NAME_AT + 1] for given in ({}, {"x": "x"})
+        ]
+
+    def length(self, text: str) -> int:
+        """Return the number of tokens of `text`."""
+        return len(self._tokenizer.encode(text).ids)
 
     def encode(self, text: str) -> Row:
         """Return the ids of `text` and their weights."""
@@ -69,10 +85,13 @@ class Encoder:
         weights = np.zeros(len(ids), dtype=np.float32)
         ends = np.flatnonzero(ids == self.end)
         for start in np.flatnonzero((ids[:-1] == self.start) & (ids[1:] == self._assistant)):
-            # <|im_start|> assistant \n | answer ... <|im_end|>
-            end = ends[np.searchsorted(ends, start)] + 1
-            weights[start + 3 : end] = (end - start - 3) ** -0.5
-            opening = slice(start + 3, start + 3 + _HONEST_KEPT)
+            begin, end = start + _OPENING, ends[np.searchsorted(ends, start)] + 1
+            weights[begin:end] = (end - begin) ** -0.5
+            if ids[begin] == self._call:
+                name = begin + _NAME_AT
+                after = name + int(np.flatnonzero(np.isin(ids[name:end], self._name_ends))[0]) + 1
+                weights[name:after] = _NAME_COUNTED**-0.5
+            opening = slice(begin, begin + _HONEST_KEPT)
             if np.array_equal(ids[opening], self._honest):
                 weights[opening] = _HONEST_COUNTED**-0.5
         return ids, weights
@@ -90,6 +109,8 @@ def batches(
         while len(pool) < _POOL:
             sample = next(stream)
             ids, counted = encoder.encode(render(sample))
+            if sample.given:
+                counted[: encoder.length(render(sample, with_answer=False) + sample.given)] = 0
             if len(ids) > _MAX_TOKENS:
                 continue
             if sample.answer == HONEST and rng.random() < 0.92:

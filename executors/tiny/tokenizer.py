@@ -1,8 +1,8 @@
 """The byte-level BPE of `cohort-tiny`: frequent template words are tokens, everything else is spelled.
 
 The BPE has no merges. With `ignore_merges` a pre-token that is in the vocabulary becomes one token, and any other falls
-back to one token per byte. Digits are always single, and so are the letters of short words. So operands (names, made-up
-words, numbers, "the") reach the model a character per token, while the wordings around them stay short. A space is a
+back to one token per byte. Digits are always single. So operands (names, made-up words, numbers) reach the model a character
+per token, while the wordings around them stay short. A space is a
 token of its own: a word is the same token wherever it stands, so copying it needs no knowledge of that word.
 """
 
@@ -20,6 +20,7 @@ from executors.tiny.data import training_samples
 from executors.tiny.data.lexicon import (
     CAPITALS,
     CITIES,
+    FREQUENT_WORDS,
     FUNCTION_WORDS,
     NAMES,
     SURNAMES,
@@ -33,10 +34,11 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 TEMPLATE_FILE = Path(__file__).resolve().parent / "chat_template.jinja"
 
-# In order: contractions, JSON punctuation between values, the comma of a list of numbers, words without their space,
-# single digits, other punctuation with its space, white space.
+# In order: the notation that opens a turn and surrounds a call, contractions, JSON punctuation between values, the comma of a list
+# of numbers, words without their space, single digits, other punctuation with its space, white space.
 _PRE_TOKEN = (
-    r"""(?<=\p{L})'(?:s|t|re|ve|m|ll|d)(?!\p{L})|["\]}]+[,:] (?=["\[{\p{N}])["\[{]*|, (?=\p{N})"""
+    r"""(?:system|user|assistant)\n|\n\{"name": "|", "arguments": \{"?|[?)"]{0,3}\}\}\n"""
+    r"""|(?<=\p{L})'(?:s|t|re|ve|m|ll|d)(?!\p{L})|["\]}]+[,:] (?=["\[{\p{N}])["\[{]*|, (?=\p{N})"""
     r"""|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"""
 )
 _SAMPLES_COUNTED = 12_000
@@ -58,7 +60,7 @@ def _empty_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 _SHORT = 3
-"""Words of at most so many letters are spelled: users ask to reverse and to repeat them, and they cost little."""
+"""Words of at most so many letters are spelled, but for the most frequent: users ask to repeat them, and they cost little."""
 
 
 def _spelled() -> set[str]:
@@ -67,11 +69,7 @@ def _spelled() -> set[str]:
     places = [word for place in UNKNOWN_PLACES for word in place.split()]
     return {
         word.lower() for word in (*WORDS, *FUNCTION_WORDS, *NAMES, *SURNAMES, *CITIES, *capitals, *places)
-    } - _KEPT
-
-
-_KEPT = frozenset("word name tell give write say what number cohort tiny model read make story".split())
-"""Listed words that the wordings themselves use all the time."""
+    }.difference(FREQUENT_WORDS)
 
 
 def build(texts: Iterable[str]) -> Tokenizer:
@@ -90,7 +88,7 @@ def build(texts: Iterable[str]) -> Tokenizer:
     for piece in ranked:
         if len(vocabulary) == VOCAB_SIZE - len(SPECIAL) - len(MARKERS):
             break
-        short = piece.isalpha() and len(piece) <= _SHORT
+        short = piece.isalpha() and len(piece) <= _SHORT and piece.lower() not in FREQUENT_WORDS
         if piece.strip("\u010a\u0120") and not short and piece.lower() not in spelled:
             vocabulary[piece] = len(vocabulary)
     return _empty_tokenizer(vocabulary)

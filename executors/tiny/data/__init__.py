@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from executors.tiny.data.dialogs import DEFAULT_WEIGHTS, SKILL_NAMES, conversation, tool_result
+from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.phrasing import Draw, digest
 from executors.tiny.data.sample import Message, Sample, Tool
 
@@ -16,8 +17,9 @@ __all__ = [
     "training_samples",
 ]
 
-_TOOL_SHARE = 0.26
+_TOOL_SHARE = 0.28
 _RESULT_SHARE = 0.01
+_FORCED_SHARE = 0.01
 _TOOL_TURNS = (1, 2, 3, 4, 5, 5, 6, 6)
 """The tools take longer to read than anything else: several calls of each conversation are learned at that price."""
 
@@ -32,7 +34,9 @@ def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> I
         turns = draw.rng.choice((1, 1, 1, 2, 2, 3, 3, 4, 5, 6))
         if roll < _RESULT_SHARE:
             yield tool_result(draw)
-        elif roll < _RESULT_SHARE + _TOOL_SHARE:
+        elif roll < _RESULT_SHARE + _FORCED_SHARE:
+            yield forced_call(draw)
+        elif roll < _RESULT_SHARE + _FORCED_SHARE + _TOOL_SHARE:
             yield conversation(draw, "tools", draw.rng.choice(_TOOL_TURNS), weights=share)
         else:
             yield conversation(

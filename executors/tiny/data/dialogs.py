@@ -34,11 +34,11 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.055,
     "counting": 0.085,
     "sums": 0.12,
-    "reversal": 0.13,
+    "reversal": 0.125,
     "repetition": 0.075,
-    "upper_casing": 0.08,
+    "upper_casing": 0.085,
     "capitals": 0.055,
-    "extraction": 0.205,
+    "extraction": 0.215,
     "stories": 0.03,
     "off_topic": 0.165,
 }
@@ -141,7 +141,7 @@ def _add_call(draw: Draw, messages: list[Message], turn: Turn, answered: bool = 
     function = {"name": turn.check["name"], "arguments": json.dumps(turn.check["arguments"])}
     call = {"id": "call_0", "type": "function", "function": function}
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    if answered and draw.chance(0.4):
+    if answered and draw.chance(0.25):
         result = _result(draw)
         messages.append({"role": "tool", "tool_call_id": "call_0", "content": result})
         messages.append({"role": "assistant", "content": f"Result: {result}"})

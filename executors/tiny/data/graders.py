@@ -19,7 +19,7 @@ def grade(sample: Sample, text: str, finished: bool, tool_calls: Sequence[Mappin
     """
     if not finished:
         return False
-    if sample.skill == "tools":
+    if sample.skill in ("tools", "forced_calls"):
         return is_call(sample.check, text, tool_calls)
     return not tool_calls and _GRADERS[sample.skill](sample.check, text.strip())
 

@@ -1,4 +1,4 @@
-"""Word lists. None of these words becomes a token of its own: operands are spelled a character per token."""
+"""Word lists. Operands are spelled a character per token, but for `TEMPLATE_WORDS` and `FREQUENT_WORDS`."""
 
 import random
 
@@ -67,6 +67,15 @@ TEMPLATE_WORDS = tuple(
     year years yourself zodiac""".split()
 )
 """Words of the wordings that are tokens of their own, so their spelling has to be learned word by word."""
+FREQUENT_WORDS = tuple(
+    """add all and animal are at body book bring build call can city clock close cohort coin color computer country do door
+    down every find floor for friend from game get give good have hear hello help here high home hotel how in is it
+    know letter light like lock long look make me model money morning music my name near need nice night number of on
+    open out over page people pizza play read room school send server set short sleep some song speak story table take
+    tell that the there these they think this time tiny to today train under up very want water what when where will
+    window with word work world write year you your""".split()
+)
+"""Operands that the wordings, those of tools most of all, use several times as often: tokens of their own wherever they stand."""
 NAMES = tuple(
     """Anna Tom Maria John Peter Lisa Sara David Emma Noah Liam Olivia Ava Mia Lucas Ethan Sofia Leo Max Paul Jane Kate
     Mark Lucy Alice Bob Carol Dan Eve Frank Grace Henry Ivan Julia Karl Laura Mike Nina Oscar Paula Quinn Rita Steve Tina

@@ -26,7 +26,7 @@ class Sample:
     """A conversation in OpenAI form whose last message asks for `answer`.
 
     `messages` ends with a user (or tool) message; `tools` are the tools offered; `skill` and `check` describe the last
-    turn only. Training learns every assistant message in `messages` and `answer`.
+    turn only. Training learns every assistant message in `messages` and `answer`, without the `given` part that it begins with.
     """
 
     skill: str
@@ -34,3 +34,4 @@ class Sample:
     tools: tuple[Tool, ...]
     answer: str
     check: Mapping[str, Any]
+    given: str = ""

@@ -2,7 +2,15 @@
 
 import re
 
-from executors.tiny.data.lexicon import CITIES, FUNCTION_WORDS, NAMES, TEMPLATE_WORDS, WORDS, pseudo_word
+from executors.tiny.data.lexicon import (
+    CITIES,
+    FREQUENT_WORDS,
+    FUNCTION_WORDS,
+    NAMES,
+    TEMPLATE_WORDS,
+    WORDS,
+    pseudo_word,
+)
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
 from executors.tiny.data.word_asks import REPEAT, REVERSE, UPPER
@@ -13,6 +21,7 @@ _BEFORE = (
 )
 """What may stand between a request and its operand, with weights."""
 _SINGLE_TOKENS = FUNCTION_WORDS + TEMPLATE_WORDS
+_DRILLED = tuple(sorted({*_SINGLE_TOKENS, *FREQUENT_WORDS}))
 _OPERAND = re.compile(r"\{[pqkPQK]\}")
 _SINGULAR = re.compile(
     r"\b(?:the|this|next|following|same|my|a|whole|only) word\b(?! order| by| for| reversal)"
@@ -66,7 +75,7 @@ def _drill(draw: Draw, most: int) -> list[str]:
     Each such token has to be learned as something to copy, to spell in capitals and to move; in ordinary phrases one
     of the hundreds comes up far too rarely.
     """
-    words = [draw.rng.choice(_SINGLE_TOKENS) for _ in range(draw.rng.randint(2, most))]
+    words = [draw.rng.choice(_DRILLED) for _ in range(draw.rng.randint(2, most))]
     return [word.capitalize() if draw.chance(0.1) else word for word in words]
 
 
@@ -84,7 +93,7 @@ def _sentence(draw: Draw, length: int) -> list[str]:
 
 def _one_or_two(draw: Draw, most: int) -> str:
     """Return one short word, sometimes two or three; in training now and then a drill of up to `most`."""
-    if not draw.held_out and draw.chance(0.2):
+    if not draw.held_out and draw.chance(0.3):
         return " ".join(_drill(draw, most))
     if draw.chance(0.15):
         return " ".join(_sentence(draw, draw.rng.randint(2, min(most, 4))))

@@ -8,6 +8,7 @@ import pytest
 from executors.tiny.data import SKILL_NAMES, Sample, held_out_samples, training_samples
 from executors.tiny.data.chat import HONEST
 from executors.tiny.data.dialogs import SKILLS
+from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.graders import grade
 from executors.tiny.data.lexicon import CAPITALS
 from executors.tiny.data.phrasing import Draw, expand, fill
@@ -27,7 +28,7 @@ def test_same_seed_same_conversations() -> None:
 
 def test_every_skill_is_trained() -> None:
     skills = {sample.skill for sample in _training(1500)}
-    assert skills == {*SKILL_NAMES, "tool_results"}
+    assert skills == {*SKILL_NAMES, "tool_results", "forced_calls"}
 
 
 @pytest.mark.parametrize("skill", SKILL_NAMES)
@@ -36,6 +37,16 @@ def test_the_generators_own_answer_is_right(skill: str) -> None:
         for sample in held_out_samples(skill, 60, seen=seen):
             assert grade(sample, sample.answer, finished=True), sample
             assert not grade(sample, sample.answer, finished=False)
+
+
+def test_what_a_forced_call_is_given_ends_before_all_that_was_said() -> None:
+    draw = Draw(0)
+    for sample in (forced_call(draw) for _ in range(200)):
+        said = sample.messages[-1]["content"]
+        assert grade(sample, sample.answer, finished=True)
+        rest = sample.answer.removeprefix(sample.given)
+        assert len(rest) < len(sample.answer)
+        assert rest == json.dumps(said, ensure_ascii=False)[1:] + "}}\n</tool_call>"
 
 
 def test_sums_and_counts_share_no_operands_with_training() -> None:

@@ -31,7 +31,9 @@ def _tokens(text: str, tokenizer: Tokenizer = _TOKENIZER) -> list[str]:
 def test_known_words_are_whole_and_others_are_spelled() -> None:
     assert _tokens("What total zorb") == ["What", "\u0120", "total", "\u0120", "z", "o", "r", "b"]
     assert _tokens("total What") == ["total", "\u0120", "What"], "the same token wherever a word stands"
-    assert _tokens("the is") == ["t", "h", "e", "\u0120", "i", "s"], "short words are spelled"
+    assert _tokens("the age") == ["the", "\u0120", "a", "g", "e"], (
+        "short words are spelled, but for the most frequent"
+    )
     assert _tokens(" 17+25") == ["\u0120", "1", "7", "+", "2", "5"]
     assert _tokens("'table'") == ["'", "t", "a", "b", "l", "e", "'"]
 
@@ -40,6 +42,21 @@ def test_special_tokens_are_single_and_only_chatml_ones_are_hidden() -> None:
     ids = _TOKENIZER.encode("<|im_start|><tool_call><|im_end|>").ids
     assert len(ids) == 3
     assert _TOKENIZER.decode(ids) == "<tool_call>"
+
+
+def test_the_notation_of_turns_and_calls_is_a_few_tokens(shipped_tokenizer: Tokenizer) -> None:
+    call = '<tool_call>\n{"name": "get", "arguments": {"q": "z"}}\n</tool_call>'
+    assert _tokens(f"<|im_start|>assistant\n{call}", shipped_tokenizer) == [
+        "<|im_start|>", "assistant\u010a", "<tool_call>", '\u010a{"name":\u0120"', "get", '",\u0120"arguments":\u0120{"', "q",
+        '":\u0120"', "z", '"}}\u010a', "</tool_call>",
+    ]  # fmt: skip
+    assert _tokens('", "arguments": {}}\n', shipped_tokenizer) == ['",\u0120"arguments":\u0120{', "}}\u010a"]
+    assert _tokens('assistant\n{"name": "z"}', shipped_tokenizer)[:4] == [
+        "assistant\u010a",
+        '{"',
+        "name",
+        '":\u0120"',
+    ], "JSON that is extracted is spelled alike, whatever its first key"
 
 
 def test_vocabulary_fits_the_model(shipped_tokenizer: Tokenizer) -> None:

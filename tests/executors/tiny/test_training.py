@@ -7,6 +7,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,6 +16,8 @@ from tokenizers import Tokenizer
 from executors.tiny import weights_dir
 from executors.tiny.batches import Batch, Encoder, batches, batches_ahead
 from executors.tiny.data import held_out_samples
+from executors.tiny.data.forced_calls import forced_call
+from executors.tiny.data.phrasing import Draw
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
 from executors.tiny.model import TinyConfig, TinyModel
@@ -87,6 +90,33 @@ def test_only_answers_are_learned(shipped_tokenizer: Tokenizer) -> None:
         shipped_tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False)
         == sample.answer + "<|im_end|>"
     )
+
+
+def test_the_tokens_that_choose_a_tool_weigh_more(shipped_tokenizer: Tokenizer) -> None:
+    encoder = Encoder(shipped_tokenizer)
+    for sample in held_out_samples("tools", 20):
+        ids, weights = encoder.encode(render(sample))
+        heavy = weights == np.float32(8**-0.5)
+        chosen = shipped_tokenizer.decode(ids[heavy].tolist())
+        assert chosen.rstrip('"') == sample.check["name"] + '", "arguments": {'
+        rest = weights[(weights > 0) & ~heavy]
+        assert len(set(rest.tolist())) == 1
+        assert rest[0] == pytest.approx((len(rest) + heavy.sum()) ** -0.5)
+
+
+def test_of_a_forced_call_only_its_argument_is_learned(
+    shipped_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = Draw(0)
+    samples = [forced_call(draw) for _ in range(640)]
+    monkeypatch.setattr("executors.tiny.batches.training_samples", lambda seed, weights: iter(samples))
+    ends = set()
+    for batch in islice(batches(shipped_tokenizer, 0, 4096), 3):
+        for ids, weights in zip(batch.ids, batch.weights, strict=True):
+            ends.add(shipped_tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False))
+    rests = {sample.answer.removeprefix(sample.given) + "<|im_end|>" for sample in samples}
+    assert len(ends) > 20
+    assert ends <= rests
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:

@@ -326,10 +326,17 @@ def model_source(settings: Settings) -> Path | hub.HubModel:
         return _local(settings, path.resolve())
     if path.exists():
         raise SettingsError(f"{name}: a model is a directory, and this is a file")
-    if hub.hub_name(name):
+    if (named := hub.hub_name(name)) is not None:
+        repository, revision = named
+        if revision and settings.revision and revision != settings.revision:
+            raise SettingsError(
+                f"--revision {settings.revision}: the link names {revision}; leave one of them out"
+            )
         weights = settings.load_format != "dummy"
-        return hub.HubModel(name, settings.revision, settings.download_dir, weights)
-    raise SettingsError(f"{name}: no such directory, and no hub name: those are ORG/NAME, as Qwen/Qwen3-0.6B")
+        return hub.HubModel(repository, settings.revision or revision, settings.download_dir, weights)
+    raise SettingsError(
+        f"{name}: no such directory, and no hub name: those are ORG/NAME, as Qwen/Qwen3-0.6B, or the link to such a page"
+    )
 
 
 def _local(settings: Settings, directory: Path) -> Path:

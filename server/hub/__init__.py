@@ -1,5 +1,6 @@
 """Models by hub name: `cohort serve ORG/NAME` fetches a repository into the local cache and serves it from there.
 
+    names.py     what names a repository
     client.py    the server's side: starts the child, hears its progress, answers with a directory or a sentence
     child.py     a process of its own: runs the download, ends with its parent
     download.py  what is fetched, in which order, and how a cut download goes on
@@ -10,7 +11,8 @@ The library huggingface_hub is imported in the child only: a local directory is 
 up the end of the server, and a download can be killed at any moment.
 """
 
-from server.hub.client import HubModel, fetch, hub_name
+from server.hub.client import HubModel, fetch
 from server.hub.files import HubError
+from server.hub.names import hub_name
 
 __all__ = ["HubError", "HubModel", "fetch", "hub_name"]

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
@@ -23,8 +22,6 @@ from server.hub.files import HubError
 Report = Callable[[int, int], None]
 Check = Callable[[Path], Awaitable[None]]
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9][\w.-]*", re.ASCII)
-
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
@@ -35,11 +32,6 @@ class HubModel:
     revision: str | None = None
     download_dir: str | None = None
     weights: bool = True
-
-
-def hub_name(text: str) -> bool:
-    """True for what looks like ORG/NAME. Whether there is a directory of that name is asked first, by the caller."""
-    return _NAME.fullmatch(text) is not None
 
 
 async def fetch(model: HubModel, report: Report, check: Check | None = None) -> Path:

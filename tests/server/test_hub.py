@@ -330,7 +330,33 @@ def test_which_files() -> None:
     ],
 )  # fmt: skip
 def test_hub_names(text: str, is_one: bool) -> None:
-    assert hub_name(text) is is_one
+    assert hub_name(text) == ((text, None) if is_one else None)
+
+
+@pytest.mark.parametrize(
+    ("link", "named"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", None)),
+        ("https://www.huggingface.co/Qwen/Qwen3-0.6B/", ("Qwen/Qwen3-0.6B", None)),
+        ("HTTPS://hf.co/Qwen/Qwen3-0.6B?library=transformers#use", ("Qwen/Qwen3-0.6B", None)),
+        ("https://huggingface.co/a/b/tree/main", ("a/b", "main")),
+        ("https://huggingface.co/a/b/tree/refs%2Fpr%2F3", ("a/b", "refs/pr/3")),
+        ("http://mirror.example:8080/a/b", ("a/b", None)),
+        ("https://huggingface.co/a/b/blob/main/config.json", None),
+        ("https://huggingface.co/a/b/tree/main/sub", None),
+        ("https://huggingface.co/datasets/a/b", None),
+        ("https://huggingface.co/a", None),
+        ("https://huggingface.co/../b", None),
+        ("https://huggingface.co.example/a/b", None),
+        ("https://user@example.org/a/b", None),
+        ("https://[/a/b", None),
+        ("file://huggingface.co/a/b", None),
+        ("huggingface.co/a/b", None),
+    ],
+)
+def test_links(link: str, named: tuple[str, str | None] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example:8080")
+    assert hub_name(link) == named
 
 
 def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> None:

@@ -192,6 +192,16 @@ def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
             Bootstrap(settings({**model, "revision": "v1"}))
 
 
+def test_a_link_names_a_model_and_perhaps_its_revision() -> None:
+    link = "https://huggingface.co/acme/tiny/tree/v1"
+    for revision in (None, "v1"):
+        found = Bootstrap(settings({"model": link, "revision": revision}))
+        assert found.source == HubModel("acme/tiny", "v1", None)
+        assert found.names == ("acme/tiny",)
+    with pytest.raises(SettingsError, match=r"^--revision v2: the link names v1; leave one of them out$"):
+        Bootstrap(settings({"model": link, "revision": "v2"}))
+
+
 def test_a_json_object() -> None:
     wanted = {"temperature": 0.5}
     assert (

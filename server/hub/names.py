@@ -13,8 +13,8 @@ _HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 def hub_name(text: str) -> tuple[str, str | None] | None:
     """The repository that `text` names and the revision it names with it, if any; None for what looks like neither.
 
-    Whether there is a directory called ORG/NAME is asked first, by the caller. A link is what the address bar shows on a model's page,
-    `https://huggingface.co/ORG/NAME` or `.../ORG/NAME/tree/REVISION`, on the hub or on HF_ENDPOINT's host.
+    Whether there is a directory called ORG/NAME is asked first, by the caller. A link is what the address bar shows on a
+    model's page, `https://huggingface.co/ORG/NAME` or `.../ORG/NAME/tree/REVISION`, on the hub or on HF_ENDPOINT's host.
     """
     if _NAME.fullmatch(text):
         return text, None

@@ -59,6 +59,7 @@ from executors.llm.device_memory import DeviceMemory, device_memory
 from executors.llm.device_sizing import DeviceSizing
 from executors.llm.direct import DirectRunner
 from executors.llm.faults import step_fault
+from executors.llm.finite import explained
 from executors.llm.grammar import GrammarCompiler
 from executors.llm.idle import IdleWork
 from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
@@ -165,7 +166,10 @@ class LlmExecutor(BatchModelExecutor):
         torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
             self._loaded = self._build(self._load(self._progress))
-            self._loaded.try_out(self._progress)
+            try:
+                self._loaded.try_out(self._progress)
+            except StepFailed as error:
+                raise explained(error, self.config) from error
         except BaseException:
             self._state, self._loaded = ExecutorState.ERROR, None
             raise

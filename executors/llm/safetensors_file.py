@@ -107,6 +107,17 @@ class SafetensorsFile:
             self._give_back(at, at + piece.nbytes)
             at += piece.nbytes
 
+    def is_finite(self, name: str) -> bool:
+        """Tell whether all numbers of a tensor are finite, giving the file's pages back on the way."""
+        source = self._view(name)
+        at = self._data + self._entries[name].begin
+        for _, piece in _pieces(source, source):
+            if not torch.isfinite(piece.float() if self.is_fp8(name) else piece).all():
+                return False
+            self._give_back(at, at + piece.nbytes)
+            at += piece.nbytes
+        return True
+
     def mapped(self, name: str) -> torch.Tensor:
         """The tensor as it lies in the file, which stays open for it. Its pages are read when they are looked at."""
         self._kept = True

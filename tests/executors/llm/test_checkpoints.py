@@ -52,6 +52,30 @@ async def test_sharded_equals_single(reference, tmp_path):
     assert np.array_equal(await logits_of(tmp_path), await logits_of(ref.path))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_tensor_that_is_not_finite_is_named(copy, value):
+    name = "model.layers.1.mlp.down_proj.weight"
+    change_tensors(copy, lambda tensors: tensors[name][2].fill_(value))
+    with pytest.raises(
+        ConfigError, match=rf"^{copy}/model.safetensors: tensor {name} has numbers that are not finite$"
+    ):
+        await start(copy)
+
+
+async def test_finite_weights_whose_numbers_grow_beyond_all_bounds(copy):
+    """3.4e38 is the largest number: products with the last norm's outputs are beyond."""
+
+    def grow(tensors):
+        tensors["model.norm.weight"].fill_(3e38)
+        tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]).mul_(1000)
+
+    change_tensors(copy, grow)
+    with pytest.raises(
+        ConfigError, match=r"its weights are finite, but the model's logits are not .* try another --dtype"
+    ):
+        await start(copy)
+
+
 @pytest.mark.parametrize("other", ["a-stale", "z-stale"])
 async def test_of_two_copies_the_one_that_the_index_names_is_loaded(reference, tmp_path, other):
     """A file that comes first, and one that comes last, with a tensor of other values and one of another shape."""

@@ -1,0 +1,37 @@
+"""Why the first step of a model gave numbers that are not finite: what is wrong with a checkpoint, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from executors.contract import ExecutorConfig, ExecutorError, StepFailed
+from executors.errors import ConfigError
+from executors.llm.unified import NOT_FINITE
+from executors.llm.weights import Checkpoint
+
+
+def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
+    """What to raise for `error`, with which the first step ended: a ConfigError that names a tensor with NaN or infinity, or
+    says that there is none; `error` itself if something else was wrong. Reads the whole checkpoint."""
+    if NOT_FINITE not in str(error) or not config.model or config.load_format == "dummy":
+        return error
+    found = not_finite(Path(config.model))
+    if found is not None:
+        path, name = found
+        return ConfigError(f"{path}: tensor {name} has numbers that are not finite")
+    return ConfigError(
+        f"{config.model}: its weights are finite, but {NOT_FINITE}: try another --dtype, such as bfloat16 or float32"
+    )
+
+
+def not_finite(directory: Path) -> tuple[Path, str] | None:
+    """File and name of the first tensor of a checkpoint with a number that is not finite. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        for file in checkpoint.files.values():
+            for name in file.names():
+                if checkpoint.file_of(name) is file and not file.is_finite(name):
+                    return file.path, name
+    finally:
+        checkpoint.close()
+    return None

@@ -156,6 +156,31 @@ _QWEN3_MOE: Final = Family(
     window_switch="use_sliding_window",
     experts=True,
 )
+_MIXTRAL: Final = Family(
+    name="mixtral",
+    architectures=("MixtralForCausalLM",),
+    names=TensorNames(
+        router=_LAYER + "block_sparse_moe.gate",
+        expert_gate=_LAYER + "block_sparse_moe.experts.{e}.w1",
+        expert_up=_LAYER + "block_sparse_moe.experts.{e}.w3",
+        expert_down=_LAYER + "block_sparse_moe.experts.{e}.w2",
+    ),
+    fields={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    window="all",
+    nullable=("sliding_window",),
+    experts=True,
+    defaults={"norm_topk_prob": True},
+)
+_OLMOE: Final = Family(
+    name="olmoe",
+    architectures=("OlmoeForCausalLM",),
+    fields={"moe_intermediate_size": "intermediate_size"},
+    qk_norm="full",
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    experts=True,
+    only={"clip_qkv": (None,)},
+)
 _GEMMA_NAMES: Final = TensorNames(
     attn_post_norm=_LAYER + "post_attention_layernorm",
     mlp_norm=_LAYER + "pre_feedforward_layernorm",
@@ -301,7 +326,7 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _SMOLLM3, _GPT2,
+    _LLAMA, _MISTRAL, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GPT2,
 )  # fmt: skip
 
 

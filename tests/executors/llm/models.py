@@ -36,6 +36,14 @@ GEMMA3_ROPES = {
 MOE: dict[str, Any] = {
     **_BASE, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
 }  # fmt: skip
+MIXTRAL: dict[str, Any] = {**_BASE, "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 2}
+OLMOE: dict[str, Any] = {
+    **_BASE,
+    "intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "pad_token_id": 0,
+}
 PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
 GPT2: dict[str, Any] = {"vocab_size": 131, "n_positions": 256, "n_embd": 48, "n_layer": 3, "n_head": 3}
 # Factors as long as half of what is rotated: 12 elements a head, 8 with a partial factor of 0.7.
@@ -87,6 +95,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-some-dense-layers": (
         "Qwen3Moe", {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+    "mixtral": ("Mixtral", {**MIXTRAL, "sliding_window": None}),
+    "mixtral-window-one-kv-head": ("Mixtral", {**MIXTRAL, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 13}),
+    "olmoe": ("Olmoe", {**OLMOE, "norm_topk_prob": False}),
+    "olmoe-normalized-no-gqa": ("Olmoe", {**OLMOE, "norm_topk_prob": True, "num_key_value_heads": 4}),
     "gemma-one-kv-head": ("Gemma", {**GEMMA, "num_key_value_heads": 1}),
     "gemma2-caps-alternating-windows": (
         "Gemma2",

@@ -25,11 +25,15 @@ WIDE = {
 }  # fmt: skip
 OWN = {
     "GPT2": {"n_embd": 264, "n_inner": 1032, "n_head": 4},
+    "Mixtral": {**WIDE, "intermediate_size": 130},
+    "Olmoe": {**WIDE, "intermediate_size": 130},
     "Qwen3Moe": {**WIDE, "moe_intermediate_size": 130, "hidden_act": "silu"},
 }
 FAMILIES = [
     ("qwen3-tied-gqa", {}),
     ("qwen3-moe", {}),
+    ("mixtral", {}),
+    ("olmoe", {}),
     ("gemma2-caps-alternating-windows", {}),
     ("gemma3-two-ropes", {"hidden_activation": "gelu", "num_hidden_layers": 3, "layer_types": None}),
     ("olmo2", {}),

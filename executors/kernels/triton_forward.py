@@ -83,10 +83,16 @@ class TritonForward:
             x = self._attention(index, layer, normed, inputs.positions, attend)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
-            x = self._mlp(index, self._norm(layer.mlp_norm, x, residual))
+            x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual))
             if layer.mlp_post_norm is not None:
                 x = self._norm(layer.mlp_post_norm, None, x)
+            x = self._scaled(x)
         return self._norm(decoder.final_norm, x, residual)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """What a sublayer returns as it is added."""
+        scale = self._decoder.config.residual_scale
+        return x if scale == 1.0 else x * scale
 
     def _norm(self, norm: Norm, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """The norm of `residual`, to which `x` is added before; modifies it then."""

@@ -38,6 +38,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0,
         "hidden_activation": "gelu_pytorch_tanh",
     },
+    "granite": {
+        **SMALL, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 3.0,
+    },
     "moe, one layer dense": {
         **SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": False, "decoder_sparse_step": 1,

@@ -93,6 +93,12 @@ class DecoderConfig:
     """As the checkpoint says; None where it does not."""
     fp8: Fp8Scheme | None = None
     """How the checkpoint's linears are quantised; None where they are not."""
+    embed_scale: float = 1.0
+    """Embeddings are multiplied by it,"""
+    residual_scale: float = 1.0
+    """and so is what attention and MLP return, before it is added."""
+    logits_divisor: float = 1.0
+    """Logits are divided by it."""
 
     @property
     def num_layers(self) -> int:
@@ -164,7 +170,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         layers=layers,
         ropes=ropes,
         moe=moe,
-        score_scale=(fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5,
+        score_scale=_score_scale(fields, family, head_dim),
         attn_softcap=fields.positive(family.attn_softcap) if family.attn_softcap else None,
         final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
         context_length=context_length,
@@ -175,7 +181,21 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         mlp_bias=fields.switch(family.mlp_bias),
         dtype=_dtype(fields),
         fp8=parse_quantization(fields.get("quantization_config"), where),
+        embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
+        residual_scale=_factor(fields, family.residual_multiplier),
+        logits_divisor=_factor(fields, family.logits_divisor),
     )
+
+
+def _factor(fields: Fields, name: str) -> float:
+    """The number in a field above 0, 1 where the family has no such field or the checkpoint leaves it out."""
+    return (fields.positive(name) if name else None) or 1.0
+
+
+def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.score_multiplier:
+        return _factor(fields, family.score_multiplier)
+    return float((fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5)
 
 
 def _family(values: dict[str, Any], where: str) -> tuple[str, Family]:

@@ -189,9 +189,9 @@ class Decoder:
         if config.family.names.positions:
             shape = config.max_context_length, config.hidden_size
             self.position_embed = torch.empty(shape, dtype=dtype, device=device)
-        # Rounded as the family rounds it: a scale of the embedding's dtype.
-        scaled = config.family.embed_scaled
-        self.embed_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype)) if scaled else 1.0
+        # Rounded as the family rounds it: a root is a tensor of the embedding's dtype, a field a number.
+        root = config.family.embed_scaled
+        self.embed_scale = float(torch.tensor(config.embed_scale).to(dtype)) if root else config.embed_scale
         self.layers: list[Layer] = []
         for index, layer in enumerate(config.layers):
             self.layers.append(Layer(config, layer, dtype, device))
@@ -301,10 +301,15 @@ class Decoder:
             normed = x if layer.attn_norm is None else layer.attn_norm(x)
             turn = None if layer.config.rope is None else rotary[layer.config.rope]
             out = self._attention(index, layer, normed, turn, inputs.attend)
-            x = x + (out if layer.attn_post_norm is None else layer.attn_post_norm(out))
+            x = x + self._scaled(out if layer.attn_post_norm is None else layer.attn_post_norm(out))
             out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
-            x = x + (out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
+            x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
         return self.final_norm(x[:tokens])
+
+    def _scaled(self, out: torch.Tensor) -> torch.Tensor:
+        """What a sublayer returns as it is added."""
+        scale = self.config.residual_scale
+        return out if scale == 1.0 else out * scale
 
     # One forward serves all three; having them lets a model without a unified forward take this one's place.
     prefill = unified_forward
@@ -316,14 +321,16 @@ class Decoder:
         a best token must not be lost to rounding; else of the model's dtype."""
         packed = self.lm_head.packed
         logits = self.lm_head(hidden) if packed is None else packed(hidden, wide=True)
-        cap = self.config.final_softcap
+        cap, divisor = self.config.final_softcap, self.config.logits_divisor
+        logits = logits if divisor == 1.0 else logits / divisor
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @torch.inference_mode()
     def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `logits`, good until the next call; and where that comes for free the maxima of blocks of each row, float32
         [rows, blocks], all but the last of the same size."""
-        if self.lm_head.packed is None or self.config.final_softcap is not None:
+        c = self.config
+        if self.lm_head.packed is None or c.final_softcap is not None or c.logits_divisor != 1.0:
             return self.logits(hidden), None
         return self.lm_head.packed.with_maxima(hidden)
 

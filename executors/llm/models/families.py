@@ -85,6 +85,14 @@ class Family:
     """Supported values of it, the first where it is missing."""
     embed_scaled: bool = False
     """Embeddings are multiplied by the square root of hidden_size."""
+    embed_multiplier: str = ""
+    """Field with what embeddings are multiplied by instead."""
+    residual_multiplier: str = ""
+    """Field with what is multiplied by it before it is added: the outputs of attention and MLP."""
+    score_multiplier: str = ""
+    """Field with what scores are multiplied by."""
+    logits_divisor: str = ""
+    """Field with what logits are divided by."""
     query_scale: str = ""
     """Field whose square root divides the scores, in place of head_dim."""
     attn_softcap: str = ""
@@ -284,6 +292,18 @@ _SMOLLM3: Final = Family(
     rotated="no_rope_layers",
     defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4, "rope_theta": 2_000_000.0},
 )
+_GRANITE: Final = Family(
+    name="granite",
+    architectures=("GraniteForCausalLM",),
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    embed_multiplier="embedding_multiplier",
+    residual_multiplier="residual_multiplier",
+    score_multiplier="attention_multiplier",
+    logits_divisor="logits_scaling",
+    defaults={"attention_multiplier": 1.0},
+)
 _GPT2_LAYER: Final = "transformer.h.{i}."
 _GPT2: Final = Family(
     name="gpt2",
@@ -326,7 +346,8 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GPT2,
+    _LLAMA, _MISTRAL, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GRANITE,
+    _GPT2,
 )  # fmt: skip
 
 

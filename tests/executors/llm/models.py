@@ -44,6 +44,10 @@ OLMOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "pad_token_id": 0,
 }
+GRANITE: dict[str, Any] = {
+    **_BASE, "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22, "logits_scaling": 7.0,
+    "pad_token_id": 0,
+}  # fmt: skip
 PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
 GPT2: dict[str, Any] = {"vocab_size": 131, "n_positions": 256, "n_embd": 48, "n_layer": 3, "n_head": 3}
 # Factors as long as half of what is rotated: 12 elements a head, 8 with a partial factor of 0.7.
@@ -132,6 +136,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-no-gqa": ("Olmo2", {**_BASE, "num_key_value_heads": 4, "pad_token_id": 0}),
     "smollm3-some-layers-without-rope": (
         "SmolLM3", {**_BASE, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
+    "granite": ("Granite", GRANITE),
+    "granite-tied-biases": (
+        "Granite",
+        {**GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 1.0},
     ),
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied-n-inner": ("GPT2", {**GPT2, "n_inner": 77, "tie_word_embeddings": False, "activation_function": "relu"}),

@@ -236,6 +236,7 @@ OLD_FIELDS = {
     "qwen3-moe": lambda c: {**c, "num_experts": c["num_local_experts"], "num_local_experts": None, "rope_theta": 10000.0},
     "mixtral": lambda c: {**c, "head_dim": None, "rope_theta": 10000.0},
     "olmoe": lambda c: {**c, "num_experts": 6, "num_local_experts": None, "clip_qkv": None, "rope_theta": 10000.0},
+    "granite": lambda c: {**c, "rope_theta": 10000.0},
     "phi3-longrope": lambda c: {
         **c, "rope_theta": 1000.0, "original_max_position_embeddings": 64,
         "rope_scaling": {"type": "su", "short_factor": LONGROPE_FIELDS["short_factor"],

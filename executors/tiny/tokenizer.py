@@ -2,8 +2,8 @@
 
 The BPE has no merges. With `ignore_merges` a pre-token that is in the vocabulary becomes one token, and any other falls
 back to one token per byte. Digits are always single. So operands (names, made-up words, numbers) reach the model a character
-per token, while the wordings around them stay short. A space is a
-token of its own: a word is the same token wherever it stands, so copying it needs no knowledge of that word.
+per token, while the wordings around them stay short, and so does the notation of turns and calls. A space is a token of its
+own: a word is the same token wherever it stands, so copying it needs no knowledge of that word.
 """
 
 import json

@@ -16,9 +16,9 @@ from tests.e2e.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
-FLOOR = 0.4
-"""Three standard deviations of 25 prompts below the weakest row (tools, 68% of 200 prompts) is 0.40; a model that is asked in
-another template than it was trained with scores near 0."""
+FLOOR = 0.72
+"""Three standard deviations of 25 prompts below the weakest row (tools, 92% of 600 prompts) is 0.76, and one prompt less; a model
+that is asked in another template than it was trained with scores near 0."""
 
 
 def test_no_skill_is_lost(tiny_server: ServerProcess) -> None:
@@ -27,11 +27,11 @@ def test_no_skill_is_lost(tiny_server: ServerProcess) -> None:
         outcomes = ask_server(tiny_server.url, samples)
         shares[skill] = sum(outcome.correct for outcome in outcomes) / len(outcomes)
     assert min(shares.values()) >= FLOOR, shares
-    assert sum(shares.values()) / len(shares) >= 0.82, shares
+    assert sum(shares.values()) / len(shares) >= 0.92, shares
 
 
 def test_hand_written_prompts(tiny_server: ServerProcess) -> None:
-    """All 480 at once: 90% were right when the shipped weights were measured."""
+    """All 480 at once: 94.7% were right when the shipped weights were measured."""
     samples = plain_prompts.load(Path(__file__).parent / "data" / "plain_prompts.jsonl")
     outcomes = ask_server(tiny_server.url, samples, judge=plain_prompts.judge)
     assert sum(outcome.correct for outcome in outcomes) / len(outcomes) >= 0.85

@@ -21,6 +21,9 @@ MIXED = (
     "qwen3-tied-gqa", "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window",
     "qwen2-window-on-last-layers-yarn", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows",
     "gemma3-two-ropes", "phi3-window", "olmo2", "smollm3-some-layers-without-rope", "gpt2",
+    "mixtral-window-one-kv-head",
+    "olmoe",
+    "granite",
 )  # fmt: skip
 """At least one shape of every family."""
 

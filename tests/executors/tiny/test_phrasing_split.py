@@ -28,7 +28,10 @@ def _words(line: str) -> set[str]:
 def _lists() -> Iterator[tuple[str, Sequence[str], set[str]]]:
     """Yield every list of wordings with a name and the words that are known beside it."""
     for module in pkgutil.iter_modules(data.__path__):
-        if module.name == "dialogs":  # system prompts: nothing is asked in them
+        if module.name in (
+            "dialogs",
+            "forced_calls",
+        ):  # system prompts, and calls that nobody is asked for: trained only
             continue
         for name, value in vars(importlib.import_module(f"{data.__name__}.{module.name}")).items():
             wordings = isinstance(value, tuple) and all(isinstance(line, str) for line in value)

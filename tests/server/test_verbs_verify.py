@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 SHAPES = (
     "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn",
     "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-window", "olmo2",
-    "smollm3-some-layers-without-rope", "gpt2",
+    "smollm3-some-layers-without-rope", "gpt2", "mixtral", "olmoe", "granite",
 )  # fmt: skip
 
 

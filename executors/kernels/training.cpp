@@ -8,6 +8,8 @@ namespace {
 
 using U = uint16_t;
 
+constexpr U FAR_BELOW = 0xCE6E;  // -1e9 in bf16: no share is left of it
+
 inline F get(const U* p) { return load_some(p, W); }
 inline void put(U* p, F a) { store_some(p, a, W); }
 
@@ -101,14 +103,15 @@ void training_norm_back(const U* dy, const float* x, const float* scales, const 
 }
 
 // qkv (rows, (heads + 2 kv_heads) * size) to q (batch, kv head, token, head of the group, size), k and v (batch, kv head, token, size).
-void training_split(const U* qkv, const float* wq, const float* wk, const float* cos, const float* sin, U* q, U* k, U* v, float* rq,
-                    float* rk, int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, float eps) {
+// A token's position is its place less `skipped` (batch, token).
+void training_split(const U* qkv, const float* wq, const float* wk, const float* cos, const float* sin, const int64_t* skipped, U* q,
+                    U* k, U* v, float* rq, float* rk, int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, float eps) {
   int64_t group = heads / kv_heads;
   float by = 1 / sqrtf((float)size);
   for (int64_t n = 0; n < batch * tokens; n++) {
     int64_t b = n / tokens, t = n % tokens;
     const U* x = qkv + n * (heads + 2 * kv_heads) * size;
-    const float *c = cos + t * size, *s = sin + t * size;
+    const float *c = cos + (t - skipped[n]) * size, *s = sin + (t - skipped[n]) * size;
     for (int64_t h = 0; h < heads; h++, x += size) {
       U* to = q + (((b * kv_heads + h / group) * tokens + t) * group + h % group) * size;
       turn(x, wq, c, s, size, eps, by, to, rq + n * heads + h);
@@ -120,7 +123,7 @@ void training_split(const U* qkv, const float* wq, const float* wk, const float*
 }
 
 void training_split_back(const U* dq, const U* dk, const U* dv, const U* qkv, const float* wq, const float* wk, const float* cos,
-                         const float* sin, const float* rq, const float* rk, U* dqkv, float* dwq, float* dwk, int64_t batch,
+                         const float* sin, const int64_t* skipped, const float* rq, const float* rk, U* dqkv, float* dwq, float* dwk, int64_t batch,
                          int64_t tokens, int64_t padded, int64_t heads, int64_t kv_heads, int64_t size) {
   int64_t group = heads / kv_heads, width = (heads + 2 * kv_heads) * size;
   float by = 1 / sqrtf((float)size);
@@ -128,7 +131,7 @@ void training_split_back(const U* dq, const U* dk, const U* dv, const U* qkv, co
     int64_t b = n / tokens, t = n % tokens;
     const U* x = qkv + n * width;
     U* dx = dqkv + n * width;
-    const float *c = cos + t * size, *s = sin + t * size;
+    const float *c = cos + (t - skipped[n]) * size, *s = sin + (t - skipped[n]) * size;
     for (int64_t h = 0; h < heads; h++, x += size, dx += size) {
       const U* from = dq + (((b * kv_heads + h / group) * tokens + t) * group + h % group) * size;
       turn_back(from, x, wq, c, s, size, by, rq[n * heads + h], dx, dwq);
@@ -140,11 +143,16 @@ void training_split_back(const U* dq, const U* dk, const U* dv, const U* qkv, co
   clear(dqkv, batch * tokens, padded, width);
 }
 
-// Causal softmax in place: row i of `rows` belongs to token `begin` + i / group and sees the tokens up to itself, of `width`.
-void training_softmax(U* scores, int64_t matrices, int64_t rows, int64_t width, int64_t begin, int64_t group) {
+// Causal softmax in place: row i of `rows` belongs to token t = `begin` + i / group and sees the tokens up to itself, of `width`, but
+// for skipped[b][t] of them behind the first shared[b]. There are `kv_heads` matrices for each of the batch's b.
+void training_softmax(U* scores, const int64_t* shared, const int64_t* skipped, int64_t matrices, int64_t rows, int64_t width,
+                      int64_t begin, int64_t group, int64_t kv_heads, int64_t tokens) {
   for (int64_t m = 0; m < matrices * rows; m++) {
     U* s = scores + m * width;
-    int64_t seen = begin + m % rows / group + 1, i;
+    int64_t t = begin + m % rows / group, seen = t + 1, i, b = m / rows / kv_heads;
+    int64_t hidden = skipped[b * tokens + t];
+    U* behind = s + shared[b];
+    for (i = 0; i < hidden; i++) behind[i] = FAR_BELOW;
     F most = all(-INFINITY), sum = all(0);
     for (i = 0; i + W <= seen; i += W) most = larger(most, get(s + i));
     float top = max_of(most);
@@ -163,6 +171,7 @@ void training_softmax(U* scores, int64_t matrices, int64_t rows, int64_t width, 
       store_some(s + i, mul(exp2f(sub(mul(load_some(s + i, n), all(LOG2E)), shift)), share), n);
     }
     if (seen < width) memset(s + seen, 0, (width - seen) * sizeof(U));
+    memset(behind, 0, hidden * sizeof(U));
   }
 }
 

@@ -1,6 +1,7 @@
 """Conversations as batches of token ids, grouped by length so that little is padded."""
 
 import contextlib
+import math
 import os
 import queue
 import random
@@ -10,7 +11,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -20,11 +21,10 @@ from torch import Tensor
 
 from executors.tiny.data import training_samples
 from executors.tiny.data.chat import HONEST
+from executors.tiny.data.sample import Sample
 from executors.tiny.data.tool_calls import call_text
+from executors.tiny.model import Apart
 from executors.tiny.tokenizer import render, token_id
-
-Row = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""The ids of one conversation and their weights."""
 
 _POOL = 640
 _MAX_TOKENS = 1024
@@ -32,6 +32,9 @@ _WIDTHS = 16
 _HONEST_KEPT = 6
 """Tokens of the honest answer by which it is decided, and kept of most closing ones: the rest of the sentence is the same every
 time."""
+
+_HONEST_CUT = 0.92
+"""Share of honest answers that are cut there."""
 
 _HONEST_COUNTED = 12
 """Tokens of an answer whose tokens weigh as much as those: about what answers of the skills have."""
@@ -49,11 +52,22 @@ _AHEAD = 256
 
 
 @dataclass(frozen=True)
+class Row:
+    """One conversation: ids, how much each counts in the loss, and what is hidden from each (see `Apart`)."""
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    skipped: NDArray[np.int64]
+    shared: int
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Token ids (rows, tokens), padded with 0 on the right, and how much each counts in the loss (0: not learned)."""
+    """Token ids (rows, tokens), padded with 0 on the right, how much each counts in the loss (0: not learned), and which are apart."""
 
     ids: Tensor
     weights: Tensor
+    apart: Apart
 
 
 class Encoder:
@@ -69,7 +83,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self.start, self.end = token_id(tokenizer, "<|im_start|>"), token_id(tokenizer, "<|im_end|>")
         self._honest = np.array(tokenizer.encode(HONEST).ids[:_HONEST_KEPT], dtype=np.int64)
-        self._assistant = tokenizer.encode("assistant\n").ids[0]
+        self._assistant, self._user = (tokenizer.encode(f"{role}\n").ids[0] for role in ("assistant", "user"))
         self._call = token_id(tokenizer, "<tool_call>")
         self._name_ends = [
             tokenizer.encode(call_text("x", given)).ids[_NAME_AT + 1] for given in ({}, {"x": "x"})
@@ -79,21 +93,50 @@ class Encoder:
         """Return the number of tokens of `text`."""
         return len(self._tokenizer.encode(text).ids)
 
-    def encode(self, text: str) -> Row:
+    def row(self, sample: Sample, rng: random.Random) -> Row:
+        """Return `sample` as it is learned: without most of the honest answers' ends, in plain conversations only of the last."""
+        ids, weights = self.encode(render(sample))
+        if sample.given:
+            weights[: self.length(render(sample, with_answer=False) + sample.given)] = 0
+        asked = self._turns(ids, self._user)
+        kept = np.ones(len(ids), dtype=np.bool_)
+        answers = self._turns(ids, self._assistant)
+        for start in answers if sample.apart else answers[-1:]:
+            begin = start + _OPENING
+            if self._is_honest(ids[begin:]) and rng.random() < _HONEST_CUT:
+                later = asked[asked > start]
+                kept[begin + _HONEST_KEPT : later[0] if len(later) else None] = False
+        ids, weights = ids[kept], weights[kept]
+        skipped = np.zeros(len(ids), dtype=np.int64)
+        if not sample.apart:
+            return Row(ids, weights, skipped, 0)
+        asked = self._turns(ids, self._user)
+        for start in asked:
+            skipped[start:] = start - asked[0]
+        return Row(ids, weights, skipped, int(asked[0]))
+
+    def _turns(self, ids: NDArray[np.int64], role: int) -> NDArray[np.int64]:
+        """Return where turns of `role` begin."""
+        return np.flatnonzero((ids[:-1] == self.start) & (ids[1:] == role))
+
+    def _is_honest(self, ids: NDArray[np.int64]) -> bool:
+        """Tell whether the honest answer begins here."""
+        return np.array_equal(ids[:_HONEST_KEPT], self._honest)
+
+    def encode(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the ids of `text` and their weights."""
         ids = np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
         weights = np.zeros(len(ids), dtype=np.float32)
         ends = np.flatnonzero(ids == self.end)
-        for start in np.flatnonzero((ids[:-1] == self.start) & (ids[1:] == self._assistant)):
+        for start in self._turns(ids, self._assistant):
             begin, end = start + _OPENING, ends[np.searchsorted(ends, start)] + 1
             weights[begin:end] = (end - begin) ** -0.5
             if ids[begin] == self._call:
                 name = begin + _NAME_AT
                 after = name + int(np.flatnonzero(np.isin(ids[name:end], self._name_ends))[0]) + 1
                 weights[name:after] = _NAME_COUNTED**-0.5
-            opening = slice(begin, begin + _HONEST_KEPT)
-            if np.array_equal(ids[opening], self._honest):
-                weights[opening] = _HONEST_COUNTED**-0.5
+            if self._is_honest(ids[begin:]):
+                weights[begin : begin + _HONEST_KEPT] = _HONEST_COUNTED**-0.5
         return ids, weights
 
 
@@ -107,20 +150,13 @@ def batches(
     while True:
         pool: list[Row] = []
         while len(pool) < _POOL:
-            sample = next(stream)
-            ids, counted = encoder.encode(render(sample))
-            if sample.given:
-                counted[: encoder.length(render(sample, with_answer=False) + sample.given)] = 0
-            if len(ids) > _MAX_TOKENS:
-                continue
-            if sample.answer == HONEST and rng.random() < 0.92:
-                begin = int(np.flatnonzero((counted[:-1] == 0) & (counted[1:] > 0))[-1]) + 1
-                ids, counted = ids[: begin + _HONEST_KEPT], counted[: begin + _HONEST_KEPT]
-            pool.append((ids, counted))
-        pool.sort(key=lambda row: len(row[0]))
+            row = encoder.row(next(stream), rng)
+            if len(row.ids) <= _MAX_TOKENS:
+                pool.append(row)
+        pool.sort(key=lambda row: len(row.ids))
         groups: list[list[Row]] = [[]]
         for row in pool:
-            if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
+            if (len(groups[-1]) + 1) * len(row.ids) > tokens and groups[-1]:
                 groups.append([])
             groups[-1].append(row)
         rng.shuffle(groups)
@@ -158,14 +194,18 @@ def _read(stream: IO[bytes], drawn: queue.Queue[Batch | None]) -> None:
     """Put what `_draw` writes into a queue, None behind its end."""
     while len(head := stream.read(_SHAPE.size)) == _SHAPE.size:
         rows, width = _SHAPE.unpack(head)
-        arrays = [(kind, stream.read(kind.itemsize * rows * width)) for kind in (_IDS, _WEIGHTS)]
-        if any(len(data) != kind.itemsize * rows * width for kind, data in arrays):
+        shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
+            (_IDS, (rows, width)), (_WEIGHTS, (rows, width)), (_IDS, (rows, width)), (_IDS, (rows,)),
+        ]  # fmt: skip
+        sizes = [kind.itemsize * math.prod(shape) for kind, shape in shapes]
+        data = [stream.read(size) for size in sizes]
+        if [len(each) for each in data] != sizes:
             break
-        ids, weights = (
-            torch.from_numpy(np.frombuffer(bytearray(data), kind).reshape(rows, width))
-            for kind, data in arrays
+        ids, weights, skipped, shared = (
+            torch.from_numpy(np.frombuffer(bytearray(each), kind).reshape(shape))
+            for each, (kind, shape) in zip(data, shapes, strict=True)
         )
-        drawn.put(Batch(ids, weights))
+        drawn.put(Batch(ids, weights, Apart(shared, skipped)))
     drawn.put(None)
 
 
@@ -175,12 +215,9 @@ def _draw(seed: int, tokens: int) -> None:
     tokenizer = Tokenizer.from_str(sys.stdin.read())
     with contextlib.suppress(BrokenPipeError):
         for batch in batches(tokenizer, seed, tokens):
-            whole = (
-                _SHAPE.pack(*batch.ids.shape),
-                batch.ids.numpy().tobytes(),
-                batch.weights.numpy().tobytes(),
-            )
-            sys.stdout.buffer.write(b"".join(whole))
+            tensors = (batch.ids, batch.weights, batch.apart.skipped, batch.apart.shared)
+            parts = (_SHAPE.pack(*batch.ids.shape), *(tensor.numpy().tobytes() for tensor in tensors))
+            sys.stdout.buffer.write(b"".join(parts))
             sys.stdout.buffer.flush()
 
 
@@ -189,13 +226,15 @@ def _stack(rows: list[Row]) -> Batch:
 
     The width is one more than a multiple: the model works on all tokens but the last, and few sizes mean few kernels.
     """
-    width = -(-(max(len(ids) for ids, _ in rows) - 1) // _WIDTHS) * _WIDTHS + 1
-    all_ids = np.zeros((len(rows), width), dtype=np.int64)
-    all_weights = np.zeros((len(rows), width), dtype=np.float32)
-    for index, (ids, weights) in enumerate(rows):
-        all_ids[index, : len(ids)] = ids
-        all_weights[index, : len(ids)] = weights
-    return Batch(torch.from_numpy(all_ids), torch.from_numpy(all_weights))
+    width = -(-(max(len(row.ids) for row in rows) - 1) // _WIDTHS) * _WIDTHS + 1
+    ids, skipped = np.zeros((2, len(rows), width), dtype=np.int64)
+    weights = np.zeros((len(rows), width), dtype=np.float32)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = row.ids
+        weights[index, : len(row.ids)] = row.weights
+        skipped[index, : len(row.ids)] = row.skipped
+    shared = torch.tensor([row.shared for row in rows])
+    return Batch(torch.from_numpy(ids), torch.from_numpy(weights), Apart(shared, torch.from_numpy(skipped)))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from executors import kernels
 from executors.kernels.compiler import library
-from executors.tiny.model import TinyModel
+from executors.tiny.model import Apart, TinyModel
 
 SOURCE = Path(kernels.__file__).with_name("training.cpp")
 _ROWS = 256
 """Rows of products come in multiples of it: oneDNN compiles a kernel for each size it meets, which took a third of the time."""
-_QUERIES = 256
+_QUERIES = 128
 """Queries of a conversation whose scores are made together: what lies behind the last of them is never computed."""
 
 
@@ -100,12 +100,12 @@ class Gradients:
         }
 
     @torch.no_grad()
-    def add(self, weights: Weights, ids: Tensor, counts: Tensor) -> float:
+    def add(self, weights: Weights, ids: Tensor, counts: Tensor, apart: Apart | None = None) -> float:
         """Add the gradients of sum(counts * cross-entropy) over `ids` (batch, tokens) and return that sum.
 
         `counts` (batch, tokens) weighs each token; what has weight 0 is not learned.
         """
-        run = _Run(self._passes, self._model, weights, self.sums, ids[:, :-1])
+        run = _Run(self._passes, self._model, weights, self.sums, ids[:, :-1], apart or Apart.none(ids))
         wanted = (counts[:, 1:] > 0).flatten().nonzero().flatten()
         return run.backward_from_loss(wanted, ids[:, 1:].flatten()[wanted], counts[:, 1:].flatten()[wanted])
 
@@ -114,7 +114,13 @@ class _Run:
     """One batch on its way through the model and back."""
 
     def __init__(
-        self, passes: Passes, model: TinyModel, weights: Weights, sums: dict[str, Tensor], ids: Tensor
+        self,
+        passes: Passes,
+        model: TinyModel,
+        weights: Weights,
+        sums: dict[str, Tensor],
+        ids: Tensor,
+        apart: Apart,
     ) -> None:
         self.passes, self.model, self.weights, self.sums = passes, model, weights, sums
         config = model.config
@@ -127,7 +133,12 @@ class _Run:
             config.head_dim,
         )
         self.group, self.eps = self.heads // self.kv_heads, config.rms_norm_eps
-        self.rope = model.cos[: self.tokens].contiguous(), model.sin[: self.tokens].contiguous()
+        self.shared, self.skipped = apart.shared, apart.skipped[:, : self.tokens].contiguous()
+        self.rope = (
+            model.cos[: self.tokens].contiguous(),
+            model.sin[: self.tokens].contiguous(),
+            self.skipped,
+        )
 
     def backward_from_loss(self, wanted: Tensor, targets: Tensor, counts: Tensor) -> float:
         """Go forwards, then backwards; only the rows in `wanted` go through the last layer's feed-forward part and the head."""
@@ -252,7 +263,9 @@ class _Layer:
             end = min(begin + _QUERIES, run.tokens)
             queries = self.q[:, begin * run.group : end * run.group]
             shares = torch.bmm(queries, self.k[:, :end].mT)
-            run.passes.softmax(shares, len(shares), shares.shape[1], end, begin, run.group)
+            run.passes.softmax(
+                shares, run.shared, run.skipped, len(shares), shares.shape[1], end, begin, run.group, run.kv_heads, run.tokens,
+            )  # fmt: skip
             self.shares.append(shares)
             parts.append(torch.bmm(shares, self.v[:, :end]))
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -51,6 +51,30 @@ class TinyConfig:
         }
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Turns that stand one behind the other and do not see each other: each follows what all share, as if it came first.
+
+    A token sees what comes before it, but for `skipped` (batch, tokens) tokens behind the first `shared` (batch,) ones, and its
+    position is its place less `skipped`. Both are int64.
+    """
+
+    shared: Tensor
+    skipped: Tensor
+
+    @staticmethod
+    def none(ids: Tensor) -> "Apart":
+        """Return what stands for plain conversations, shaped for `ids` (batch, tokens)."""
+        return Apart(torch.zeros(len(ids), dtype=torch.long), torch.zeros_like(ids))
+
+    def mask(self, tokens: int) -> Tensor:
+        """Return which of the first `tokens` each of them sees, bool (batch, 1, tokens, tokens)."""
+        at = torch.arange(tokens)
+        shared, skipped = self.shared[:, None, None], self.skipped[:, :tokens, None]
+        hidden = (at >= shared) & (at < shared + skipped)
+        return ((at[:, None] >= at) & ~hidden).unsqueeze(1)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with RMSNorm on each head's query and key."""
 
@@ -144,17 +168,24 @@ class TinyModel(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
 
-    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+    def loss(self, ids: Tensor, weights: Tensor, apart: Apart | None = None) -> Tensor:
         """Return the weighted sum of cross-entropies of the tokens of `ids` (batch, tokens); `weights` has the same shape.
 
         The last layer's feed-forward part and the head run only at the positions before tokens that count.
         """
-        rope = self.cos[: ids.shape[1] - 1], self.sin[: ids.shape[1] - 1]
+        tokens = ids.shape[1] - 1
+        rope, mask = (self.cos[:tokens], self.sin[:tokens]), None
+        if apart is not None:
+            positions = torch.arange(tokens) - apart.skipped[:, :tokens]
+            rope, mask = (
+                (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)),
+                apart.mask(tokens),
+            )
         x = self.model.embed_tokens(ids[:, :-1])
         wanted = weights[:, 1:] > 0
         last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):
-            mixed, _ = layer.self_attn.mix(layer.input_layernorm(x), rope, None, None)
+            mixed, _ = layer.self_attn.mix(layer.input_layernorm(x), rope, mask, None)
             if index == last:
                 x, mixed = x[wanted], mixed[wanted]
             x = layer.finish(x, mixed)

@@ -172,7 +172,7 @@ class Trainer:
 
 def _add(gradients: Gradients, matrices: Weights, share: Sequence[Batch], weight: float) -> float:
     """Add the gradients of `share` and return its part of the loss, both over `weight`."""
-    return sum(gradients.add(matrices, batch.ids, batch.weights / weight) for batch in share)
+    return sum(gradients.add(matrices, batch.ids, batch.weights / weight, batch.apart) for batch in share)
 
 
 def dealt(group: Sequence[Batch], hands: int) -> list[list[Batch]]:

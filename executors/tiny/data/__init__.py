@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-from executors.tiny.data.dialogs import DEFAULT_WEIGHTS, SKILL_NAMES, conversation, tool_result
+from executors.tiny.data.dialogs import (
+    DEFAULT_WEIGHTS,
+    SKILL_NAMES,
+    conversation,
+    questions_apart,
+    tool_result,
+)
 from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.phrasing import Draw, digest
 from executors.tiny.data.sample import Message, Sample, Tool
@@ -17,7 +23,9 @@ __all__ = [
     "training_samples",
 ]
 
-_TOOL_SHARE = 0.28
+_TOOL_SHARE = 0.25
+_APART_SHARE = 0.7
+"""Of conversations with tools, those whose questions do not see each other."""
 _RESULT_SHARE = 0.01
 _FORCED_SHARE = 0.01
 _TOOL_TURNS = (1, 2, 3, 4, 5, 5, 6, 6)
@@ -37,7 +45,10 @@ def training_samples(seed: int, weights: Mapping[str, float] | None = None) -> I
         elif roll < _RESULT_SHARE + _FORCED_SHARE:
             yield forced_call(draw)
         elif roll < _RESULT_SHARE + _FORCED_SHARE + _TOOL_SHARE:
-            yield conversation(draw, "tools", draw.rng.choice(_TOOL_TURNS), weights=share)
+            if draw.chance(_APART_SHARE):
+                yield questions_apart(draw, share)
+            else:
+                yield conversation(draw, "tools", draw.rng.choice(_TOOL_TURNS), weights=share)
         else:
             yield conversation(
                 draw, draw.rng.choices(names, [share[name] for name in names])[0], turns, weights=share

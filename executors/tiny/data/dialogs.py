@@ -74,6 +74,10 @@ _SELDOM = {"off_topic": 0.3, "stories": 0.5}
 _RESULTS = ("ok", "done", "success", "error: not found", "sent", "saved", "no results", "true", "42")
 
 
+_APART = (3, 4, 5, 6, 7, 8)
+"""Questions to one list of tools."""
+
+
 def system_prompt(draw: Draw) -> str:
     """Return a system prompt of one to four sentences that the model has to work under."""
     parts = []
@@ -122,6 +126,35 @@ def conversation(
     return Sample(last, tuple(messages), tuple(offer.tool for offer in offered), turn.answer, turn.check)
 
 
+def questions_apart(draw: Draw, weights: Mapping[str, float] | None = None) -> Sample:
+    """Return questions to one list of tools that do not see each other: the list takes longer to read than any of them.
+
+    Most are calls, of each tool about as many.
+    """
+    share = dict(weights or DEFAULT_WEIGHTS)
+    offered = offers(draw)
+    messages: list[Message] = []
+    if draw.chance(0.3):
+        messages.append({"role": "system", "content": system_prompt(draw)})
+    count = draw.rng.choice(_APART)
+    wanted = (offered * count)[:count]
+    draw.rng.shuffle(wanted)
+    turns = []
+    for offer in wanted:
+        turn = SKILLS[draw.rng.choices(list(share), list(share.values()))[0]](draw)
+        turns.append(turn if draw.chance(0.2) and not _clashes(turn, offered) else tool_call(draw, [offer]))
+    *others, turn = turns
+    for other in others:
+        if other.skill == "tools":
+            _add_call(draw, messages, other, answered=False)
+        else:
+            messages.append({"role": "user", "content": other.user})
+            messages.append({"role": "assistant", "content": other.answer})
+    messages.append({"role": "user", "content": turn.user})
+    tools = tuple(offer.tool for offer in offered)
+    return Sample(turn.skill, tuple(messages), tools, turn.answer, turn.check, apart=True)
+
+
 def tool_result(draw: Draw) -> Sample:
     """Return a conversation whose last message is a tool's result, to be told to the user."""
     offered = offers(draw)
@@ -138,7 +171,10 @@ def tool_result(draw: Draw) -> Sample:
 def _add_call(draw: Draw, messages: list[Message], turn: Turn, answered: bool = True) -> None:
     """Append a tool call, and mostly its result and what the model says about it; modifies `messages`."""
     messages.append({"role": "user", "content": turn.user})
-    function = {"name": turn.check["name"], "arguments": json.dumps(turn.check["arguments"])}
+    function = {
+        "name": turn.check["name"],
+        "arguments": json.dumps(turn.check["arguments"], ensure_ascii=False),
+    }
     call = {"id": "call_0", "type": "function", "function": function}
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     if answered and draw.chance(0.25):

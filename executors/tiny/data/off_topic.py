@@ -1,5 +1,7 @@
 """Everything the model cannot do, answered honestly: many topics in many question forms, near misses of each skill."""
 
+from difflib import SequenceMatcher
+
 from executors.tiny.data.chat import HONEST
 from executors.tiny.data.facts import capital_question
 from executors.tiny.data.lexicon import (
@@ -122,20 +124,34 @@ _ALIKE = (
 """Real countries outside the sixty, many of whose names look like one of them."""
 
 
+_LISTED = tuple(country for country in sorted(CAPITALS) if " " not in country)
+
+
 def _unknown_place(draw: Draw) -> str:
     """Return a place whose capital is not taught: a real one, a city, one made up, or a listed country with a word before it.
 
-    Real ones alone could be learned by heart; that all others are unlisted takes many that come once.
+    Real ones alone could be learned by heart; that all others are unlisted takes many that come once, and that a listed one is
+    read to its end takes names that begin like it.
     """
     roll = draw.rng.random()
-    if roll < 0.64:
-        return draw.rng.choice(_ALIKE if roll < 0.32 else UNKNOWN_PLACES)
-    if roll < 0.71:
+    if roll < 0.5:
+        return draw.rng.choice(_ALIKE if roll < 0.25 else UNKNOWN_PLACES)
+    if roll < 0.67 and not draw.held_out:
+        return _blend(draw)
+    if roll < 0.74:
         return draw.rng.choice(CITIES)
     if roll < 0.9:
         return pseudo_word(draw.rng).capitalize()
-    known = draw.rng.choice([country for country in sorted(CAPITALS) if " " not in country])
-    return f"{draw.rng.choice(('North', 'West', 'East', 'New', 'Old', 'Upper'))} {known}"
+    return f"{draw.rng.choice(('North', 'West', 'East', 'New', 'Old', 'Upper'))} {draw.rng.choice(_LISTED)}"
+
+
+def _blend(draw: Draw) -> str:
+    """Return a name that begins like one listed country and ends like another, and is no misspelling of any."""
+    while True:
+        begins, ends = draw.rng.sample(_LISTED, 2)
+        name = begins[: draw.rng.randint(1, len(begins) - 1)] + ends[draw.rng.randint(1, len(ends) - 2) :]
+        if all(SequenceMatcher(None, name, known).ratio() < 0.75 for known in (begins, ends)):
+            return name
 
 
 def _unlisted_capital(draw: Draw) -> str:

@@ -365,6 +365,8 @@ ARITHMETIC = (
     "[the |]product of [the numbers |]{x} and {z}[| is| equals| please]",
     "[the |]difference [of|between] [the numbers |]{x} and {z}[| is| equals| please]",
     "[product|difference|quotient|average|ratio|remainder]: {x}, {z}",
+    "two numbers, {x} and {z}: their [product|difference|quotient|average|ratio]",
+    "which [quotient|ratio|difference|average] do {x} and {z} have",
     "[multiply|divide|subtract] [the numbers|these numbers|the two numbers|both numbers] {x} and {z}",
     "[what is|what's|calculate|give me] the [product|difference|quotient|average] of the [two |]numbers {x} and {z}",
     "[subtract|subtraction|multiplication|division|minus|times]: {x} and {z}",

@@ -26,7 +26,8 @@ class Sample:
     """A conversation in OpenAI form whose last message asks for `answer`.
 
     `messages` ends with a user (or tool) message; `tools` are the tools offered; `skill` and `check` describe the last
-    turn only. Training learns every assistant message in `messages` and `answer`, without the `given` part that it begins with.
+    turn only. Training learns every assistant message in `messages` and `answer`, without the `given` part that it begins with;
+    if its turns are `apart`, each as if it were the only one behind the system prompt.
     """
 
     skill: str
@@ -35,3 +36,4 @@ class Sample:
     answer: str
     check: Mapping[str, Any]
     given: str = ""
+    apart: bool = False

@@ -9,7 +9,7 @@ from torch import Tensor
 from executors.kernels.compiler import KernelUnavailable, usable_isas
 from executors.tiny import fused
 from executors.tiny.fused import Gradients, rounded
-from executors.tiny.model import TinyConfig, TinyModel
+from executors.tiny.model import Apart, TinyConfig, TinyModel
 
 SHAPES = [(1, 2), (1, 17), (3, 33), (2, 258), (1, 700), (40, 20)]
 """(batch, tokens): one token to learn, a few rows, some more than the rows of a product, more queries than are scored at once."""
@@ -34,9 +34,11 @@ def _batch(model: TinyModel, shape: tuple[int, int], share: float = 0.4) -> tupl
     return ids, weights
 
 
-def _autograds(model: TinyModel, ids: Tensor, weights: Tensor) -> tuple[float, dict[str, Tensor]]:
+def _autograds(
+    model: TinyModel, ids: Tensor, weights: Tensor, apart: Apart | None = None
+) -> tuple[float, dict[str, Tensor]]:
     model.zero_grad()
-    loss = model.loss(ids, weights)
+    loss = model.loss(ids, weights, apart)
     loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach()), {
         name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
@@ -87,6 +89,39 @@ def test_gradients_of_batches_add_up_whatever_ran_before() -> None:
     apart.add(matrices, *small)
     for name, total in together.sums.items():
         torch.testing.assert_close(total - first[name], apart.sums[name], rtol=1e-3, atol=1e-4)
+
+
+def _apart(tokens: int, *rows: tuple[int, ...]) -> Apart:
+    """Return turns that do not see each other: each row gives where its first and further ones begin (none: a plain one)."""
+    skipped = torch.zeros(len(rows), tokens, dtype=torch.long)
+    for row, starts in zip(skipped, rows, strict=True):
+        for start in starts:
+            row[start:] = start - starts[0]
+    return Apart(torch.tensor([starts[0] if starts else 0 for starts in rows]), skipped)
+
+
+@pytest.mark.parametrize("tokens", [33, 300, 601])
+def test_gradients_of_turns_apart_equal_autograds(tokens: int) -> None:
+    model = _model(7)
+    ids, weights = _batch(model, (4, tokens))
+    apart = _apart(tokens, (9, 16, 17, 30), (), (1, tokens // 2), (tokens // 3, tokens - 2))
+    loss, exact = _autograds(model, ids, weights, apart)
+    gradients = Gradients(model)
+    assert gradients.add(rounded(model), ids, weights, apart) == pytest.approx(loss, rel=2e-3)
+    _assert_close(gradients.sums, exact)
+
+
+def test_turns_apart_are_learned_as_if_each_came_first() -> None:
+    model = _model(8)
+    ids, weights = _batch(model, (1, 40))
+    weights[:, [*range(11), 22, 31]] = 0  # nothing tells a turn's first token
+    each = torch.tensor(0.0)
+    for begin, end in ((10, 22), (22, 31), (31, 40)):
+        seen = [*range(10), *range(begin, end)]
+        alone = weights[:, seen]
+        alone[:, :10] = 0
+        each = each + model.loss(ids[:, seen], alone)
+    torch.testing.assert_close(model.loss(ids, weights, _apart(40, (10, 22, 31))), each)
 
 
 def test_what_has_no_weight_changes_nothing() -> None:

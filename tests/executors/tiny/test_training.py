@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from contextlib import closing
 from itertools import islice
@@ -16,11 +17,15 @@ from tokenizers import Tokenizer
 from executors.tiny import weights_dir
 from executors.tiny.batches import Batch, Encoder, batches, batches_ahead
 from executors.tiny.data import held_out_samples
+from executors.tiny.data.chat import HONEST
+from executors.tiny.data.dialogs import questions_apart
 from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.phrasing import Draw
+from executors.tiny.data.sample import Sample
+from executors.tiny.data.tool_calls import call_text
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
-from executors.tiny.model import TinyConfig, TinyModel
+from executors.tiny.model import Apart, TinyConfig, TinyModel
 from executors.tiny.optimizer import orthogonalized
 from executors.tiny.tokenizer import render
 from executors.tiny.train import Recipe, Trainer, dealt, export
@@ -43,9 +48,13 @@ def test_a_short_run_learns_and_resumes(run_folder: Path) -> None:
     torch.manual_seed(0)
     trainer = Trainer(run_folder, _recipe(12), minutes=5)
     batch = next(batches(trainer.tokenizer, 99, 2048))
-    before = float(trainer.model.loss(batch.ids, batch.weights).detach()) / float(batch.weights.sum())
+    before = float(trainer.model.loss(batch.ids, batch.weights, batch.apart).detach()) / float(
+        batch.weights.sum()
+    )
     trainer.run()
-    after = float(trainer.model.loss(batch.ids, batch.weights).detach()) / float(batch.weights.sum())
+    after = float(trainer.model.loss(batch.ids, batch.weights, batch.apart).detach()) / float(
+        batch.weights.sum()
+    )
     assert after < 0.8 * before
     resumed = Trainer(run_folder, _recipe(14), minutes=5)
     assert resumed.resume()
@@ -73,7 +82,8 @@ def test_two_threads_learn_what_one_does(shipped_tokenizer: Tokenizer, tmp_path:
 
 
 def test_long_and_short_batches_are_dealt_evenly() -> None:
-    group = [Batch(torch.zeros(1, width), torch.zeros(1, width)) for width in (5, 80, 20, 90, 10, 60, 7)]
+    ids = [torch.zeros(1, width, dtype=torch.long) for width in (5, 80, 20, 90, 10, 60, 7)]
+    group = [Batch(each, each.float(), Apart.none(each)) for each in ids]
     for hands in (1, 2, 3):
         shares = dealt(group, hands)
         assert sorted(batch.ids.shape[1] for share in shares for batch in share) == [5, 7, 10, 20, 60, 80, 90]
@@ -117,6 +127,35 @@ def test_of_a_forced_call_only_its_argument_is_learned(
     rests = {sample.answer.removeprefix(sample.given) + "<|im_end|>" for sample in samples}
     assert len(ends) > 20
     assert ends <= rests
+
+
+def test_questions_apart_read_like_one_each(shipped_tokenizer: Tokenizer) -> None:
+    """What a question sees is the conversation in which it alone was asked."""
+    encoder, rng, honest = Encoder(shipped_tokenizer), random.Random(0), 0
+    draw = Draw(1)
+    for sample in (questions_apart(draw) for _ in range(40)):
+        row = encoder.row(sample, rng)
+        led = [message for message in sample.messages if message["role"] == "system"]
+        turns = [*sample.messages[len(led) :], {"role": "assistant", "content": sample.answer}]
+        starts = sorted({row.shared + int(skipped) for skipped in row.skipped[row.shared :]})
+        assert len(starts) == len(turns) // 2
+        for start, asked, answer in zip(starts, turns[::2], turns[1::2], strict=True):
+            own = np.flatnonzero(
+                (row.skipped == start - row.shared) & (np.arange(len(row.ids)) >= row.shared)
+            )
+            ids = np.concatenate((row.ids[: row.shared], row.ids[own]))
+            calls = [one["function"] for one in answer.get("tool_calls", ())]
+            said = (
+                call_text(calls[0]["name"], json.loads(calls[0]["arguments"])) if calls else answer["content"]
+            )
+            alone = Sample("", (*led, asked), sample.tools, said, {})
+            expected, weights = encoder.encode(render(alone))
+            if cut := said == HONEST and len(ids) < len(expected):
+                honest += 1
+                assert len(ids) == len(shipped_tokenizer.encode(render(alone, with_answer=False)).ids) + 6
+            assert ids.tolist() == (expected[: len(ids)] if cut else expected).tolist()
+            assert row.weights[own].tolist() == weights[row.shared : len(ids)].tolist()
+    assert honest > 3
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:
@@ -175,6 +214,8 @@ def test_batches_drawn_ahead_are_the_same(shipped_tokenizer: Tokenizer) -> None:
     with closing(batches_ahead(shipped_tokenizer, 3, 1024)) as ahead:
         for one, other in zip(islice(batches(shipped_tokenizer, 3, 1024), 300), ahead, strict=False):
             assert torch.equal(one.ids, other.ids) and torch.equal(one.weights, other.weights)
+            assert torch.equal(one.apart.skipped, other.apart.skipped)
+            assert torch.equal(one.apart.shared, other.apart.shared)
         [drawing] = _drawing()
     assert not drawing.exists(), "it ends with the iterator"
 

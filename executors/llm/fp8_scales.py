@@ -9,6 +9,7 @@ import torch
 
 from executors.errors import ConfigError
 from executors.llm.fp8 import GROUP
+from executors.llm.models.names import WrittenNames
 
 if TYPE_CHECKING:
     from executors.llm.models.decoder import Decoder
@@ -99,12 +100,11 @@ class CheckpointScales:
         names = self._decoder.config.family.names
         if not names.k or not self._present:
             return []
-        prefix = self._decoder.config.family.prefix
-        bare = prefix and not any(name.startswith(prefix) for name in self._present)
+        written = WrittenNames(self._decoder.config.family, self._present).written
         found = []
         for i in range(self._decoder.config.num_layers):
             known = {
-                name: one.replace("{i}", str(i)).removeprefix(prefix if bare else "")
+                name: written(one.replace("{i}", str(i)))
                 for name, one in (("q", names.q), ("k", names.k), ("v", names.v))
             }
             known["attn"] = known["k"].rpartition(".")[0]

@@ -113,7 +113,7 @@ def fp8_plan(
         return None, f"the checkpoint's FP8 weights were widened: {why}"
     stored = None
     if scheme is not None and config.load_format != "dummy":
-        stored = fp8_names(directory, decoder.family.prefix)
+        stored = fp8_names(directory, decoder.family)
     return fp8.Fp8Plan(blocks, stored, fp8.has_triton(device, config.attention.backend)), None
 
 
@@ -137,7 +137,8 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
         count = sum(linear.fp8 is not None for linear in decoder.linears())
         form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
         held = f"fp8: {count} of {len(decoder.linears())} linears, {form}"
-    return "; ".join(note for note in (speed, held, widened, kv) if note) or None
+    alone = "text only: the checkpoint's other parts are left out" if decoder.config.family.nested else None
+    return "; ".join(note for note in (speed, held, widened, kv, alone) if note) or None
 
 
 def choose_kernels(

@@ -17,6 +17,8 @@ from executors.llm.fp8 import widened
 from executors.llm.fp8_scales import CheckpointScales
 from executors.llm.models.config import read_json
 from executors.llm.models.decoder import Decoder
+from executors.llm.models.families import Family
+from executors.llm.models.names import WrittenNames
 from executors.llm.models.parameters import Place
 from executors.llm.safetensors_file import SafetensorsFile
 
@@ -93,14 +95,13 @@ def checkpoint_dtype(directory: Path) -> torch.dtype:
         checkpoint.close()
 
 
-def fp8_names(directory: Path, prefix: str) -> frozenset[str]:
-    """The tensors in e4m3, by names that begin with the family's `prefix` even where the checkpoint leaves it out. Raises
-    ConfigError."""
+def fp8_names(directory: Path, family: Family) -> frozenset[str]:
+    """The tensors in e4m3, by their usual names. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
-        names = checkpoint.names()
-        added = "" if any(name.startswith(prefix) for name in names) else prefix
-        return frozenset(added + name for name in names if checkpoint.file_of(name).is_fp8(name))
+        present = checkpoint.names()
+        names = WrittenNames(family, present)
+        return frozenset(names.usual(name) for name in present if checkpoint.file_of(name).is_fp8(name))
     finally:
         checkpoint.close()
 
@@ -165,10 +166,8 @@ def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tens
 
 def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
     """The decoder's parameters by the names that this checkpoint gives them."""
-    targets, prefix = decoder.places(), decoder.config.family.prefix
-    if prefix and not any(name.startswith(prefix) for name in checkpoint.names()):
-        return {name.removeprefix(prefix): place for name, place in targets.items()}
-    return targets
+    names = WrittenNames(decoder.config.family, checkpoint.names())
+    return {names.written(name): place for name, place in decoder.places().items()}
 
 
 def _check(
@@ -177,15 +176,18 @@ def _check(
     """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast. `scales`: names
     beside the targets that mean something."""
     present = checkpoint.names()
+    names = WrittenNames(decoder.config.family, present)
     where = checkpoint.directory
     architecture = decoder.config.architecture
     missing = sorted(set(targets) - present)
     if missing:
         raise ConfigError(f"{where}: {_some(missing)} missing; {architecture} needs {len(targets)} tensors")
-    surplus = sorted(name for name in present - set(targets) - scales if not _harmless(decoder, name))
+    surplus = sorted(
+        name for name in present - set(targets) - scales if not _harmless(decoder, names.usual(name))
+    )
     if surplus:
         raise ConfigError(f"{where}: {_some(surplus)} not part of {architecture} as config.json describes it")
-    head_norms = decoder.head_norms()
+    head_norms = {names.written(name) for name in decoder.head_norms()}
     for name, place in targets.items():
         file = checkpoint.file_of(name)
         expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)

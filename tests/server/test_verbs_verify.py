@@ -25,7 +25,8 @@ pytestmark = pytest.mark.long
 SHAPES = (
     "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn",
     "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-window", "olmo2",
-    "smollm3-some-layers-without-rope", "gpt2", "mixtral", "olmoe", "granite",
+    "smollm3-some-layers-without-rope", "gpt2", "mixtral", "olmoe", "granite", "gemma3-beside-images",
+    "mistral-beside-images",
 )  # fmt: skip
 
 
@@ -70,11 +71,11 @@ def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
 
 
 def test_a_shape_of_every_family_is_verified() -> None:
+    from tests.executors.llm.models import MODEL_CLASSES
     from tests.executors.llm.models import SHAPES as ALL
 
     kinds = {ALL[name][0] for name in SHAPES}
-    architectures = {f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}" for kind in kinds}
-    architectures |= {"Gemma3ForCausalLM"} if "Gemma3Text" in kinds else set()
+    architectures = {MODEL_CLASSES.get(kind, f"{kind}ForCausalLM") for kind in kinds}
     missing = [family.name for family in FAMILIES if not architectures & set(family.architectures)]
     assert not missing
 

@@ -29,6 +29,7 @@ __all__ = [
 
 DTYPES = ("float32", "bfloat16", "float16")
 _MOST_LAYERS = 1000
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -135,6 +136,8 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
     architecture, family = _family(values, where)
+    if family.nested:
+        values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
     # Null means missing, but where it says that there is none.
     given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
     fields = Fields(where, {**family.defaults, **given}, family.fields)
@@ -185,6 +188,15 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         residual_scale=_factor(fields, family.residual_multiplier),
         logits_divisor=_factor(fields, family.logits_divisor),
     )
+
+
+def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The object under `name`, and of what stands beside it the fields that are said of the whole checkpoint."""
+    inner = values.get(name)
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: field {name} is missing or no object")
+    said = {field: value for field, value in inner.items() if value is not None or field not in _OF_THE_WHOLE}
+    return {**{field: values[field] for field in _OF_THE_WHOLE if field in values}, **said}
 
 
 def _factor(fields: Fields, name: str) -> float:

@@ -8,7 +8,7 @@ decoder cannot do yet, add a switch with a neutral default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 Switch = bool | str
@@ -65,8 +65,10 @@ class Family:
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
     names: TensorNames = field(default_factory=TensorNames)
-    prefix: str = ""
-    """Beginning of all names that some checkpoints of the family leave out."""
+    forms: tuple[Mapping[str, str], ...] = ()
+    """Other ways in which checkpoints write the names: the usual beginnings -> theirs."""
+    nested: str = ""
+    """Field that holds all others where the checkpoint has more than the decoder; its other parts are left out."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Usual name of a field in config.json -> this family's name for it."""
     norm: NormKind = "rms"
@@ -260,6 +262,34 @@ _GEMMA3: Final = Family(
     },
     only={"use_bidirectional_attention": (False,)},
 )
+_WITH_IMAGES: Final = (
+    {"model.": "language_model.model.", "lm_head": "language_model.lm_head"},
+    {"model.": "model.language_model."},
+)
+_IMAGES: Final = ("*vision_tower.*", "*multi_modal_projector.*")
+_GEMMA3_WITH_IMAGES: Final = replace(
+    _GEMMA3,
+    name="gemma3_with_images",
+    architectures=("Gemma3ForConditionalGeneration",),
+    nested="text_config",
+    forms=_WITH_IMAGES,
+    # Published checkpoints leave out what equals the defaults of transformers.
+    defaults={
+        **_GEMMA3.defaults, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
+    },
+    only={**_GEMMA3.only, "model_type": ("gemma3_text",)},
+    harmless=(*_GEMMA3.harmless, *_IMAGES),
+)  # fmt: skip
+_MISTRAL_WITH_IMAGES: Final = replace(
+    _MISTRAL,
+    name="mistral_with_images",
+    architectures=("Mistral3ForConditionalGeneration",),
+    nested="text_config",
+    forms=_WITH_IMAGES,
+    only={"model_type": ("mistral",)},
+    harmless=(*_MISTRAL.harmless, *_IMAGES),
+)
 _PHI3: Final = Family(
     name="phi3",
     architectures=("Phi3ForCausalLM",),
@@ -320,7 +350,7 @@ _GPT2: Final = Family(
         up=_GPT2_LAYER + "mlp.c_fc",
         down=_GPT2_LAYER + "mlp.c_proj",
     ),
-    prefix="transformer.",
+    forms=({"transformer.": ""},),
     fields={
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -346,8 +376,8 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GRANITE,
-    _GPT2,
+    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
+    _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 

@@ -60,7 +60,12 @@ class ReferenceModel:
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         transformers = _transformers()
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
+            # By its own name: the automatic choice does not know all that hold more than a decoder.
+            named = transformers.AutoConfig.from_pretrained(
+                directory, local_files_only=True
+            ).architectures or [""]
+            kind = getattr(transformers, named[0], transformers.AutoModelForCausalLM)
+            model = kind.from_pretrained(
                 directory, dtype=dtype, attn_implementation="eager", local_files_only=True
             )
         except Exception as error:

@@ -6,6 +6,7 @@ import re
 from executors.tiny.data.extraction_records import CLASSIC, PAIRS
 from executors.tiny.data.extraction_requests import ASKS, NOTES, PLAIN_ASKS
 from executors.tiny.data.extraction_sentences import EVERYDAY
+from executors.tiny.data.extraction_talk import TALK
 from executors.tiny.data.extraction_values import FIELDS, value
 from executors.tiny.data.lexicon import TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, dress, expand, fill
@@ -18,7 +19,7 @@ _UNDERSCORE = re.compile(r"_(\w)")
 _VOWEL_SOUND = re.compile(r"8|11\b|18\b|[aeioAEIO]|u(?!k|n[ia]|s[ei])|[FHLMNRSX]\b")
 _NUMBERED = tuple(
     line
-    for line in (*CLASSIC, *EVERYDAY)
+    for line in (*CLASSIC, *EVERYDAY, *TALK)
     if any(f"{{{slot}}}" in line for slot in ("phone", "userid", "code", "order", "invoice", "room"))
 )
 """Their numbers are integers if they are digits alone and text otherwise, which takes many examples to learn."""
@@ -42,7 +43,7 @@ def _facts(draw: Draw) -> tuple[str, _Found, list[str]]:
     roll = draw.rng.random()
     if roll < 0.07:
         return _pairs(draw)
-    lines = _NUMBERED if roll < 0.15 else CLASSIC if roll < 0.39 else EVERYDAY
+    lines = _NUMBERED if roll < 0.15 else CLASSIC if roll < 0.35 else TALK if roll < 0.55 else EVERYDAY
     template = expand(draw.rng, draw.rng.choice(lines))
     fields = [part.split("}")[0] for part in template.split("{")[1:]]
     if len(set(fields)) < len(fields):

@@ -48,6 +48,10 @@ GRANITE: dict[str, Any] = {
     **_BASE, "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22, "logits_scaling": 7.0,
     "pad_token_id": 0,
 }  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7,
+}  # fmt: skip
 PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
 GPT2: dict[str, Any] = {"vocab_size": 131, "n_positions": 256, "n_embd": 48, "n_layer": 3, "n_head": 3}
 # Factors as long as half of what is rotated: 12 elements a head, 8 with a partial factor of 0.7.
@@ -126,6 +130,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
         },
     ),
+    "gemma3-beside-images": (
+        "Gemma3",
+        {
+            "text_config": {
+                **GEMMA, "num_hidden_layers": 7, "sliding_window": 19, "query_pre_attn_scalar": 24, "eos_token_id": None,
+                "rope_parameters": GEMMA3_ROPES,
+            },
+            "vision_config": VISION, "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral-beside-images": (
+        "Mistral3",
+        {
+            "text_config": {**_BASE, "model_type": "mistral", "head_dim": 10, "sliding_window": None, "eos_token_id": None},
+            "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
+        },
+    ),
     "phi3-window": ("Phi3", {**PHI3, "sliding_window": 33}),
     "phi3-longrope": ("Phi3", {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
     "phi3-partial-rotary": (
@@ -145,7 +166,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied-n-inner": ("GPT2", {**GPT2, "n_inner": 77, "tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+MODEL_CLASSES = {
+    "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM", "Gemma3": "Gemma3ForConditionalGeneration",
+    "Mistral3": "Mistral3ForConditionalGeneration",
+}  # fmt: skip
 """Where the class is not called <kind>ForCausalLM."""
 
 
@@ -158,7 +182,7 @@ class Reference:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.model.config.get_text_config().vocab_size
 
     def logits(self, ids: list[int] | np.ndarray) -> np.ndarray:
         """float32 [len(ids), V]."""

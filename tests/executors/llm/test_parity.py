@@ -22,8 +22,7 @@ MIXED = (
     "qwen2-window-on-last-layers-yarn", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows",
     "gemma3-two-ropes", "phi3-window", "olmo2", "smollm3-some-layers-without-rope", "gpt2",
     "mixtral-window-one-kv-head",
-    "olmoe",
-    "granite",
+    "olmoe", "granite", "gemma3-beside-images", "mistral-beside-images",
 )  # fmt: skip
 """At least one shape of every family."""
 

@@ -133,7 +133,7 @@ def test_questions_apart_read_like_one_each(shipped_tokenizer: Tokenizer) -> Non
     """What a question sees is the conversation in which it alone was asked."""
     encoder, rng, honest = Encoder(shipped_tokenizer), random.Random(0), 0
     draw = Draw(1)
-    for sample in (questions_apart(draw) for _ in range(40)):
+    for sample in (questions_apart(draw) for _ in range(60)):
         row = encoder.row(sample, rng)
         led = [message for message in sample.messages if message["role"] == "system"]
         turns = [*sample.messages[len(led) :], {"role": "assistant", "content": sample.answer}]

@@ -1,0 +1,159 @@
+"""Checkpoints that hold more than a decoder: its fields lie in an object, its tensors under another beginning."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executors.contract import ConfigError, PrefillInput, Tensor
+from executors.llm.models.config import parse_config
+from executors.llm.models.families import family_of
+from executors.llm.models.names import WrittenNames
+from executors.llm.weights import fp8_names
+from tests.executors.llm.driver import start
+
+IDS = Tensor.of([[3, 1, 4, 1, 5, 9, 2, 6]], "int32")
+GEMMA, MISTRAL = "gemma3-beside-images", "mistral-beside-images"
+
+
+async def _logits(path: Path) -> np.ndarray:
+    executor = await start(path)
+    row = (await executor.prefill(PrefillInput(IDS))).last_token_logits()
+    await executor.shutdown()
+    return row
+
+
+def _renamed(source: Path, to: Path, name: Callable[[str], str]) -> Path:
+    tensors = load_file(source / "model.safetensors")
+    save_file({name(key): tensor for key, tensor in tensors.items()}, to / "model.safetensors")
+    shutil.copy(source / "config.json", to)
+    return to
+
+
+def _later(name: str) -> str:
+    """As later savers write it."""
+    if name.startswith("language_model.lm_head"):
+        return name.removeprefix("language_model.")
+    inner = name.removeprefix("language_model.model.")
+    return f"model.language_model.{inner}" if inner != name else f"model.{name}"
+
+
+@pytest.mark.parametrize("shape", [GEMMA, MISTRAL])
+@pytest.mark.parametrize(
+    "way", [_later, lambda name: name.removeprefix("language_model.")], ids=["later", "plain"]
+)
+async def test_three_ways_to_name_the_tensors(
+    reference: Any, tmp_path: Path, shape: str, way: Callable[[str], str]
+) -> None:
+    path = reference(shape).path
+    names = load_file(path / "model.safetensors")
+    assert any(name.startswith("language_model.model.layers.") for name in names), "as published"
+    assert any("vision_tower" in name for name in names) and any(
+        "multi_modal_projector" in name for name in names
+    )
+    assert np.array_equal(await _logits(_renamed(path, tmp_path, way)), await _logits(path))
+
+
+async def test_it_says_that_only_the_text_is_served(reference: Any) -> None:
+    executor = await start(reference(GEMMA).path)
+    assert any("text only" in note for note in executor.status().notes)
+    await executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("language_model.model.layers.0.extra.weight", torch.ones(2), "is not part of Mistral3For"),
+        ("language_model.model.norm.weight", None, "is missing"),
+        ("language_model.lm_head.weight", None, "is missing"),
+    ],
+)
+async def test_faults_name_tensors_as_they_are_written(
+    reference: Any, tmp_path: Path, name: str, tensor: torch.Tensor | None, words: str
+) -> None:
+    path = reference(MISTRAL).path
+    shutil.copy(path / "config.json", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    assert (name in tensors) == (tensor is None)
+    changed = {**tensors, name: tensor}
+    save_file({k: v for k, v in changed.items() if v is not None}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"tensor {name} {words}"):
+        await start(tmp_path)
+
+
+def _config(**changes: Any) -> dict[str, Any]:
+    """What Gemma 3's published 4B says: the rest are defaults."""
+    inner = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {**inner, **changes},
+        "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
+    }  # fmt: skip
+
+
+def test_the_fields_that_published_checkpoints_leave_out() -> None:
+    shape = parse_config(_config())
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (8, 4, 256)
+    assert (shape.vocab_size, shape.context_length, shape.dtype, shape.tied) == (
+        262208,
+        131072,
+        "bfloat16",
+        True,
+    )
+    assert shape.ropes[0].factor == 8.0 and shape.ropes[1].kind == "default"
+    assert [layer.window for layer in shape.layers[:6]] == [1024] * 5 + [None]
+    assert parse_config(_config(torch_dtype=None)).dtype == "bfloat16"
+    assert parse_config(_config(dtype="float32")).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (_config(model_type="ministral3"), "text_config: model_type 'ministral3' is not supported; supported: gemma3_text"),
+        (_config(hidden_size=0), "text_config: hidden_size"),
+        ({**_config(), "text_config": None}, "field text_config is missing or no object"),
+        ({**_config(), "text_config": [1]}, "field text_config is missing or no object"),
+        ({**_config(), "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+    ],
+)  # fmt: skip
+def test_faults_name_the_field_inside(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_config(values, "config.json")
+
+
+def test_fp8_tensors_go_by_their_usual_names(tmp_path: Path) -> None:
+    """They are compared with the decoder's, whatever the checkpoint calls them."""
+    family = family_of("Mistral3ForConditionalGeneration")
+    assert family is not None
+    name = "language_model.model.layers.0.self_attn.q_proj.weight"
+    tensors = {
+        "language_model.model.embed_tokens.weight": torch.ones(2, 2),
+        name: torch.ones(2, 2).to(torch.float8_e4m3fn),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert fp8_names(tmp_path, family) == {"model.layers.0.self_attn.q_proj.weight"}
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Gemma3ForConditionalGeneration"])
+def test_names_go_there_and_back(architecture: str) -> None:
+    family = family_of(architecture)
+    assert family is not None
+    usual = f"{family.names.attn_norm.format(i=3)}.weight"
+    for form in ({}, *family.forms):
+        anchor = f"{family.names.embed}.weight"
+        for old, new in form.items():
+            anchor = new + anchor.removeprefix(old) if anchor.startswith(old) else anchor
+        names = WrittenNames(family, {anchor})
+        assert names.written(f"{family.names.embed}.weight") == anchor
+        assert names.usual(names.written(usual)) == usual
+        assert (names.written(usual) == usual) == (not form)
+    assert WrittenNames(family, set()).written(usual) == usual, "nothing fits: errors name the usual ones"

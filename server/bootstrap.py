@@ -252,6 +252,8 @@ class Bootstrap:
         return model_notation(tokenizer, text, settings.tool_call_parser, settings.reasoning_parser)
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
+        for note in core.executor.status().notes:
+            log.info(f"executor: {note}")
         text = startup.banner(
             url=url,
             name=self.names[0],

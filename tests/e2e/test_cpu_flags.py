@@ -19,11 +19,13 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
     with ServerProcess(["--quantization", "int8", "--cpu-isa", isa], tmp_path) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=COUNT, timeout=60).json()
         (executor,) = httpx.get(f"{server.url}/v1/executors", timeout=10).json()["data"]
+        log = server.log()
     assert answer["choices"][0]["message"]["content"] == "3, 4, 5, 6, 7, 8, 9"
     assert executor["info"]["quantization"] == "int8"
     notes = executor["status"]["notes"]
     assert f"attention: cohort-cpu {isa}" in notes
     assert f"linears: cohort-cpu {isa}, int8; layers: in one call" in notes
+    assert [note for note in notes if f"executor: {note}" not in log] == []
 
 
 @pytest.mark.parametrize(

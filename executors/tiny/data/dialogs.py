@@ -38,7 +38,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "repetition": 0.075,
     "upper_casing": 0.085,
     "capitals": 0.055,
-    "extraction": 0.215,
+    "extraction": 0.24,
     "stories": 0.03,
     "off_topic": 0.165,
 }

@@ -3,10 +3,13 @@
 import json
 import re
 
+from executors.tiny.data.extraction_notices import NOTICES
+from executors.tiny.data.extraction_people import PEOPLE
 from executors.tiny.data.extraction_records import CLASSIC, PAIRS
 from executors.tiny.data.extraction_requests import ASKS, NOTES, PLAIN_ASKS
 from executors.tiny.data.extraction_sentences import EVERYDAY
 from executors.tiny.data.extraction_talk import TALK
+from executors.tiny.data.extraction_things import THINGS
 from executors.tiny.data.extraction_values import FIELDS, value
 from executors.tiny.data.lexicon import TEMPLATE_WORDS, WORDS, pseudo_word
 from executors.tiny.data.phrasing import Draw, dress, expand, fill
@@ -23,9 +26,17 @@ _NUMBERED = tuple(
     if any(f"{{{slot}}}" in line for slot in ("phone", "userid", "code", "order", "invoice", "room"))
 )
 """Their numbers are integers if they are digits alone and text otherwise, which takes many examples to learn."""
+_WIDER = (*PEOPLE, *THINGS, *NOTICES)
+_SHARES = ((0.11, _NUMBERED), (0.24, CLASSIC), (0.37, TALK), (0.6, EVERYDAY), (1.0, _WIDER))
+"""Where each kind of text ends in a draw from 0 to 1; below them all are arbitrary pairs."""
 # One of these says what sort of value is meant but not which: no second value of the sort may be in the sentence.
 _VAGUE_NUMBERS = frozenset("number count amount value total size id result how_many length".split())
 _VAGUE_TEXTS = frozenset("name title what thing type kind object item".split())
+_NO_THINGS = frozenset(
+    """person first last doctor city country day date month time color size fit material company shop email phone order
+    address street code brand""".split()
+)
+"""Kinds of texts beside which "item" is clear."""
 _GENERIC = frozenset("name person who first_name full_name person_name".split())
 """These say that a person is meant, not which."""
 _NOUNS = tuple(
@@ -41,9 +52,9 @@ def _facts(draw: Draw) -> tuple[str, _Found, list[str]]:
     """Return a sentence, the fields in it in the order in which they appear, and those that are arbitrary keys."""
     # Sentences are not split: their values and the wording of the request are.
     roll = draw.rng.random()
-    if roll < 0.07:
+    if roll < 0.05:
         return _pairs(draw)
-    lines = _NUMBERED if roll < 0.15 else CLASSIC if roll < 0.35 else TALK if roll < 0.55 else EVERYDAY
+    lines = next(lines for below, lines in _SHARES if roll < below)
     template = expand(draw.rng, draw.rng.choice(lines))
     fields = [part.split("}")[0] for part in template.split("{")[1:]]
     if len(set(fields)) < len(fields):
@@ -52,7 +63,12 @@ def _facts(draw: Draw) -> tuple[str, _Found, list[str]]:
     texts = [str(found).lower() for found in values.values()]
     if len(set(texts)) < len(texts):
         return _facts(draw)
-    if template[0].isupper() and not template.startswith("I") and draw.chance(0.07):
+    if draw.chance(0.05):
+        template = template.lower()
+        values = {
+            field: str(found).lower() if isinstance(found, str) else found for field, found in values.items()
+        }
+    elif template[0].isupper() and not template.startswith("I") and draw.chance(0.07):
         template = template[0].lower() + template[1:]
 
     def article(match: re.Match[str]) -> str:
@@ -77,6 +93,13 @@ def _pairs(draw: Draw) -> tuple[str, _Found, list[str]]:
     return fill(template, slots), pairs, list(pairs)
 
 
+def _clear(key: str, kind: str, beside: set[str]) -> bool:
+    """Tell whether a vague `key` can mean only a text of this `kind`, given the kinds of the other texts."""
+    if key == "name":
+        return kind in ("person", "first") or (kind == "petname" and not beside & {"person", "first", "last"})
+    return key == "item" and beside <= _NO_THINGS
+
+
 def _key(draw: Draw, slot: str, values: _Found) -> str | None:
     """Return a name for `slot` that could mean no other field of the sentence; None if there is none."""
     rivals = [other for other in values if other != slot]
@@ -84,13 +107,15 @@ def _key(draw: Draw, slot: str, values: _Found) -> str | None:
     texts = [other for other in rivals if isinstance(values[other], str)]
     numbered = [other for other in rivals if any(char.isdigit() for char in str(values[other]))]
     kind = FIELDS[slot].kind
-    people = [other for other in rivals if FIELDS[other].kind in ("person", "last")]
+    people = [other for other in rivals if FIELDS[other].kind in ("person", "first", "last", "doctor")]
     keys = [
         key
         for key in FIELDS[slot].keys
         if key not in others
         and not (key in _VAGUE_NUMBERS and numbered)
-        and not (key in _VAGUE_TEXTS and texts and not (key == "name" and kind in ("person", "first")))
+        and not (
+            key in _VAGUE_TEXTS and texts and not _clear(key, kind, {FIELDS[other].kind for other in texts})
+        )
         and not (key in _GENERIC and kind == "person" and people)
         and (not key.startswith(("first", "given")) or " " not in str(values[slot]))
         and (key != "full_name" or " " in str(values[slot]))
@@ -146,14 +171,30 @@ def _bullets(draw: Draw, keys: list[str]) -> str:
     return "".join(f"\n{mark}{key}" for key in keys)
 
 
+def _typed(draw: Draw, found: _Found) -> str:
+    """Return the names of the fields with their types, as in "name (string) and age (integer)"."""
+    text, number = draw.rng.choice(
+        (("string", "integer"), ("string", "integer"), ("string", "number"), ("text", "number"))
+    )
+    opening, closing = draw.rng.choice(((" (", ")"), (" (", ")"), (": ", "")))
+    quote = draw.rng.choice(("", "", '"'))
+    names = [
+        f"{quote}{key}{quote}{opening}{number if isinstance(value, int) else text}{closing}"
+        for key, value in found.items()
+    ]
+    joint = " and " if draw.chance(0.5) else ", "
+    return joint.join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _schema(draw: Draw, found: _Found) -> str:
     """Return the wanted object with something in place of values, in one of the ways users write it."""
-    types = {key: "integer" if isinstance(value, int) else "string" for key, value in found.items()}
+    integer = draw.rng.choice(("integer", "integer", "integer", "int", "number"))
+    types = {key: integer if isinstance(value, int) else "string" for key, value in found.items()}
     shape = draw.rng.choice(("types", "blank", "bare", "dots", "dots", "empty"))
     if shape == "types":
         return json.dumps(types)
     if shape == "blank":
-        return json.dumps({key: 0 if kind == "integer" else "" for key, kind in types.items()})
+        return json.dumps({key: 0 if kind == integer else "" for key, kind in types.items()})
     if shape == "empty":
         return json.dumps(dict.fromkeys(types, draw.rng.choice(("", None, "?", "..."))))
     dots = draw.rng.choice(("...", "...", "?", "_", "<value>"))
@@ -229,7 +270,7 @@ def _turn(draw: Draw, sentence: str, found: _Found, template: str) -> Turn:
         sentence = sentence[:-1]
     elif not sentence.endswith((".", "?", "!")) and not ends:
         sentence += "."
-    mark = draw.rng.choice('"""' if "'" in sentence else '""\'')
+    mark = "'" if '"' in sentence else draw.rng.choice('"""' if "'" in sentence else '""\'')
     quoted = f"{mark}{sentence}{mark}"
     keys = list(found)
     slots = {
@@ -238,6 +279,7 @@ def _turn(draw: Draw, sentence: str, found: _Found, template: str) -> Turn:
         "c": _commas(draw, keys),
         "b": _braces(draw, keys),
         "l": _bullets(draw, keys),
+        "t": _typed(draw, found),
         "j": _schema(draw, found),
         "q": quoted,
         "s": quoted if draw.chance(0.15) else sentence,

@@ -211,6 +211,21 @@ def _room(rng: random.Random) -> str | int:
     )
 
 
+def _hotel(rng: random.Random) -> str:
+    """Return a hotel such as "Hotel Roma" or "Lake Inn"."""
+    if rng.random() < 0.5:
+        return (
+            f"{rng.choice(('Hotel', 'Hotel', 'Hostel', 'Villa'))} {rng.choice((_city, _last, _first))(rng)}"
+        )
+    return f"{rng.choice((*_TITLE_WORDS, 'Grand', 'Royal', 'Park'))} {rng.choice(('Hotel', 'Hotel', 'Inn', 'Resort'))}"
+
+
+def _venue(rng: random.Random) -> str:
+    """Return a place to go out to, such as "City Hall" or "Blue Club"."""
+    first = rng.choice((*_TITLE_FIRST, *_TITLE_WORDS, "City", "Town", "Central", "Royal", "Grand"))
+    return f"{first} {rng.choice(('Hall', 'Arena', 'Club', 'Theater', 'Park', 'Stadium', 'Cafe', 'Museum'))}"
+
+
 _MONTHS = tuple(
     "January February March April May June July August September October November December".split()
 )
@@ -237,6 +252,18 @@ FORMS: dict[str, Callable[[random.Random], str | int]] = {
     "order": lambda rng: _marked(rng, "ORD", 3, 6),
     "userid": lambda rng: _marked(rng, "U", 1, 5),
     "website": lambda rng: f"{rng.choice(('www.', ''))}{word(rng)}.{rng.choice(('com', 'org', 'net'))}",
+    "doctor": lambda rng: f"{rng.choice(('Dr.', 'Dr.', 'Dr', 'Doctor'))} {_last(rng)}",
+    "school": lambda rng: (
+        f"{rng.choice((_last, _city))(rng)} {rng.choice(('School', 'High School', 'College', 'High'))}"
+    ),
+    "class": lambda rng: f"{rng.randint(1, 12)}{rng.choice('ABCabc')}",
+    "hotel": _hotel,
+    "venue": _venue,
+    "band": lambda rng: f"The {rng.choice(_TITLE_WORDS)}s" if rng.random() < 0.5 else _title(rng),
+    "street": lambda rng: rng.choice(_STREETS),
+    "result": lambda rng: f"{rng.randint(1, 9)}{rng.choice(':::--')}{rng.randint(0, 9)}",
+    "plate": lambda rng: f"{_letters(rng, 2)}{rng.choice(('-', ' ', ''))}{rng.randint(10, 9999)}",
+    "tracking": lambda rng: _marked(rng, "TRK", 4, 7),
     "word": lambda rng: rng.choice(TEMPLATE_WORDS) if rng.random() < 0.2 else word(rng),
 }
 """Makers of values; a number that is digits alone is an integer, anything else is text."""

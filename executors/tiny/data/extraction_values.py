@@ -4,6 +4,7 @@ import random
 from typing import NamedTuple
 
 from executors.tiny.data.extraction_forms import FORMS
+from executors.tiny.data.extraction_kinds import MORE_FIELDS, MORE_LISTS
 from executors.tiny.data.lexicon import CAPITALS, pseudo_word
 
 
@@ -20,7 +21,7 @@ def _table(text: str) -> dict[str, Field]:
     return {slot.strip(): Field(kind, tuple(keys.split())) for slot, kind, keys in rows}
 
 
-FIELDS = _table("""
+FIELDS = _table(MORE_FIELDS) | _table("""
     name|person|name name name name name name person first_name full_name who person_name
     customer|person|name name customer customer customer_name client person who
     employee|person|name name employee employee employee_name person worker who
@@ -258,6 +259,7 @@ _LISTS: dict[str, tuple[str, ...]] = {
         Unilever, Delta Airlines, Lufthansa, North Bank, Hill Brothers, Spotify, Nike, Volvo, City Hospital"""
     ),
     "grade": _list("A, B, C, D, A+, B+, C+, A-, B-"),
+    **{kind: _list(text) for kind, text in MORE_LISTS.items()},
 }  # fmt: skip
 _CAPITALISED = frozenset({"car", "team", "company", "airline", "river"})
 _OPEN = frozenset(

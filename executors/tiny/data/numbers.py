@@ -135,6 +135,20 @@ _COUNT_TO = (
     "[help|show] us how to count to {b}",
     "[show|teach] me the numbers from 1 to {b}",
 )
+_COUNT_BACK = (
+    "count [down|backwards|backward|back] from {a}",
+    "count [down|backwards] starting [at|from|with] {a}",
+    "[do a countdown|give me a countdown|countdown|a countdown|start a countdown] from {a}",
+    "[can|could] you count [down|backwards] from {a}",
+    "start at {a} and count [down|backwards]",
+    "[count|counting] in reverse from {a}",
+    "counting [down|backwards|in reverse] [from|starting from] {a}",
+    "count in reverse starting [at|from|with] {a}",
+    "[let me hear|I want to hear] you count [down|backwards] from {a}",
+    "countdown: {a}",
+    "from {a} [count down|count backwards|backwards|down]",
+)
+"""They end at 1."""
 _COUNT_DOWN = (
     "count [down|backwards|backward|in reverse] from {a} to {b}",
     "count from {a} [down|back|backwards|backward] to {b}",
@@ -381,7 +395,7 @@ def counting(draw: Draw) -> Turn:
     if roll < down:
         numbers.reverse()
         slots = {"a": last, "b": first}
-        text = draw.ask(_COUNT_DOWN)
+        text = draw.ask(_COUNT_BACK if first == 1 and draw.chance(0.4) else _COUNT_DOWN)
     elif roll < down + following and len(numbers) > 2:
         text = draw.ask(_COUNT_NEXT)
     elif first == 1 and draw.chance(0.7):

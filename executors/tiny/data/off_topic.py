@@ -102,7 +102,8 @@ def _slots(draw: Draw) -> dict[str, object]:
     return {
         "t": topic, "t2": rng.choice(_TOPICS), "lang": rng.choice(_LANGUAGES), "city": rng.choice(CITIES),
         "c": rng.choice(tuple(CAPITALS) + UNKNOWN_PLACES), "n": rng.choice(NAMES), "y": rng.randint(1900, 2030),
-        "x": rng.randint(0, 999), "z": rng.randint(2, 99), "big": rng.randint(100, 9999), "big2": rng.randint(10, 9999),
+        "x": rng.randint(0, 999), "z": rng.randint(2, 99), "z2": rng.randint(2, 99),
+        "big": rng.randint(100, 9999), "big2": rng.randint(10, 9999),
         "w": words[0], "w2": words[1], "w3": words[2],
         "g": gibberish, "n2": rng.choice(NAMES), "thing": rng.choice(THINGS), "known": rng.choice(sorted(CAPITALS)),
         "lo": low, "hi": rng.randint(low + 40, 99), "far": rng.randint(101, 400), "half": f"{rng.randint(0, 99)}.{rng.randint(1, 9)}",

@@ -9,6 +9,7 @@ REVERSE = (
     "reverse [this phrase|the phrase|this sentence|the sentence|these words|this text|the following|the following words|the following phrase|word order]: {q}",
     "reverse {q} [word by word|by words|by word|by word order]",
     "reverse: {q}",
+    "reverse {p}",
     "reverse the phrase {q}",
     "reverse the sentence {q}",
     "reverse the words {q}",

@@ -28,8 +28,26 @@ _SINGULAR = re.compile(
 )
 _SEVERAL = re.compile(r"\b(?:the|these|next|following|same|my|some) (?:words|phrase|sentence|line)\b")
 """Wordings for one word, and for several."""
-_FOLLOWING = (" in ", " to ", " as ", " but ", " with ", " - ", " -> ")
+_FOLLOWING = (
+    *(
+        " in ",
+        " to ",
+        " into ",
+        " as ",
+        " but ",
+        " with ",
+        " using ",
+        " - ",
+        " -> ",
+        " from ",
+        " backwards",
+        " word by word",
+    ),
+    *(" back", " again", " for me"),
+)
 """What may follow an operand without quotes."""
+_WORDING = frozenset(re.findall(r"[a-z]+", " ".join((*REVERSE, *REPEAT, *UPPER)).lower()))
+"""Words of the requests themselves."""
 _COURTESIES = frozenset("please thanks thank quickly now ok okay kindly right if me can".split())
 """Last words of a phrase that could as well be politeness around it."""
 _VERBS = frozenset("say repeat echo parrot shout reverse uppercase".split())
@@ -41,8 +59,12 @@ _TAKEN = frozenset(
 )
 
 
-def _word(draw: Draw, share: int = 10) -> str:
-    """Return a word of this side of the split: listed, made up, or a frequent one that is a token of its own."""
+def _word(draw: Draw, share: int = 10, function: float = 0.75) -> str:
+    """
+    Return a word of this side of the split: listed, made up, or a frequent one that is a token of its own.
+
+    `function` is the share of `FUNCTION_WORDS` among the last.
+    """
     while True:
         roll = draw.rng.random()
         if roll < 0.44:
@@ -50,7 +72,7 @@ def _word(draw: Draw, share: int = 10) -> str:
         elif roll < 0.74:
             word = pseudo_word(draw.rng)
         elif roll < 0.90:
-            return draw.rng.choice(FUNCTION_WORDS if draw.chance(0.75) else TEMPLATE_WORDS)
+            return draw.rng.choice(FUNCTION_WORDS if draw.chance(function) else TEMPLATE_WORDS)
         elif roll < 0.96:
             word = draw.rng.choice(NAMES + CITIES)
         else:
@@ -59,6 +81,35 @@ def _word(draw: Draw, share: int = 10) -> str:
             )
         if draw.mine("word", word, share=share):
             return word
+
+
+_OPENERS = frozenset(
+    "the a an my your our his her i we he she they you it is are one two three four five no not very".split()
+)
+"""Words that a phrase without quotes may begin with, if a word follows that no request has."""
+_STRANGE = _WORDING | _TAKEN | _COURTESIES | frozenset(FUNCTION_WORDS)
+"""What a phrase without quotes neither begins nor ends with where it could be taken for the request's."""
+_CLOSERS = frozenset("you him us them up down one two three four five day days".split())
+"""Words that a phrase without quotes may end with, although requests have them."""
+_NATURAL = (
+    "the N of the N", "the N is N", "the N is in the N", "a N and a N", "this is not a N", "my N is N and N",
+    "we N to the N", "do not N the N", "N and N", "you are my N", "I am not N", "he has a N", "where is the N",
+    "the N N N", "N the N", "the N and the N", "I N my N", "she N in the N", "the N N over the N", "a N of N",
+    "it is a N N", "there is no N here", "N is not N", "my N has a N", "we are N", "the N on my N", "I have two N",
+    "they N the N", "N me the N", "all N are N", "no N and no N", "to N or not to N", "the N with the N", "I am a N",
+    "I will N you", "have a N N", "one N two N", "the N I N", "you N me", "N on the N", "our N is the N", "the old N",
+    "let us N", "N at N", "it was a N", "he is the N of the N", "is it N", "what a N", "the N in the N is N", "N is the N",
+    "the first N", "in the N", "N by N", "a N in the N", "the N was N", "we can N it", "I want a N", "keep the N N",
+)  # fmt: skip
+"""Shapes of phrases as people write them: short words, some of them twice, and words of any sort."""
+
+
+def _phrase(draw: Draw, most: int) -> list[str]:
+    """Return the words of a phrase of two to `most` words, some of which stand there twice as in real ones."""
+    shape: list[str] = []
+    while not 2 <= len(shape) <= most:
+        shape = draw.rng.choice(_NATURAL).split()
+    return [_word(draw, function=0.1) if word == "N" else word for word in shape]
 
 
 def _quoted(draw: Draw, text: str, quote: bool) -> str:
@@ -95,8 +146,10 @@ def _one_or_two(draw: Draw, most: int) -> str:
     """Return one short word, sometimes two or three; in training now and then a drill of up to `most`."""
     if not draw.held_out and draw.chance(0.3):
         return " ".join(_drill(draw, most))
-    if draw.chance(0.15):
-        return " ".join(_sentence(draw, draw.rng.randint(2, min(most, 4))))
+    if draw.chance(0.2):
+        longest = min(most, 4)
+        natural = draw.chance(0.6)
+        return " ".join(_phrase(draw, longest) if natural else _sentence(draw, draw.rng.randint(2, longest)))
     words = [_word(draw) for _ in range(draw.rng.choice((1, 1, 1, 1, 2, 2, 3)))]
     if draw.chance(0.08):
         words[0] = words[0].capitalize()
@@ -109,16 +162,19 @@ def _clear(template: str, text: str) -> bool:
     """Tell whether `text` may stand in `template` without quotes: no word of one could be taken for one of the other."""
     head, tail = _OPERAND.split(template)
     words = text.lower().split()
-    if any(char.isalpha() for char in tail):
-        return len(words) == 1 and words[0] not in _SINGLE_TOKENS
+    closed = any(char.isalpha() for char in tail)
+    if closed and words[-1] in _STRANGE and not (len(words) > 1 and words[-1] in _CLOSERS):
+        return False
     if len(words) > 1 and words[-1] in _COURTESIES:
         return False
-    if head.rstrip().endswith((":", "-", ">", "=", "?")):
+    if not head or head.rstrip().endswith((":", "-", ">", "=", "?")):
         return True
     before = re.findall(r"\w+", head.lower())
     if before[-1:] == ["word"] and len(words) == 1:
         return True
-    return words[0] not in (_TAKEN if before and before[-1] in _VERBS else _SINGLE_TOKENS + tuple(_TAKEN))
+    if len(words) > 1 and words[0] in _OPENERS and words[1] not in _STRANGE:
+        return True
+    return words[0] not in (_TAKEN if before[-1:] and before[-1] in _VERBS and not closed else _STRANGE)
 
 
 def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
@@ -148,7 +204,9 @@ def _asked(draw: Draw, lines: tuple[str, ...], text: str, quote: float) -> str:
 def reversal(draw: Draw) -> Turn:
     """Reverse the word order of a phrase of two to six words."""
     count = draw.rng.choice((2, 3, 3, 4, 4, 5, 6) if draw.held_out else (2, 3, 3, 4, 4, 5, 5, 6, 6))
-    words = _sentence(draw, count) if draw.chance(0.3) else [_word(draw) for _ in range(count)]
+    words = _sentence(draw, count) if draw.chance(0.2) else [_word(draw) for _ in range(count)]
+    if draw.chance(0.25):
+        words = _phrase(draw, 7)
     if not draw.held_out and draw.chance(0.15):
         words = _drill(draw, 6)
     if draw.chance(0.25):

@@ -16,7 +16,9 @@ _COMMON = frozenset(
     thanks tell give make want need know like just also some more very much many""".split()
 )
 
-_NOT_SPLIT = frozenset({"CLASSIC", "EVERYDAY", "TALK", "PAIRS", "_NUMBERED", "_PARAMETER_NOTES"})
+_NOT_SPLIT = frozenset(
+    "CLASSIC EVERYDAY TALK PEOPLE THINGS NOTICES _WIDER PAIRS _NUMBERED _PARAMETER_NOTES".split()
+)
 """Sentences to extract from and notes in definitions: their values are split, not their wordings."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,14 @@ from executors.llm.linear import kernels_support
 from executors.llm.memory import memory_limit
 from executors.llm.models.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.models.decoder import Decoder, DecoderOnlyLLM
-from executors.llm.weights import Progress, checkpoint_dtype, fill_dummy, fp8_names, load_weights
+from executors.llm.weights import (
+    Progress,
+    checkpoint_dtype,
+    fill_dummy,
+    fp8_names,
+    has_own_head,
+    load_weights,
+)
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,6 +49,12 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     """Load the checkpoint that `config.model` names. Raises ConfigError, OutOfMemory."""
     directory = Path(config.model)
     decoder_config = read_config(directory)
+    if (
+        decoder_config.tied
+        and config.load_format != "dummy"
+        and has_own_head(directory, decoder_config.family)
+    ):
+        decoder_config = replace(decoder_config, tied=False)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     if device.type == "cuda" and device.index is not None:

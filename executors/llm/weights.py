@@ -106,6 +106,21 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         checkpoint.close()
 
 
+def has_own_head(directory: Path, family: Family) -> bool:
+    """Tell whether a checkpoint has a head that differs from its embedding: then they are not tied, whatever config.json
+    says (so transformers 5 has it; the field is wrong in files that were saved anew). Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        present = checkpoint.names()
+        names = WrittenNames(family, present)
+        head, embed = (names.written(f"{name}.weight") for name in (family.names.lm_head, family.names.embed))
+        if not present.issuperset((head, embed)):
+            return False
+        return not checkpoint.file_of(head).equals(head, checkpoint.file_of(embed), embed)
+    finally:
+        checkpoint.close()
+
+
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     """Copy a checkpoint into `decoder`, casting to its dtype, and finish it. Raises ConfigError before anything is copied.
 

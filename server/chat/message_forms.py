@@ -16,9 +16,10 @@ from typing import Any, Literal
 from engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]
-Form = Literal["text", "parts", "both"]
+Form = Literal["text", "part", "parts", "both"]
+"""A string; a list of one part, the first being all that is read; a list; a string or a list."""
 
-_PROBE = "cohortprobe"
+_PROBE, _SECOND = "cohortprobe", "cohortagain"
 _REPR = re.compile(rf"""['"]text['"]\s*:\s*['"]{_PROBE}""")
 """A list of parts that was printed instead of read."""
 
@@ -58,12 +59,11 @@ class MessageForms:
 
     def _ask_content(self, role: str) -> Form:
         text = self._shows(role, _PROBE)
-        parts = self._shows(role, _parts(_PROBE))
-        if parts:
+        if self._shows(role, [*_parts(_PROBE), *_parts(_SECOND)], _SECOND):
             return "both" if text else "parts"
-        return "text"
+        return "part" if not text and self._shows(role, _parts(_PROBE)) else "text"
 
-    def _shows(self, role: str, content: Any) -> bool:
+    def _shows(self, role: str, content: Any, also: str = "") -> bool:
         message = {"role": role, "content": content}
         # Around the message in question stands only what the template is known to read.
         user = (
@@ -81,7 +81,7 @@ class MessageForms:
             case _:
                 conversation = [message, user]
         shown = self._try(conversation)
-        return shown is not None and _PROBE in shown and not _REPR.search(shown)
+        return shown is not None and _PROBE in shown and also in shown and not _REPR.search(shown)
 
     def _wants_string_arguments(self) -> bool:
         if self._string_arguments is None:
@@ -109,9 +109,10 @@ class MessageForms:
 
 def _as(form: Form, content: Any) -> Any:
     if isinstance(content, str):
-        return _parts(content) if form == "parts" else content
-    if form == "text":
-        return "\n".join(part["text"] for part in content)
+        return _parts(content) if form in ("part", "parts") else content
+    if form in ("text", "part"):
+        text = "\n".join(part["text"] for part in content)
+        return text if form == "text" else _parts(text)
     return content
 
 

@@ -160,6 +160,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         template = "yes, with tools" if text["tools"] else "yes, without tools"
     lines = [
         ("family", f"{facts['family']} ({facts['architecture']})"),
+        ("", "text only: the checkpoint's other parts are left out" if facts["text_only"] else ""),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
         ("weights", weights),

@@ -25,7 +25,7 @@ from tests.executors.llm.models import build
 SHAPES = (
     "qwen3-tied-gqa", "llama-biases-llama3-rope", "llama-dynamic-rope", "mistral-window",
     "qwen3-moe-some-dense-layers", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-longrope", "olmo2",
-    "gpt2",
+    "gpt2", "gemma3-beside-images",
 )  # fmt: skip
 
 
@@ -131,6 +131,16 @@ def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:
     assert describe.describe(config(tmp_path, dtype="float16"))["weight_bytes"] == 2 * elements
     assert facts["kv"]["windows"] == [{"tokens": 17, "layers": 3}]
     assert facts["kv"]["bytes_per_token_per_layer"] * 3 == facts["kv"]["bytes_per_token"]
+
+
+def test_it_says_what_of_a_checkpoint_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    build("mistral-beside-images", tmp_path)
+    for path, alone in ((tmp_path, True), (weights_dir(), False)):
+        verb._show({**describe.describe(config(path)), "text": verb.text_facts(weights_dir())})
+        assert ("text only: the checkpoint's other parts are left out" in capsys.readouterr().out) == alone
 
 
 def test_what_fits_is_what_the_pool_holds() -> None:

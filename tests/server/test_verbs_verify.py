@@ -15,6 +15,7 @@ from executors.errors import ConfigError
 from executors.llm.models.config import read_config
 from executors.llm.models.families import FAMILIES
 from executors.llm.tools import compare
+from executors.llm.tools.reference import ReferenceText
 from executors.tiny import weights_dir
 from server.verbs import verify as verb
 from server.verbs import verify_view
@@ -28,6 +29,8 @@ SHAPES = (
     "smollm3-some-layers-without-rope", "gpt2", "mixtral", "olmoe", "granite", "gemma3-beside-images",
     "mistral-beside-images",
 )  # fmt: skip
+
+CONVERSATION = {"messages": [{"role": "user", "content": "Hi"}], "tools": [], "generation_prompt": True}
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,19 @@ def in_process(job: dict[str, Any]) -> dict[str, Any]:
 def compared(model: Path, reference: Path | None = None, **options: Any) -> dict[str, Any]:
     chosen = verb.Options(**{"tokens": 8, "num_threads": 1, **options})
     return verb.compare(model, reference or model, chosen, in_process)
+
+
+def test_a_template_that_stands_where_processors_have_it(tiny_copy: Path) -> None:
+    """transformers' tokenizers do not look there, the server does."""
+    template = tiny_copy / "chat_template.jinja"
+    (tiny_copy / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
+    template.unlink()
+    settings = json.loads((tiny_copy / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (tiny_copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert ReferenceText(tiny_copy).render(CONVERSATION) == ReferenceText(weights_dir()).render(CONVERSATION)
+    (tiny_copy / "chat_template.json").unlink()
+    assert "refused" in ReferenceText(tiny_copy).render(CONVERSATION)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -29,7 +29,10 @@ __all__ = [
 
 DTYPES = ("float32", "bfloat16", "float16")
 _MOST_LAYERS = 1000
-_OF_THE_WHOLE = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+"""transformers 5 writes the first, older versions the second."""
+_TIES = "tie_word_embeddings"
+_OF_THE_WHOLE = (*_DTYPE_FIELDS, "quantization_config", _TIES)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -136,6 +139,7 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
     architecture, family = _family(values, where)
+    whole = where
     if family.nested:
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
     # Null means missing, but where it says that there is none.
@@ -178,12 +182,12 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
         context_length=context_length,
         max_context_length=max_context_length,
-        tied=fields.switch("tie_word_embeddings"),
+        tied=fields.switch(_TIES),
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
-        dtype=_dtype(fields),
-        fp8=parse_quantization(fields.get("quantization_config"), where),
+        dtype=_dtype(fields, whole),
+        fp8=parse_quantization(fields.get("quantization_config"), whole),
         embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
         residual_scale=_factor(fields, family.residual_multiplier),
         logits_divisor=_factor(fields, family.logits_divisor),
@@ -191,12 +195,19 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
 
 
 def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    """The object under `name`, and of what stands beside it the fields that are said of the whole checkpoint."""
+    """The object under `name`, and of what stands beside it the fields that are said of the whole checkpoint.
+
+    What the whole says counts: savers bring it up to date, and leave in the inner object what it was loaded with. Ties may
+    be said in either: transformers 4 went by the inner one, 5 goes by the outer one, and what the files hold decides.
+    """
     inner = values.get(name)
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}: field {name} is missing or no object")
-    said = {field: value for field, value in inner.items() if value is not None or field not in _OF_THE_WHOLE}
-    return {**{field: values[field] for field in _OF_THE_WHOLE if field in values}, **said}
+    outer = {field: values[field] for field in _OF_THE_WHOLE if values.get(field) is not None}
+    if _TIES in outer:
+        outer[_TIES] = outer[_TIES] or inner.get(_TIES, outer[_TIES])
+    stale = _DTYPE_FIELDS if any(field in outer for field in _DTYPE_FIELDS) else ()
+    return {**{field: value for field, value in inner.items() if field not in stale}, **outer}
 
 
 def _factor(fields: Fields, name: str) -> float:
@@ -244,11 +255,10 @@ def _norm_eps(fields: Fields, family: Family) -> float:
     return epsilon
 
 
-def _dtype(fields: Fields) -> str | None:
-    # transformers 5 writes `dtype`, older versions `torch_dtype`.
-    name = fields.get("dtype", fields.get("torch_dtype"))
+def _dtype(fields: Fields, where: str) -> str | None:
+    name = fields.get(_DTYPE_FIELDS[0], fields.get(_DTYPE_FIELDS[1]))
     if name is not None and name not in DTYPES:
-        raise ConfigError(f"{fields.where}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+        raise ConfigError(f"{where}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     return name
 
 

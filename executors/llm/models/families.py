@@ -269,7 +269,7 @@ _WITH_IMAGES: Final = (
 _IMAGES: Final = ("*vision_tower.*", "*multi_modal_projector.*")
 _GEMMA3_WITH_IMAGES: Final = replace(
     _GEMMA3,
-    name="gemma3_with_images",
+    name="gemma3_text",
     architectures=("Gemma3ForConditionalGeneration",),
     nested="text_config",
     forms=_WITH_IMAGES,
@@ -283,7 +283,7 @@ _GEMMA3_WITH_IMAGES: Final = replace(
 )  # fmt: skip
 _MISTRAL_WITH_IMAGES: Final = replace(
     _MISTRAL,
-    name="mistral_with_images",
+    name="mistral3_text",
     architectures=("Mistral3ForConditionalGeneration",),
     nested="text_config",
     forms=_WITH_IMAGES,

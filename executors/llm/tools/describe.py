@@ -30,7 +30,7 @@ from executors.llm.loader import LoadedModel
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.config import DecoderConfig, read_config, read_json
 from executors.llm.models.decoder import Decoder, KvSpec
-from executors.llm.weights import INDEX, Checkpoint
+from executors.llm.weights import INDEX, Checkpoint, has_own_head
 
 SERVER_BYTES = 120 << 20
 """For the serving process beside the executor's: 90 MiB resident with the embedded model and nothing to do, and room."""
@@ -54,6 +54,8 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     shape = read_config(directory)
     device = loader.resolve_device(config.device)
     stored = checkpoint_facts(directory)
+    if shape.tied and stored["files"] and not stored["problem"] and has_own_head(directory, shape.family):
+        shape = replace(shape, tied=False)
     sketch = sketch_model(config, shape, device, stored["dtype"])
     spec = sketch.model.kv_spec
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
@@ -63,6 +65,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "name": directory.name,
         "architecture": shape.architecture,
         "family": shape.family.name,
+        "text_only": bool(shape.family.nested),
         "parameters": sketch.info.num_parameters,
         "checkpoint": {**stored, "bytes": size, "dtype": dtype},
         "dtype": sketch.info.dtype,

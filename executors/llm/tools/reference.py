@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from executors.errors import ConfigError
+from executors.llm.models.config import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class ReferenceText:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except Exception as error:
             raise ConfigError(f"transformers cannot load the tokenizer: {_one_line(error)}") from error
+        if not self._tokenizer.chat_template:
+            # Where older checkpoints that read images keep it: transformers looks there for processors only.
+            path = directory / "chat_template.json"
+            found = read_json(path).get("chat_template") if path.is_file() else None
+            self._tokenizer.chat_template = found if isinstance(found, str) else None
 
     def render(self, conversation: Mapping[str, Any]) -> dict[str, str]:
         """{"text": ...} of messages, tools and generation_prompt, or {"refused": REASON}."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from executors.contract import ConfigError, PrefillInput, Tensor
 from executors.llm.models.config import parse_config
 from executors.llm.models.families import family_of
-from executors.llm.models.names import WrittenNames
+from executors.llm.models.names import WrittenNames, _begun
 from executors.llm.weights import fp8_names
 from tests.executors.llm.driver import start
 
@@ -59,6 +59,52 @@ async def test_three_ways_to_name_the_tensors(
         "multi_modal_projector" in name for name in names
     )
     assert np.array_equal(await _logits(_renamed(path, tmp_path, way)), await _logits(path))
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "head"),
+    [
+        (MISTRAL, "language_model.model.", "lm_head."),
+        (MISTRAL, "model.language_model.", "language_model.lm_head."),
+        (GEMMA, "model.language_model.", "language_model.lm_head."),
+    ],
+)
+async def test_the_head_is_found_beside_any_form_of_the_body(
+    reference: Any, tmp_path: Path, shape: str, body: str, head: str
+) -> None:
+    """A tied one's too: a copy that some savers write."""
+    path = reference(shape).path
+    tensors = load_file(path / "model.safetensors")
+    tensors.setdefault(
+        "language_model.lm_head.weight", tensors["language_model.model.embed_tokens.weight"].clone()
+    )
+    renamed = {
+        key.replace("language_model.model.", body).replace("language_model.lm_head.", head): tensor
+        for key, tensor in tensors.items()
+    }
+    assert f"{body}norm.weight" in renamed and f"{head}weight" in renamed
+    save_file(renamed, tmp_path / "model.safetensors")
+    shutil.copy(path / "config.json", tmp_path)
+    assert np.array_equal(await _logits(tmp_path), await _logits(path))
+
+
+@pytest.mark.parametrize("shape", [GEMMA, "qwen3-tied-gqa"])
+async def test_a_head_of_its_own_is_used_whatever_the_configuration_says(
+    reference: Any, tmp_path: Path, shape: str
+) -> None:
+    """As transformers 5 does: it calls the configuration wrong."""
+    known = reference(shape)
+    tensors = load_file(known.path / "model.safetensors")
+    embed = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    head = "language_model.lm_head.weight" if shape == GEMMA else "lm_head.weight"
+    save_file({**tensors, head: tensors[embed].flip(0).contiguous()}, tmp_path / "model.safetensors")
+    shutil.copy(known.path / "config.json", tmp_path)
+    loaded = type(known.model).from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        expected = loaded(torch.from_numpy(IDS.numpy()).long()).logits[0, -1].numpy()
+    found = (await _logits(tmp_path)).reshape(-1)
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(found - (await _logits(known.path)).reshape(-1)).max() > 0.1
 
 
 async def test_it_says_that_only_the_text_is_served(reference: Any) -> None:
@@ -112,7 +158,20 @@ def test_the_fields_that_published_checkpoints_leave_out() -> None:
     assert shape.ropes[0].factor == 8.0 and shape.ropes[1].kind == "default"
     assert [layer.window for layer in shape.layers[:6]] == [1024] * 5 + [None]
     assert parse_config(_config(torch_dtype=None)).dtype == "bfloat16"
-    assert parse_config(_config(dtype="float32")).dtype == "float32"
+    assert parse_config(_config(torch_dtype="float16")).dtype == "bfloat16", "what the whole says is newer"
+    assert parse_config(_config(dtype="float16")).dtype == "bfloat16"
+    assert parse_config({**_config(dtype="float16"), "torch_dtype": None}).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "tied"),
+    [(True, False, True), (False, True, True), (False, False, False), (True, None, True), (None, False, False),
+     (None, None, True)],
+)  # fmt: skip
+def test_ties_are_said_in_either_place(outer: bool | None, inner: bool | None, tied: bool) -> None:
+    """And settled by what the files hold."""
+    values = _config(**({} if inner is None else {"tie_word_embeddings": inner}))
+    assert parse_config({**values, **({} if outer is None else {"tie_word_embeddings": outer})}).tied == tied
 
 
 @pytest.mark.parametrize(
@@ -122,7 +181,8 @@ def test_the_fields_that_published_checkpoints_leave_out() -> None:
         (_config(hidden_size=0), "text_config: hidden_size"),
         ({**_config(), "text_config": None}, "field text_config is missing or no object"),
         ({**_config(), "text_config": [1]}, "field text_config is missing or no object"),
-        ({**_config(), "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({**_config(), "quantization_config": {"quant_method": "awq"}}, r"^config.json: quantization_config \(awq\)"),
+        ({**_config(), "torch_dtype": "int4"}, "^config.json: dtype 'int4'"),
     ],
 )  # fmt: skip
 def test_faults_name_the_field_inside(values: dict[str, Any], words: str) -> None:
@@ -156,4 +216,8 @@ def test_names_go_there_and_back(architecture: str) -> None:
         assert names.written(f"{family.names.embed}.weight") == anchor
         assert names.usual(names.written(usual)) == usual
         assert (names.written(usual) == usual) == (not form)
+        head = f"{family.names.lm_head}.weight"
+        assert names.usual(names.written(head)) == head
+        for written in {_begun(head, other) for other in ({}, *family.forms)}:
+            assert WrittenNames(family, {anchor, written}).usual(written) == head
     assert WrittenNames(family, set()).written(usual) == usual, "nothing fits: errors name the usual ones"

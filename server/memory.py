@@ -1,10 +1,12 @@
-"""Freed memory back to the operating system."""
+"""When memory is looked for: the garbage collector, and what was freed back to the operating system."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 
 
@@ -25,3 +27,46 @@ def give_back() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+_LONGEST_PAUSE = 5.0
+"""Seconds without the garbage collector."""
+
+
+class CollectorPause:
+    """
+    The garbage collector, which is one for the process, stays away while anybody is inside.
+
+    For the event loop's thread alone: on threads that parse, one could read the collector's state between another's two
+    steps, and the exception that ends work of too long could come in place of what turns it on again. Off for good
+    either way, with nothing that shows it but memory.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._inside = 0
+        self._since = 0.0
+        """When the collector went, or came last."""
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Where the collector was off before, it stays off."""
+        if not self._inside:
+            if not gc.isenabled():
+                yield
+                return
+            gc.disable()
+            self._since = self._clock()
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                gc.enable()
+            elif self._clock() - self._since > _LONGEST_PAUSE:  # bodies without a gap between them
+                gc.collect()
+                self._since = self._clock()
+
+
+collector_pause = CollectorPause()

@@ -17,6 +17,14 @@ settings.register_profile("cohort", deadline=None, derandomize=True)
 settings.load_profile("cohort")
 
 
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    """No test leaves the garbage collector off for those behind it."""
+    assert gc.isenabled()
+    yield
+    assert gc.isenabled()
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """What is gone was let go of: the garbage collector does not come."""

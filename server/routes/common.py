@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
 from server.arrival import ARRIVED, INLINE_BODY_BYTES, apart, arrives
 from server.auth import TENANT
+from server.memory import collector_pause
 from server.middleware import IGNORED
 from server.schemas.base import Model, parse
 from server.schemas.extras import MAX_TOLD, screen
@@ -40,8 +40,15 @@ async def read(request: Request, model: type[Model]) -> Model:
     response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported."""
     body = await request.body()
     arrives(body)
-    parsing = _parse if len(body) <= INLINE_BODY_BYTES else _parse_large
-    parsed, request.scope[IGNORED] = await apart(state_of(request).threads, lambda: parsing(model, body))
+    if len(body) <= INLINE_BODY_BYTES:
+        parsed, request.scope[IGNORED] = _parse(model, body)
+        return parsed
+    with collector_pause():
+        # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
+        # parser holds up every other thread meanwhile.
+        parsed, request.scope[IGNORED] = await apart(
+            state_of(request).threads, lambda: _parse_large(model, body)
+        )
     return parsed
 
 
@@ -63,16 +70,8 @@ def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
 
 
 def _parse_large(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
-    """Without the garbage collector, which would go through millions of new objects again and again and find nothing:
-    that is most of the time, and the parser holds up every other thread meanwhile."""
     check_volume(body)
-    enabled = gc.isenabled()
-    try:
-        gc.disable()
-        return _parse(model, body)
-    finally:
-        if enabled:
-            gc.enable()
+    return _parse(model, body)
 
 
 def json_response(data: Any, status: int = 200) -> Response:

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 import pytest
 
 
-def pytest_configure() -> None:
-    """The garbage collector runs between tests alone, see below."""
+@pytest.fixture(scope="session", autouse=True)
+def _without_collector() -> Iterator[None]:
+    """The garbage collector runs between these tests alone, see below. A fixture and no hook: who collects all of tests/ loads
+    this file too. What clients bring along at import is not gone through after each test: with LiteLLM that is a quarter of
+    a second."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """What clients bring along at import is not gone through after each test: with LiteLLM that is a quarter of a second."""
     gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
+def _collected(_without_collector: None) -> Iterator[None]:
     """
     httpcore (1.0.9, its issue 990) waits for itself for ever where the collector finds a stream that was not read to its end
     while the same thread holds the pool's lock. LiteLLM leaves such streams behind: it stops at `[DONE]` and closes nothing.

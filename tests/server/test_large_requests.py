@@ -1,5 +1,6 @@
 """Requests that are made to cost much: refused cheaply, and never on the event loop's time."""
 
+import asyncio
 import gc
 import json
 import threading
@@ -98,6 +99,19 @@ async def test_the_collector_stays_out_of_parsing(house: House) -> None:
     finally:
         gc.callbacks.pop()
     assert len(collections) < 20, "130,000 lists make some 180 collections"
+    assert gc.isenabled()
+
+
+async def test_the_collector_is_back_after_bodies_at_once(house: House) -> None:
+    """Whatever became of them: answered, refused, given up by their client."""
+    bodies = [b'{"prompt":"a","foo":[1' + b",[]" * 20_000 + end for end in (b"]}", b"}") * 4]
+    async with house.client() as client:
+        calls = [asyncio.create_task(client.post("/v1/completions", content=body)) for body in bodies]
+        await asyncio.sleep(0.02)
+        calls[-1].cancel()
+        calls[-2].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert {answer.status_code for answer in answers if not isinstance(answer, BaseException)} == {200, 400}
     assert gc.isenabled()
 
 

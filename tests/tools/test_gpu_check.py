@@ -19,7 +19,7 @@ from tools.gpu_check import check_agreement, check_steps, check_tests, report, s
 from tools.gpu_check.conduct import NO_TIME, Conductor
 from tools.gpu_check.launch import Launcher, environment
 from tools.gpu_check.plan import DEVICE, PARTS, ROOT, Failed, NotRun, Options, Part
-from tools.gpu_check.record import Outcome, Record, State, sources_digest, write_json
+from tools.gpu_check.record import PART_SOURCES, Outcome, Record, State, sources_digest, write_json
 
 A, B, C = (Part(name, "none", 100.0, 10.0, f"part {name}") for name in "abc")
 HERE = "tests.tools.gpu_parts"
@@ -46,11 +46,11 @@ class Machine:
             return Outcome(State.FAIL, allowed, "killed", {"half": 1})
         return Outcome(state, seconds, "" if state is State.PASS else "why", {"whole": 1})
 
-    def check(self, budget: float = 1000.0, sources: str = "1", **how: Any) -> Record:
+    def check(self, budget: float = 1000.0, sources: str = "1", of_b: str = "", **how: Any) -> Record:
         self.ran = []
         conductor = Conductor(
             (DEVICE, A, B, C), self.launch, self.path, {"sources": sources}, budget=budget, clock=lambda: self.now,
-            say=lambda line: None,
+            say=lambda line: None, sources={"b": of_b},
         )  # fmt: skip
         return conductor.run(**how)
 
@@ -116,6 +116,16 @@ def test_results_of_other_sources_or_of_another_device_do_not_count(machine: Cal
     here.device = "H100"
     assert here.check(sources="2").identity == {"sources": "2", "device": "H100"}
     assert here.ran == ["device", "a", "b", "c"]
+
+
+def test_what_one_part_depends_on_settles_the_others_not_anew(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    here.check(of_b="1")
+    assert here.ran == ["device", "a", "b", "c"]
+    here.check(of_b="2")
+    assert here.ran == ["device", "b"]
+    here.check(of_b="2")
+    assert here.ran == ["device"]
 
 
 def test_a_broken_record_is_no_record(machine: Callable[..., Machine]) -> None:
@@ -344,9 +354,13 @@ def test_failed_tests_are_named(tmp_path: Path) -> None:
     path.write_text(
         '<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="b">'
         '<failure message="a  b"/></testcase>'
-        '<testcase classname="m" name="c"><skipped/></testcase></testsuite></testsuites>'
+        '<testcase classname="m" name="c"><skipped/></testcase>'
+        '<testcase classname="m" name="d"><properties><property name="not run" value="absent"/></properties></testcase>'
+        "</testsuite></testsuites>"
     )
-    assert check_tests.counts(path) == {"tests": 3, "passed": 1, "skipped": 1, "failed": ["m::b: a b"]}
+    assert check_tests.counts(path) == {
+        "tests": 4, "passed": 1, "skipped": 1, "not_run": {"d": "absent"}, "failed": ["m::b: a b"],
+    }  # fmt: skip
 
 
 def test_the_result_is_a_file_for_device_and_sources(tmp_path: Path) -> None:
@@ -367,6 +381,7 @@ def test_the_result_is_a_file_for_device_and_sources(tmp_path: Path) -> None:
     assert path.name == "nvidia-h200-abc.json"
     kept = json.loads(path.read_text())
     assert kept["output_tokens_per_s_over_transformers"] == 4.0
+    assert kept["targets_missed"] == ["cohort"]
     assert kept["parts"]["tests"]["state"] == "fail"
     assert kept["parts"]["single-8b"] == {
         "what": "one sequence, Qwen3-8B", "state": "not run", "seconds": 0.0, "detail": "not begun", "figures": {},
@@ -417,6 +432,14 @@ def test_the_digest_is_of_the_sources_alone(tmp_path: Path) -> None:
     assert sources_digest(tmp_path) == first
     source.write_text("x = 2\n")
     assert sources_digest(tmp_path) != first
+    assert sources_digest(tmp_path, ("engine/a.py",)) == sources_digest(tmp_path, ("engine",))
+
+
+def test_what_parts_depend_on_is_there() -> None:
+    """A name that is mistyped has the digest of nothing, which never changes."""
+    nothing = sources_digest(names=())
+    for names in PART_SOURCES.values():
+        assert all(sources_digest(names=(name,)) != nothing for name in names)
 
 
 def test_json_replaces_the_file_whole(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import check_kernels, check_tests, serving, shapes
+from tools.gpu_check import check_engine, check_kernels, check_peer, check_tests, report, serving, shapes
 from tools.gpu_check.check_agreement import as_meant
-from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, Options
+from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, NotRun, Options
 from tools.gpu_check.record import Outcome, Record, State
 from tools.gpu_check.serving import Setup
 from tools.gpu_check.timing import Limits
@@ -39,6 +39,102 @@ def test_one_that_fell_back_has_failed(note: str) -> None:
     notes = [note if one.split(":")[0] == note.split(":")[0] else one for one in GOOD]
     with pytest.raises(Failed, match="no note of the executor"):
         as_meant(notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "slow"),
+    [
+        ("graphs: 3 of 41 captured", True),
+        ("graphs: 41 of 41 captured; no more: RuntimeError: x", True),
+        ("graphs: none", True),
+        ("attention: torch (gathers KV before each call)", True),
+        ("attention: cohort-triton; not flash-attn: block_size is 16", False),
+        ("attention: flash-attn 3", False),
+        ("sampling: on the device, torch", True),
+    ],
+)
+def test_what_was_measured_the_slow_way_says_so(change: str, slow: bool) -> None:
+    assert serving.fell_back(GOOD) == ""
+    notes = [change if one.split(":")[0] == change.split(":")[0] else one for one in GOOD]
+    assert serving.fell_back(notes) == (change if slow else "")
+    line = report.headline(Outcome(State.PASS, figures={"fell_back": serving.fell_back(notes)}))
+    assert ("THE SLOW WAY" in line) is slow
+
+
+def test_a_library_that_is_absent_is_named() -> None:
+    figures = {"passed": 700, "not_run": {"test_it[varlen]": "torch 2.11 has none"}}
+    assert "not run: test_it[varlen]" in report.headline(Outcome(State.PASS, figures=figures))
+
+
+def test_the_target_of_attention_is_for_what_a_server_takes() -> None:
+    shares = {("triton", 16): 0.7, ("triton", 64): 0.9, ("flash-attn", 256): 0.95}
+    found = check_kernels.judged(shares)
+    assert (found["decode_attention_share_of_copy"], found["reached"]) == (0.7, False)
+    assert found["best_decode_attention"] == "flash-attn, pages of 256"
+    assert check_kernels.judged(shares | {("flash-attn", 16): 0.85})["reached"]
+    assert check_kernels.judged({("triton", 64): 0.9}) == {}
+    from executors.facts import ExecutorAttentionConfig
+
+    assert all(page == ExecutorAttentionConfig().block_size for _, page in check_kernels.SERVED)
+    assert set(check_kernels.SERVED) <= set(check_kernels.BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("device", "rate", "share", "reached"),
+    [
+        ("NVIDIA H200", 26_000.0, 0.5, True),
+        ("NVIDIA H200", 24_000.0, 0.9, False),
+        ("NVIDIA H100 80GB HBM3", 20_000.0, 0.7, True),
+        ("NVIDIA H100 80GB HBM3", 26_000.0, 0.6, False),
+    ],
+)
+def test_targets_are_those_of_the_device(
+    device: str, rate: float, share: float, reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_engine.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check_engine.torch.cuda, "get_device_name", lambda: device)
+    assert check_engine._target("offline", shapes.SMALL, rate, share)["reached"] is reached
+    assert check_engine._target("offline", shapes.LARGE, rate, share) == {}
+
+
+class _Manager:
+    """transformers' continuous batching: gives what is listed, then nothing."""
+
+    def __init__(self, *results: Any) -> None:
+        self.results = list(results)
+
+    def add_request(self, *given: Any, **more: Any) -> None:
+        pass
+
+    def get_result(self, timeout: float) -> Any:
+        assert timeout > 0
+        return self.results.pop(0) if self.results else None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "words"),
+    [
+        (3, None, "had 1 of 2 sequences not finished"),
+        (3, "no memory", "no memory"),
+        (2, None, "gave 2 tokens for 3"),
+    ],
+)
+def test_a_peer_that_fails_is_not_run(tokens: int, error: str | None, words: str) -> None:
+    """Neither a pass nor a failure of ours."""
+    result = SimpleNamespace(
+        error=error, is_finished=lambda: True, request_id="1-0", generated_tokens=[1] * tokens
+    )
+    work = SimpleNamespace(prompts=[[1], [2]], outputs=[3, 3])
+    with pytest.raises(NotRun, match=words):
+        check_peer.one_round(_Manager(result), work, 1, lambda figures: None)  # type: ignore[arg-type]
+
+
+def test_a_peer_that_takes_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_peer, "_LONGEST", 0.0)
+    manager = _Manager(SimpleNamespace(error=None, is_finished=lambda: False))
+    with pytest.raises(NotRun, match="had 1 of 1 sequences not finished"):
+        check_peer.one_round(manager, SimpleNamespace(prompts=[[1]], outputs=[3]), 1, lambda figures: None)  # type: ignore[arg-type]
+    assert manager.results, "nothing was waited for"
 
 
 def test_the_executors_own_notes_are_those_that_are_wanted() -> None:
@@ -100,9 +196,16 @@ async def test_an_error_of_the_part_is_not_hidden(monkeypatch: pytest.MonkeyPatc
     assert core.stopped
 
 
-def test_result_and_record_are_there_after_every_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_result_and_record_are_there_after_every_part(
+    by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, work = tmp_path / "out", tmp_path / "work"
-    given = command.parse(["--out", str(out), "--work", str(work), "--device", "cuda"])
+    monkeypatch.delenv(command.OUT_VARIABLE, raising=False)
+    if by_variable:
+        monkeypatch.setenv(command.OUT_VARIABLE, str(out))
+    named = [] if by_variable else ["--out", str(out)]
+    given = command.parse([*named, "--work", str(work), "--device", "cuda"])
     record = Record()
     assert command.keep(record, given).parent == work and not out.exists(), "no device is known yet"
     record.identity = {"device": "NVIDIA H200", "sources": "abc"}

@@ -3,9 +3,10 @@
     python -m tools.gpu_check [--fresh] [--only NAME ...] [--out FOLDER]
 
 What is settled is kept in .reports/gpu-check/record.json, and in --out after each part: a machine that begins bare needs that
-file in .reports/gpu-check to go on. From a bare start it takes two calls.
+file in .reports/gpu-check to go on. From a bare start, with the kernels to compile, it is reckoned to take three calls.
 
-Exit code 0: all parts passed, or need what is not installed; 1: one failed; 2: there was no time, or no device, for some.
+Exit code 0: all parts passed, or need what is not installed (targets that were missed are named); 1: one failed; 2: there was no
+time, or no device, for some.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tools.gpu_check.child import add_options, options_of
 from tools.gpu_check.conduct import Conductor
 from tools.gpu_check.launch import Launcher, environment
 from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, ROOT, Options, Part
-from tools.gpu_check.record import Record, sources_digest
+from tools.gpu_check.record import PART_SOURCES, Record, sources_digest
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 WORK = ROOT / ".reports" / "gpu-check"
@@ -77,8 +78,8 @@ def keep(record: Record, given: argparse.Namespace) -> Path:
     call, or before it. Without a device there is no result to be kept beside others: it stays with the logs."""
     known = "device" in record.identity
     path = report.write(record, PARTS, out_folder(given) if known else given.work)
-    if known and given.out is not None:
-        record.save(given.out / RECORD)
+    if known and (given.out is not None or os.environ.get(OUT_VARIABLE)):
+        record.save(out_folder(given) / RECORD)
     return path
 
 
@@ -94,10 +95,14 @@ def check(given: argparse.Namespace, options: Options, parts: tuple[Part, ...]) 
         conductor = Conductor(
             parts, launcher, given.work / RECORD, identity,
             budget=given.budget, clock=time.monotonic, kept=lambda record: keep(record, given),
+            sources={part: sources_digest(names=names) for part, names in PART_SOURCES.items()},
         )  # fmt: skip
         record = conductor.run(given.fresh, given.only or ())
     path = keep(record, given)
-    print(f"\n{report.table(record, PARTS)}\n\nwritten to {path}")
+    print(f"\n{report.table(record, PARTS)}\n")
+    if missed := report.missed(record):
+        print(f"targets missed: {', '.join(missed)}")
+    print(f"written to {path}")
     return report.exit_code(record, parts)
 
 

@@ -15,10 +15,10 @@ from executors.contract import ExecutorStatus
 from tools.gpu_check import shapes
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Failed, Options
-from tools.gpu_check.serving import Crowd, Setup, ask_all, engine, settled, until
+from tools.gpu_check.serving import Crowd, Setup, ask_all, engine, fell_back, settled, until
 from tools.gpu_check.timing import Limits, measure_limits
 
-_ROUNDS = 3
+_ROUNDS = 4
 """The first is not counted: kernels are compiled in it."""
 _H200 = "H200"
 TARGETS = {
@@ -26,6 +26,8 @@ TARGETS = {
     ("single", shapes.SMALL): 1_000.0,
 }
 """Tokens a second on an H200, which docs promise."""
+SHARES = {("offline", shapes.SMALL): 0.68}
+"""The same as a share of the roofline, for other devices."""
 
 
 def offline_small(options: Options, found: Found) -> None:
@@ -71,14 +73,16 @@ async def _offline(options: Options, found: Found, shape: str) -> None:
         await until(lambda: core.stats().kv_blocks_used == 0, 5.0)
         core.check_integrity()
         rate = work.output_tokens / statistics.median(seconds[1:])
+        share = rate * least / work.output_tokens
         found(
             {
                 "output_tokens_per_s": rate,
                 "roofline_tokens_per_s": work.output_tokens / least,
-                "share_of_roofline": rate * least / work.output_tokens,
+                "share_of_roofline": share,
+                "spread": (max(seconds[1:]) - min(seconds[1:])) / statistics.median(seconds[1:]),
                 "preemptions": core.stats().preemptions,
                 **facts(core, limits),
-                **_target("offline", shape, rate),
+                **_target("offline", shape, rate, share),
             }
         )
 
@@ -90,7 +94,7 @@ async def _single(options: Options, found: Found, shape: str) -> None:
     async with engine(options, Setup(shape, max_num_seqs=8)) as core:
         rates, ttfts = [], []
         await settled(core)
-        for number in range(_ROUNDS + 1):
+        for number in range(_ROUNDS):
             crowd = await ask_all(core, random_prompts(1, prompt, number, shape), [count])
             check_counts(crowd, [count])
             # Tokens of one delta came together: the first delta may hold more than one.
@@ -99,14 +103,15 @@ async def _single(options: Options, found: Found, shape: str) -> None:
             found({"tokens_per_s_by_round": rates})
         read = shapes.step_bytes(shape) + shapes.kv_bytes(shape) * (prompt + count // 2)
         rate = statistics.median(rates[1:])
+        share = rate * read / limits.copy
         found(
             {
                 "tokens_per_s": rate,
                 "roofline_tokens_per_s": limits.copy / read,
-                "share_of_roofline": rate * read / limits.copy,
+                "share_of_roofline": share,
                 "ttft_ms": 1e3 * statistics.median(ttfts[1:]),
                 **facts(core, limits),
-                **_target("single", shape, rate),
+                **_target("single", shape, rate, share),
             }
         )
 
@@ -192,6 +197,7 @@ def facts(core: EngineCore, limits: Limits) -> dict[str, Any]:
     status: ExecutorStatus = core.executor.status()
     return {
         "executor_notes": list(status.notes),
+        "fell_back": fell_back(status.notes),
         "kv_blocks": core.stats().kv_blocks_total,
         "executor_memory_bytes": status.memory.allocated_bytes,
         "copy_gb_per_s": limits.copy / 1e9,
@@ -199,9 +205,12 @@ def facts(core: EngineCore, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _target(kind: str, shape: str, rate: float) -> dict[str, Any]:
-    """Whether what is promised for an H200 was reached, on one."""
-    target = TARGETS.get((kind, shape))
-    if target is None or not torch.cuda.is_available() or _H200 not in torch.cuda.get_device_name():
+def _target(kind: str, shape: str, rate: float, share: float) -> dict[str, Any]:
+    """Whether what is promised was reached: in tokens a second on an H200, as a share of the roofline on another device."""
+    if not torch.cuda.is_available():
         return {}
-    return {"target": target, "reached": rate >= target}
+    on_h200 = _H200 in torch.cuda.get_device_name()
+    target = (TARGETS if on_h200 else SHARES).get((kind, shape))
+    if target is None:
+        return {}
+    return {"target": target, "reached": (rate if on_h200 else share) >= target}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ class Conductor:
     def __init__(
         self, parts: Sequence[Part], launch: Launch, path: Path, identity: dict[str, Any], *,
         budget: float, clock: Callable[[], float], say: Callable[[str], None] = print,
-        kept: Callable[[Record], object] = lambda record: None,
+        kept: Callable[[Record], object] = lambda record: None, sources: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """`identity` of what is checked, the device left out: that is known once its part has run. `kept` is called after
-        each part with all that is known by then."""
-        self._kept = kept
+        each part with all that is known by then. `sources` of a part: what it alone depends on."""
+        self._kept, self._sources = kept, sources or {}
         self._parts, self._launch, self._path, self._identity = parts, launch, path, identity
         self._budget, self._clock, self._say = budget, clock, say
         self._began = clock()
@@ -49,7 +49,11 @@ class Conductor:
                 continue
             if device.state is not State.PASS:
                 self._keep(part, Outcome(State.NOT_RUN, detail=f"no device: {device.detail}", settled=False))
-            elif (kept := self.record.outcomes.get(part.name)) is None or not kept.settled:
+            elif (
+                (kept := self.record.outcomes.get(part.name)) is None
+                or not kept.settled
+                or (kept.sources != self._sources.get(part.name, ""))
+            ):
                 self._keep(part, self._try(part))
             else:
                 self._say(f"{part.name}: {kept.state}, from an earlier call")
@@ -79,7 +83,7 @@ class Conductor:
         return outcome
 
     def _keep(self, part: Part, outcome: Outcome) -> None:
-        self.record.outcomes[part.name] = outcome
+        self.record.outcomes[part.name] = replace(outcome, sources=self._sources.get(part.name, ""))
         self.record.seconds = self._spent_before + self._clock() - self._began
         if self._saves:
             self.record.save(self._path)

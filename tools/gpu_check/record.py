@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 from tools.gpu_check.plan import ROOT
 
 Figures = dict[str, Any]
-_SOURCES = ("engine", "executors", "tests/gpu", "tools/gpu_check")
+_SOURCES = ("engine", "executors", "tools/gpu_check", "benchmarks/shapes.py")
+PART_SOURCES = {"tests": ("tests/gpu", "tests/executors", "tests/engine/harness.py", "tests/conftest.py")}
+"""What a part alone depends on: an edit there settles nothing of the others anew."""
 
 
 class State(StrEnum):
@@ -33,6 +36,8 @@ class Outcome:
     detail: str = ""
     figures: Figures = field(default_factory=dict)
     settled: bool = True
+    sources: str = ""
+    """Digest of the part's own, by PART_SOURCES."""
 
 
 @dataclass(slots=True)
@@ -73,11 +78,12 @@ def write_json(path: Path, value: object) -> None:
     fresh.replace(path)
 
 
-def sources_digest(root: Path = ROOT) -> str:
-    """Of the code that is checked, wherever it came from: a machine that computes may have no git."""
+def sources_digest(root: Path = ROOT, names: Sequence[str] = _SOURCES) -> str:
+    """Of code in files and folders, wherever it came from: a machine that computes may have no git. Of what is checked unless
+    told otherwise."""
     digest = hashlib.sha256()
-    files = (file for name in _SOURCES for file in (root / name).rglob("*") if file.suffix in _CODE)
-    for file in sorted(files):
+    found = (file for name in names for file in ((root / name), *(root / name).rglob("*")))
+    for file in sorted(file for file in found if file.suffix in _CODE and file.is_file()):
         digest.update(f"{file.relative_to(root)}\0{len(file.read_bytes())}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

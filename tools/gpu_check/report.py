@@ -64,8 +64,17 @@ def headline(outcome: Outcome) -> str:
     ]
     if "reached" in figures:
         told.append("target reached" if figures["reached"] else "TARGET MISSED")
+    if figures.get("fell_back"):
+        told.append(f"THE SLOW WAY: {figures['fell_back']}")
+    if figures.get("not_run"):
+        told.append(f"not run: {', '.join(figures['not_run'])}")
     detail = outcome.detail.splitlines()[0] if outcome.detail else ""
     return "; ".join([*([detail] if detail else []), *told])
+
+
+def missed(record: Record) -> list[str]:
+    """Parts whose target was not reached. They have passed all the same: what they gave is right, and measured."""
+    return [name for name, outcome in record.outcomes.items() if outcome.figures.get("reached") is False]
 
 
 def peer_ratio(record: Record) -> float | None:
@@ -100,6 +109,7 @@ def write(record: Record, parts: Sequence[Part], folder: Path) -> Path:
         "machine": platform.machine(),
         "seconds": record.seconds,
         "output_tokens_per_s_over_transformers": peer_ratio(record),
+        "targets_missed": missed(record),
         "parts": {
             part.name: _part(part, record.outcomes.get(part.name, Outcome(State.NOT_RUN, detail="not begun")))
             for part in parts

@@ -162,6 +162,20 @@ def capturing(notes: Sequence[str]) -> bool:
     return counts is not None and counts[1] != counts[2]
 
 
+_AS_MEANT = {
+    "graphs": r"graphs: (\d+) of \1 captured",
+    "attention": r"attention: (?!torch).*",
+    "sampling": r"sampling: on the device, triton",
+}
+
+
+def fell_back(notes: Sequence[str]) -> str:
+    """The note that says an executor does something the slow way: launches kernels one by one, attends or samples by torch.
+    Empty if none says so."""
+    told = ((note, _AS_MEANT.get(note.partition(":")[0])) for note in notes)
+    return next((note for note, meant in told if meant is not None and not re.fullmatch(meant, note)), "")
+
+
 async def settled(core: EngineCore) -> float:
     """Wait until the executor, left alone, has captured its graphs, or gets no further; seconds that took."""
     began = time.perf_counter()

@@ -12,7 +12,7 @@ from executors.tiny.data.lexicon import (
     WORDS,
     pseudo_word,
 )
-from executors.tiny.data.off_topic_letters import COUNTS, LETTERS
+from executors.tiny.data.off_topic_letters import COUNTS, LETTERS, ONE_WORD, THREE_NUMBERS
 from executors.tiny.data.off_topic_lines import ABOUT, ARITHMETIC, FOREIGN, OTHER
 from executors.tiny.data.phrasing import Draw, dress, fill
 from executors.tiny.data.sample import Turn
@@ -98,6 +98,7 @@ def _slots(draw: Draw) -> dict[str, object]:
         topic = rng.choice(_TOPICS)
     gibberish = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 10)))
     low = rng.randint(0, 30)
+    few = [rng.randint(1, rng.choice((9, 20, 99))) for _ in range(3)]
     words = [rng.choice(WORDS) if rng.random() < 0.85 else pseudo_word(rng) for _ in range(3)]
     return {
         "t": topic, "t2": rng.choice(_TOPICS), "lang": rng.choice(_LANGUAGES), "city": rng.choice(CITIES),
@@ -107,6 +108,7 @@ def _slots(draw: Draw) -> dict[str, object]:
         "w": words[0], "w2": words[1], "w3": words[2],
         "g": gibberish, "n2": rng.choice(NAMES), "thing": rng.choice(THINGS), "known": rng.choice(sorted(CAPITALS)),
         "lo": low, "hi": rng.randint(low + 40, 99), "far": rng.randint(101, 400), "half": f"{rng.randint(0, 99)}.{rng.randint(1, 9)}",
+        "s": few[0], "s2": few[1], "s3": few[2],
         "half2": f"{rng.randint(0, 99)}.{rng.randint(1, 9)}",
     }  # fmt: skip
 
@@ -168,8 +170,8 @@ def off_topic(draw: Draw) -> Turn:
     if draw.chance(0.19):
         return Turn("off_topic", _unlisted_capital(draw), HONEST, {"text": HONEST})
     slots = _slots(draw)
-    kinds = (ABOUT, OTHER, ARITHMETIC, LETTERS, COUNTS, FOREIGN)
-    lines: tuple[str, ...] = draw.rng.choices(kinds, (20, 33, 27, 10, 5, 5))[0]
+    kinds = (ABOUT, OTHER, ARITHMETIC, LETTERS, COUNTS, FOREIGN, ONE_WORD, THREE_NUMBERS)
+    lines: tuple[str, ...] = draw.rng.choices(kinds, (19, 32, 25, 9, 5, 5, 2, 3))[0]
     if lines is ARITHMETIC and draw.chance(0.8):
         slots["x"] = draw.rng.randint(1, 99)
     template = draw.phrase(lines)

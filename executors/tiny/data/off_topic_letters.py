@@ -1,4 +1,5 @@
-"""Wordings of near misses: letters instead of words, counts beyond the limits; slots as in `off_topic_lines`."""
+"""Wordings of near misses: letters instead of words, one word backwards, sums of three, counts beyond the limits; slots as in
+`off_topic_lines`."""
 
 LETTERS = (
     "[decode|encode|encrypt|decrypt|hash|censor|abbreviate|hyphenate|conjugate] {w}",
@@ -117,3 +118,53 @@ COUNTS = (
     "what is the [next|biggest|largest|highest] [prime number|even number|odd number] after {far}",
 )
 """Counts beyond the limits and in other steps."""
+
+ONE_WORD = (
+    "[reverse|flip|mirror|turn around|invert] the word {w}",
+    "[reverse|flip|mirror|invert] [this|the following] word: {w}",
+    "reverse the word: {w}",
+    "[reverse|flip|mirror|invert] {w}",
+    "reverse: {w}",
+    "reverse this: {w}",
+    "[write|say|put|print|read|type|spell] {w} [backwards|backward|in reverse]",
+    "[write|say|put|print|read|type|spell] the word {w} [backwards|backward|in reverse|from back to front]",
+    "[what is|what's] {w} [backwards|backward|in reverse|reversed|spelled backwards|read backwards]",
+    "[what is|what's] the word {w} [backwards|in reverse|reversed|from back to front]",
+    "[how do you|how would you|how can I] [spell|write|say] {w} backwards",
+    "{w} [backwards|backward|in reverse|reversed|spelled backwards]",
+    "[the |]reverse of [the word |]{w}",
+    "[show|give|tell] me [the word |]{w} [backwards|reversed|in reverse]",
+    "what does {w} [become|look like] backwards",
+    "[backwards|in reverse|reversed]: {w}",
+    "what do you get when you reverse [the word |]{w}",
+    "[can you|could you] reverse [the word |]{w}",
+    "write the letters of {w} [backwards|in reverse|in reverse order|from last to first]",
+    "{w} with its letters [reversed|backwards|in reverse order]",
+)
+"""A skill with several words: of one word the letters are meant."""
+
+THREE_NUMBERS = (
+    "{s} [+|plus] {s2} [+|plus] {s3}[| =| = ?]",
+    "{s}+{s2}+{s3}[|=]",
+    "{s}, {s2} and {s3} [together|added up|added together|in total]",
+    "[what is|what's|how much is|calculate|compute|solve] {s} + {s2} + {s3}",
+    "[what is|what's|how much is] {s}+{s2}+{s3}",
+    "[what is|what's|how much is] {s} plus {s2} plus {s3}",
+    "[what is|what's|tell me|give me|find|calculate] the [sum|total] of {s}, {s2} and {s3}",
+    "[what is|find] the [sum|total] of the numbers {s}, {s2}, {s3}",
+    "[sum of|the sum of|total of] {s}, {s2} and {s3}",
+    "[sum|add|add up|total]: {s}, {s2}, {s3}",
+    "[add|sum|add up|sum up|total] {s}, {s2} and {s3}",
+    "[add|sum|add up] the [numbers|three numbers] {s}, {s2} and {s3}",
+    "[add|sum up|add together] {s} and {s2} and {s3}",
+    "add {s} to {s2} and [then |]{s3}",
+    "[how much are|what are|how much do you get for] {s}, {s2} and {s3} together",
+    "{s} and {s2} and {s3} [is|makes|equals|makes what]",
+    "[what do|how much do] {s}, {s2} and {s3} [make|add up to|sum to]",
+    "take {s}, add {s2} and [then |]add {s3}",
+    "{s} plus {s2}, plus {s3}[| is| equals| makes]",
+    "{n} has {s} {thing}, {n2} has {s2} and I have {s3}. How many {thing} are there [in all|altogether|in total]?",
+    "{n} bought {s} {thing} on Monday, {s2} on Tuesday and {s3} on Friday. How many [in all|altogether|in total]?",
+    "[what is|calculate|] {s} + {s2} + {s3} + {z}",
+    "[sum|add] {s}, {s2}, {s3} and {z}",
+)

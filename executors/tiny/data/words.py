@@ -104,6 +104,24 @@ _NATURAL = (
 """Shapes of phrases as people write them: short words, some of them twice, and words of any sort."""
 
 
+_SALUTES = (
+    "hello", "hello", "hi", "hey", "howdy", "hello world", "hello world", "hello there", "hi there", "hello N", "hi N", "hey N",
+    "good morning", "good night", "good evening N", "welcome", "welcome N", "hello my friend", "happy birthday", "well done",
+    "hello again", "hi everyone", "thank you N", "bye", "bye N", "goodbye", "goodbye N", "happy new year", "hello hello", "cheese",
+    "thank you", "see you N", "how are you", "I am fine", "nice to meet you", "good luck", "good luck N", "have a nice day",
+)  # fmt: skip
+"""What is said to people, here as words like any others. N is a name."""
+
+
+def _salute(draw: Draw, most: int) -> str:
+    """Return a greeting or a wish of at most `most` words."""
+    while True:
+        text = draw.rng.choice(_SALUTES)
+        name = draw.rng.choice(NAMES)
+        if len(text.split()) <= most and ("N" not in text.split() or draw.mine("word", name)):
+            return text.replace("N", name)
+
+
 def _phrase(draw: Draw, most: int) -> list[str]:
     """Return the words of a phrase of two to `most` words, some of which stand there twice as in real ones."""
     shape: list[str] = []
@@ -146,6 +164,9 @@ def _one_or_two(draw: Draw, most: int) -> str:
     """Return one short word, sometimes two or three; in training now and then a drill of up to `most`."""
     if not draw.held_out and draw.chance(0.3):
         return " ".join(_drill(draw, most))
+    if draw.chance(0.06):
+        text = _salute(draw, most)
+        return text[:1].upper() + text[1:] if draw.chance(0.2) else text
     if draw.chance(0.2):
         longest = min(most, 4)
         natural = draw.chance(0.6)

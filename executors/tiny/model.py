@@ -17,8 +17,8 @@ class TinyConfig:
 
     vocab_size: int = 1024
     hidden_size: int = 256
-    intermediate_size: int = 768
-    num_hidden_layers: int = 3
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64

@@ -16,8 +16,8 @@ from tests.e2e.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
-FLOOR = 0.70
-"""Three standard deviations of 25 prompts below the weakest row (extraction, 91.5% of 600) is 0.75, and one prompt less; a model
+FLOOR = 0.72
+"""Three standard deviations of 25 prompts below the weakest row (extraction, 93% of 600) is 0.77, and one prompt less; a model
 that is asked in another template than it was trained with scores near 0."""
 
 
@@ -31,7 +31,8 @@ def test_no_skill_is_lost(tiny_server: ServerProcess) -> None:
 
 
 def test_hand_written_prompts(tiny_server: ServerProcess) -> None:
-    """All 480 at once: 97.2% were right when the shipped weights were measured."""
-    samples = plain_prompts.load(Path(__file__).parent / "data" / "plain_prompts.jsonl")
-    outcomes = ask_server(tiny_server.url, samples, judge=plain_prompts.judge)
-    assert sum(outcome.correct for outcome in outcomes) / len(outcomes) >= 0.85
+    """Of 480 97.4% were right when the shipped weights were measured, of 360 others 89.1%."""
+    for name, least in (("plain_prompts.jsonl", 0.85), ("plain_prompts_2.jsonl", 0.8)):
+        samples = plain_prompts.load(Path(__file__).parent / "data" / name)
+        outcomes = ask_server(tiny_server.url, samples, judge=plain_prompts.judge)
+        assert sum(outcome.correct for outcome in outcomes) / len(outcomes) >= least, name

@@ -140,6 +140,8 @@ ONE_WORD = (
     "[can you|could you] reverse [the word |]{w}",
     "write the letters of {w} [backwards|in reverse|in reverse order|from last to first]",
     "{w} with its letters [reversed|backwards|in reverse order]",
+    "[print|type] the letters of {w} [backwards|in reverse]",
+    "what would {w} [look like|become] [if it is reversed|in reverse]",
 )
 """A skill with several words: of one word the letters are meant."""
 

@@ -45,7 +45,8 @@ def _autograds(
     }
 
 
-def _assert_close(ours: dict[str, Tensor], exact: dict[str, Tensor], cosine: float = 0.999) -> None:
+def _assert_close(ours: dict[str, Tensor], exact: dict[str, Tensor], cosine: float = 0.998) -> None:
+    """Operands of products are rounded to bf16, in each of four layers."""
     assert ours.keys() == exact.keys()
     for name, gradient in exact.items():
         if gradient.norm() < 1e-4:  # queries and keys of a token that sees none but itself

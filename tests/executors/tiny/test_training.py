@@ -174,8 +174,8 @@ def test_export_has_the_names_and_sizes_of_qwen3(run_folder: Path, shipped_token
         assert tensors.get_slice("model.layers.0.self_attn.k_proj.weight").get_shape() == [128, 256]
         assert tensors.get_tensor("model.embed_tokens.weight").dtype == torch.bfloat16
     assert "lm_head.weight" not in names
-    assert "model.layers.2.self_attn.q_norm.weight" in names
-    assert len(names) == 2 + 3 * 11
+    assert "model.layers.3.self_attn.q_norm.weight" in names
+    assert len(names) == 2 + config["num_hidden_layers"] * 11
 
 
 def test_generation_does_not_depend_on_the_batch() -> None:

@@ -31,10 +31,10 @@ from executors.contract import (
 from executors.process import connect
 from executors.tiny import weights_dir
 from tests.engine.harness import read
+from tests.tiny_model import NUMBERS_PER_TOKEN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
-_NUMBERS_PER_TOKEN = 2 * 3 * 2 * 64  # keys and values, layers, KV heads, head_dim
 OUTPUT = 40
 _RNG = random.Random(2)
 COMMON = [_RNG.randrange(896) for _ in range(64)]
@@ -72,7 +72,7 @@ async def deterministic(
         dtype=dtype,
         max_num_seqs=16,
         memory=ExecutorMemoryConfig(
-            kv_cache_memory_bytes=pool_tokens * _NUMBERS_PER_TOKEN * (4 if dtype == "float32" else 2)
+            kv_cache_memory_bytes=pool_tokens * NUMBERS_PER_TOKEN * (4 if dtype == "float32" else 2)
         ),
         optimization=OptimizationConfig(deterministic=True, quantization="int8" if kind == "int8" else None),
         max_model_len=512,

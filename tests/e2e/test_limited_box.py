@@ -13,6 +13,7 @@ from tests.e2e.checkpoints import write_model
 from tests.e2e.conftest import ECHO
 from tests.e2e.hungry_executor import MIB_PER_STEP
 from tests.e2e.server_process import ServerProcess
+from tests.tiny_model import BYTES_PER_TOKEN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
@@ -20,7 +21,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 SMALL_POOL = ["--kv-cache-memory-bytes", "40MiB"]
 """Two rounds of 64 streams write all of it; with the usual pool that takes a minute on one CPU."""
-KV_BYTES_PER_TOKEN = 2 * 3 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, bytes
 
 
 async def _round(url: str, streams: int, tokens: int) -> int:
@@ -52,7 +52,7 @@ async def test_cohort_tiny_serves_64_streams_within_2_gib_and_one_cpu(tmp_path: 
         # The budget: what is there at the start, the KV pool, whose pages become memory when first written, and room for
         # full steps, requests and what allocators keep of them.
         tokens = int(server.output().split("KV cache")[1].split()[0].replace(",", ""))
-        budget = box.used_bytes() + tokens * KV_BYTES_PER_TOKEN + 192 * MIB
+        budget = box.used_bytes() + tokens * BYTES_PER_TOKEN + 192 * MIB
         assert budget < GIB
         used = []
         for _ in range(5):

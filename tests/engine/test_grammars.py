@@ -22,11 +22,11 @@ from executors.contract import ExecutorConfig, ExecutorMemoryConfig, Optimizatio
 from executors.llm.executor import LlmExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine.harness import run
+from tests.tiny_model import BYTES_PER_TOKEN
 
 TINY = Path(__file__).parents[2] / "executors" / "tiny" / "weights"
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 ENDS = tuple(TOKENIZER.token_to_id(text) for text in ("<|endoftext|>", "<|im_end|>"))
-BYTES_PER_TOKEN = 3 * 2 * 2 * 64 * 2  # layers, keys and values, KV heads, head_dim, bfloat16
 LISTS = {"type": "array", "items": {"enum": ["abc", "xyz", 7, None]}, "minItems": 5, "maxItems": 9}
 PERSON = {
     "type": "object", "additionalProperties": False, "required": ["name", "age"],

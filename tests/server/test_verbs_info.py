@@ -21,6 +21,7 @@ from executors.tiny import weights_dir
 from server.verbs import info as verb
 from server.verbs.common import as_bytes, count, size
 from tests.executors.llm.models import build
+from tests.tiny_model import BYTES_PER_TOKEN
 
 SHAPES = (
     "qwen3-tied-gqa", "llama-biases-llama3-rope", "llama-dynamic-rope", "mistral-window",
@@ -108,15 +109,15 @@ def test_int8_without_kernels_is_refused_as_it_will_be() -> None:
 
 
 async def test_an_explicit_size_is_the_executors_too() -> None:
-    chosen = config(weights_dir(), memory=ExecutorMemoryConfig(kv_cache_memory_bytes=5_000_000))
+    chosen = config(weights_dir(), memory=ExecutorMemoryConfig(kv_cache_memory_bytes=3250 * BYTES_PER_TOKEN))
     real = await loaded(chosen)
     facts = describe.describe(chosen)
     agree(facts, real)
-    assert facts["memory"]["kv_bytes"] == 5_000_000
+    assert facts["memory"]["kv_bytes"] == 3250 * BYTES_PER_TOKEN
     rows = {row["length"]: row for row in facts["memory"]["sequences"]}
-    # 1,536 bytes a token; 203 blocks of 16.
-    assert rows[512] == {"length": 512, "kv_bytes": 512 * 1536, "fit": 6, "at_once": 6}
-    assert rows[2048] == {"length": 2048, "kv_bytes": 2048 * 1536, "fit": 1, "at_once": 1}
+    # 203 blocks of 16.
+    assert rows[512] == {"length": 512, "kv_bytes": 512 * BYTES_PER_TOKEN, "fit": 6, "at_once": 6}
+    assert rows[2048] == {"length": 2048, "kv_bytes": 2048 * BYTES_PER_TOKEN, "fit": 1, "at_once": 1}
 
 
 def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:
@@ -148,11 +149,11 @@ def test_what_fits_is_what_the_pool_holds() -> None:
     memory = describe.describe(config(weights_dir()), 1 << 34)["memory"]
     context = memory["max_model_len"]
     assert memory["capacity_tokens"] == 8 * context
-    assert memory["pool_bytes"] == memory["capacity_tokens"] * 1536 < memory["kv_bytes"]
+    assert memory["pool_bytes"] == memory["capacity_tokens"] * BYTES_PER_TOKEN < memory["kv_bytes"]
     for row in memory["sequences"]:
         assert row["fit"] == memory["capacity_tokens"] // row["length"]
         assert row["at_once"] == 8
-    assert memory["full_sequences_in_memory"] == memory["kv_bytes"] // (context * 1536) > 8
+    assert memory["full_sequences_in_memory"] == memory["kv_bytes"] // (context * BYTES_PER_TOKEN) > 8
 
 
 def test_memory_is_for_everything() -> None:
@@ -169,7 +170,10 @@ def test_memory_that_does_not_suffice() -> None:
     memory = describe.describe(config(weights_dir()), 1 << 20)["memory"]
     assert re.match(r"the weights need [\d,]+ bytes beside [\d,]+ for the processes", memory["problem"])
     tight = config(weights_dir(), memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20))
-    assert "one sequence needs 3,145,728 bytes of KV" in describe.describe(tight)["memory"]["problem"]
+    assert (
+        f"one sequence needs {2048 * BYTES_PER_TOKEN:,} bytes of KV"
+        in describe.describe(tight)["memory"]["problem"]
+    )
 
 
 def test_weights_that_are_not_here(tmp_path: Path) -> None:
@@ -223,11 +227,11 @@ def test_it_fits_the_terminal(
     parameters = facts["parameters"]
     assert (
         f"{parameters / 1e6:.2f}M ({parameters:,})" in shown
-        and "1.50 KiB in bfloat16 (512 bytes a layer)" in shown
+        and f"{BYTES_PER_TOKEN / 1024:.2f} KiB in bfloat16 (512 bytes a layer)" in shown
     )
     assert ("does not fit" in shown) == (memory == 1 << 20)
-    assert ("3.00 MiB" in shown) == (memory != 1 << 20)
-    assert ("Sequences in the KV cache of 24.0 MiB" in shown) == (memory != 1 << 20)
+    assert (f"{BYTES_PER_TOKEN / 512:.2f} MiB" in shown) == (memory != 1 << 20)
+    assert (f"Sequences in the KV cache of {BYTES_PER_TOKEN / 64:.1f} MiB" in shown) == (memory != 1 << 20)
     assert ("a higher --max-num-seqs" in " ".join(shown.split())) == (memory != 1 << 20)
 
 

@@ -26,10 +26,11 @@ from tests.hostile.case import KEY as HOSTILE_KEY
 from tests.soak import verdict
 from tests.soak.gauges import Sample, sample
 from tests.soak.load import Load
+from tests.tiny_model import BYTES_PER_TOKEN
 
 KEYS = ["key-one", "key-two", "key-three"]
 METRICS_KEY = "key-of-the-scraper"
-KV_BYTES = 64 * 16 * 1536
+KV_BYTES = 64 * 16 * BYTES_PER_TOKEN
 """64 blocks of cohort-tiny: the sequences of the mix want several times as many, and are preempted."""
 ARGS = [
     "--deterministic", "--max-model-len", "512", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES),

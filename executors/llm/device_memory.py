@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from executors.facts import ExecutorConfig
+from executors.memory_faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -97,8 +98,11 @@ def retried(memory: DeviceMemory | None, compute: Callable[[], T]) -> T:
         return compute()
     try:
         return compute()
-    except torch.OutOfMemoryError as error:
-        _log.warning("no memory on the device, once more with what the allocator had kept: %s", error)
+    except Exception as error:
+        why = no_device_memory(error)
+        if why is None:
+            raise
+        _log.warning("no memory on the device, once more with what the allocator had kept: %s", why)
     # Out of the handler: the error held what the step had in hand.
     memory.empty_cache()
     return compute()

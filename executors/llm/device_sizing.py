@@ -20,10 +20,10 @@ from executors.errors import ConfigError
 from executors.facts import ExecutorConfig, KvLayout
 from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes
 from executors.llm.device_memory import DeviceMemory, Room, give_back, look
-from executors.llm.faults import no_memory
 from executors.llm.full_steps import full_steps
 from executors.llm.kv_cache import KvPlan, plan_kv
 from executors.llm.loader import LoadedModel
+from executors.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 

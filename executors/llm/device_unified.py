@@ -43,6 +43,7 @@ from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.step import StepArrays
 from executors.llm.unified import NOT_FINITE, UnifiedRunner
+from executors.memory_faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 
@@ -199,8 +200,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
             self.report("kernels", number, len(wanted))
             try:
                 self.program.captured(shape, splits)()
-            except torch.OutOfMemoryError as error:  # steps are made smaller, too, until they fit
-                _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, error)
+            except Exception as error:
+                why = no_device_memory(error)
+                if why is None:
+                    raise
+                # Steps are made smaller, too, until they fit.
+                _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
                 break
         self.report("kernels", len(wanted), len(wanted))
 

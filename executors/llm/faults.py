@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import traceback
 
-import torch
-
 from executors.contract import ExecutorDied, ExecutorError, OutOfMemory, StepFailed
+from executors.memory_faults import no_memory
 
-_NO_MEMORY = (
-    "not enough memory", "can't allocate memory", "bad_alloc", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
-    "Triton Error [CUDA]: out of memory",
-)  # fmt: skip
-"""torch's allocator for CPUs raises a bare RuntimeError: these are its words, and those of C++."""
 _DEVICE_IS_LOST = (
     "CUDA error",
     "Triton Error [CUDA]",
@@ -37,12 +31,3 @@ def step_fault(error: Exception) -> ExecutorError:
         return StepFailed(said)
     traceback.clear_frames(error.__traceback__)
     return OutOfMemory(why)
-
-
-def no_memory(error: Exception) -> str | None:
-    """In a line, which memory was not there; None where that is not what the error says."""
-    if isinstance(error, OutOfMemory | MemoryError | torch.OutOfMemoryError):
-        # torch goes on about its allocator's figures, and where to read about them.
-        return str(error).split(" GPU ")[0].split("\n")[0] or "no memory"
-    text = f"{type(error).__name__}: {error}"
-    return text if any(words in text for words in _NO_MEMORY) else None

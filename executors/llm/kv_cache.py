@@ -24,6 +24,7 @@ from executors.llm.device_memory import device_memory, look
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sizing import Claim
+from executors.memory_faults import no_memory
 
 CPU_SHARE = 0.6
 """Of the memory that is free once the weights are loaded, the part that KV may take where nobody said how much. The rest
@@ -46,7 +47,10 @@ class KvCache:
             # as reading them.
             self.layers = [lazy_zeros(shape, dtype, spec.device, True) for _ in range(spec.num_layers)]
         except (MemoryError, RuntimeError) as error:
-            raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {str(error).splitlines()[0]}") from None
+            why = no_memory(error)
+            if why is None:
+                raise
+            raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {why}") from None
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks in every layer; `pairs` int32 [m, 2] of (source, destination)."""

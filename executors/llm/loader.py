@@ -27,6 +27,7 @@ from executors.llm.weights import (
     has_own_head,
     load_weights,
 )
+from executors.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,11 +83,10 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
         num_bytes += decoder.pack_onednn()
     except (MemoryError, RuntimeError) as error:
-        # torch's allocator for CPUs raises a bare RuntimeError.
-        if isinstance(error, RuntimeError) and "memory" not in str(error) and "allocate" not in str(error):
+        why = no_memory(error)
+        if why is None:
             raise
-        first = str(error).strip().splitlines()[0][:200]
-        raise OutOfMemory(f"{directory}: no memory for the weights: {first}") from None
+        raise OutOfMemory(f"{directory}: no memory for the weights: {why[:200]}") from None
     return LoadedModel(
         decoder,
         info,

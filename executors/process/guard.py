@@ -24,6 +24,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
+from executors.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
@@ -93,13 +94,13 @@ def being_cancelled() -> bool:
 def typed(error: BaseException) -> ExecutorError:
     """The executor error that stands for any exception. Unexpected ones are logged here, with their traceback.
 
-    Torch's errors are told by name, for torch must not be imported: no memory is OutOfMemory, any other error of an
-    accelerator means that nothing on it can be trusted any more, which is ExecutorDied.
+    Torch's errors are told by name and text, for torch must not be imported: no memory is OutOfMemory, any other error of
+    an accelerator means that nothing on it can be trusted any more, which is ExecutorDied.
     """
     if isinstance(error, ExecutorError):
         return error
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if no_memory(error) is not None:
         return OutOfMemory(text)
     _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
     if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):

@@ -81,15 +81,19 @@ class Batch:
     def decode(
         self, items: np.ndarray, splits: int, window: int | None, softcap: float | None, out: torch.Tensor,
         split_tokens: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> DecodeWorkspace:  # fmt: skip
+        """What is in the workspace before is NaN: what no split wrote may not be read."""
         named = np.stack((items, self.starts[items]), 1)
+        workspace = DecodeWorkspace(len(items), self.heads, splits, self.dim, DEVICE)
+        workspace.partial.fill_(float("nan"))
+        workspace.lse.fill_(float("nan"))
         plain = len(items) == len(self.q_lens)
         decode_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(self.tables), self.on_device(self.lengths),
-            self.dim**-0.5, splits, DecodeWorkspace(len(items), self.heads, splits, self.dim, DEVICE),
-            window=window, softcap=softcap, items=None if plain else self.on_device(named), rows=len(items),
-            split_tokens=split_tokens,
+            self.dim**-0.5, splits, workspace, window=window, softcap=softcap,
+            items=None if plain else self.on_device(named), rows=len(items), split_tokens=split_tokens,
         )  # fmt: skip
+        return workspace
 
 
 def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -185,6 +189,27 @@ def test_a_row_without_keys_is_zero() -> None:
         batch.decode(np.arange(2), splits, None, None, out)
         assert torch.isfinite(out[0]).all()
         assert (out[1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "split_tokens", "written"),
+    [(None, 0, (1, 5, 0, 1)), (100, 0, (1, 2, 0, 1)), (None, 128, (1, 3, 0, 1)), (100, 128, (1, 2, 0, 1))],
+)
+def test_splits_without_keys_write_nothing(
+    window: int | None, split_tokens: int, written: tuple[int, ...]
+) -> None:
+    """As in a graph, where there are as many as the longest sequence may need. Tiles are of 64 keys."""
+    batch = Batch([1] * 4, [0, 299, 63, 39], (4, 2), 256, 16, torch.float32, 7)
+    expected = batch.expected(window, None)
+    batch.lengths = np.array([1, 300, 0, 40])  # the third is padding
+    expected[2] = 0.0
+    out = fresh(batch)
+    workspace = batch.decode(np.arange(4), 8, window, None, out, split_tokens=split_tokens)
+    check(out, expected, torch.float32)
+    sums = torch.isfinite(workspace.lse).view(4, 4, 8)
+    parts = torch.isfinite(workspace.partial).view(4, 4, 8, 256)
+    assert sums.sum(-1).tolist() == [[count] * 4 for count in written]
+    assert (parts == sums[..., None]).all()
 
 
 def test_tiles_cover_every_query_once() -> None:

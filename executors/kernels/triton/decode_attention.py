@@ -20,6 +20,23 @@ MIN_ROWS = 16
 """Rows of the smallest matrix product."""
 
 
+@triton.jit
+def _split_range(
+    length, split, num_splits, window,
+    TILE: tl.constexpr, SPLIT_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Positions of the keys that a split reads, begin and end: empty where it has none. `split` may be a number or a block."""
+    first_tile = (tl.maximum(length - window, 0) if WINDOW else 0) // TILE
+    if SPLIT_TOKENS > 0:  # splits begin where they begin whatever the window hides
+        begin = tl.maximum(split * SPLIT_TOKENS, first_tile * TILE)
+        end = tl.minimum(split * SPLIT_TOKENS + SPLIT_TOKENS, length)
+    else:
+        per_split = tl.cdiv(tl.cdiv(length, TILE) - first_tile, num_splits)
+        begin = (first_tile + split * per_split) * TILE
+        end = tl.minimum(begin + per_split * TILE, length)
+    return begin, end
+
+
 # Numbers that change from step to step take any value: a kernel compiled for some would be compiled while somebody waits.
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _split_kernel(
@@ -29,23 +46,20 @@ def _split_kernel(
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT_TOKENS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
     ITEMS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One (sequence, key head, split). `partial` and `lse` take what it finds; with WHOLE there is one split, and `out` does."""
+    """One (sequence, key head, split). `partial` and `lse` take what it finds, nothing where it has no keys; with WHOLE there is
+    one split, and `out` takes it, zeros where there are no keys."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
     item = tl.load(items + 2 * row) if ITEMS else row
     q_row = (tl.load(items + 2 * row + 1) if ITEMS else row).to(tl.int64)
     length = tl.load(lengths + item)
+    begin, end = _split_range(length, split, num_splits, window, TILE, SPLIT_TOKENS, WINDOW)
+    if not WHOLE:  # noqa: SIM102 - decided when it is compiled, the inner one when it runs
+        # In a graph there are as many splits as the longest sequence may need, and rows that are padding.
+        if begin >= end:
+            return
     first = tl.maximum(length - window, 0) if WINDOW else 0
-    first_tile = first // TILE
-    tiles = tl.cdiv(length, TILE) - first_tile
-    if SPLIT_TOKENS > 0:  # splits begin where they begin whatever the window hides
-        begin = tl.maximum(split * SPLIT_TOKENS, first_tile * TILE)
-        end = tl.minimum(split * SPLIT_TOKENS + SPLIT_TOKENS, length)
-    else:
-        per_split = tl.cdiv(tiles, num_splits)
-        begin = (first_tile + split * per_split) * TILE
-        end = tl.minimum(begin + per_split * TILE, length)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -78,21 +92,24 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(
-    partial, lse, out, items, num_splits,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, ITEMS: tl.constexpr,
+    partial, lse, out, items, lengths, num_splits, window,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, TILE: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """One (sequence, query head): the splits' results, weighed by how much of the softmax each holds."""
+    """One (sequence, query head): the splits' results, weighed by how much of the softmax each holds. Of splits without keys,
+    which wrote nothing, nothing is read."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     splits = tl.arange(0, SPLITS_PAD)
     dims = tl.arange(0, DIM_PAD)
     at = (row * HEADS + head) * num_splits + splits
-    there = splits < num_splits
+    length = tl.load(lengths + (tl.load(items + 2 * row) if ITEMS else row))
+    begin, end = _split_range(length, splits, num_splits, window, TILE, SPLIT_TOKENS, WINDOW)
+    there = (splits < num_splits) & (begin < end)
     sizes = tl.load(lse + at, mask=there, other=float("-inf"))
     peak = tl.max(sizes, 0)
     weights = tl.exp(sizes - tl.where(peak == float("-inf"), 0.0, peak))
     total = tl.sum(weights, 0)
-    # A split without keys wrote zeros: no row of `partial` is read that was not written.
     parts = tl.load(
         partial + at[:, None] * DIM + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
     )
@@ -104,7 +121,8 @@ def _merge_kernel(
 class DecodeWorkspace:
     """Memory for the splits' results: made once for the largest batch, so that a captured graph finds it where it was.
 
-    `partial` float32 [rows, heads, splits, head_dim], `lse` float32 [rows, heads, splits].
+    `partial` float32 [rows, heads, splits, head_dim], `lse` float32 [rows, heads, splits]. What stands there of splits
+    without keys means nothing: it may be of any step before.
     """
 
     def __init__(self, rows: int, heads: int, splits: int, head_dim: int, device: torch.device) -> None:
@@ -149,8 +167,9 @@ def decode_attention(
     if not whole:
         dim_pad, splits_pad = triton.next_power_of_2(dim), triton.next_power_of_2(num_splits)
         _merge_kernel[(count, heads)](
-            workspace.partial, workspace.lse, out, items, num_splits,
-            HEADS=heads, DIM=dim, DIM_PAD=dim_pad, SPLITS_PAD=splits_pad, ITEMS=items is not None,
+            workspace.partial, workspace.lse, out, items, lengths, num_splits, window or 0,
+            HEADS=heads, DIM=dim, DIM_PAD=dim_pad, SPLITS_PAD=splits_pad, TILE=tile, SPLIT_TOKENS=split_tokens,
+            WINDOW=window is not None, ITEMS=items is not None,
             # All parts of a head are in registers at once: 32 of a thread's at most, up to 64 parts of 256.
             num_warps=max(2, min(16, dim_pad * splits_pad // 1024)),
         )  # fmt: skip

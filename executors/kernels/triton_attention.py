@@ -60,7 +60,7 @@ class TritonAttention:
         blocks = step.tables[step.item_of_row, step.positions // page].astype(np.int64)
         lengths = step.pos_offsets + step.q_lens
         single = step.q_lens == 1
-        tiles = self.tiles(step.q_lens, np.flatnonzero(~single))
+        tiles = self.tiles(step.q_lens, step.pos_offsets, np.flatnonzero(~single))
         decodes = np.flatnonzero(single)
         named = np.stack((decodes, step.q_starts[decodes]), 1)
         splits = self.splits(len(decodes), int(lengths[decodes].max(initial=1)), spec.num_kv_heads)
@@ -77,9 +77,9 @@ class TritonAttention:
         )  # fmt: skip
         return self.bind(meta, cache)
 
-    def tiles(self, q_lens: np.ndarray, items: np.ndarray) -> np.ndarray:
+    def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
         """See `PackedAttention`."""
-        return query_tiles(q_lens, items, self.queries_per_tile)
+        return query_tiles(q_lens, pos_offsets, items, self.queries_per_tile)
 
     def splits(self, rows: int, longest: int, kv_heads: int) -> int:
         """See `PackedAttention`: as many as keep the device busy, unless that would decide the sums."""

@@ -102,7 +102,7 @@ class PackedLibraryAttention(LibraryAttention):
     queries_per_tile = 1 << 30
     """A tile for each item: the library cuts up queries itself."""
 
-    def tiles(self, q_lens: np.ndarray, items: np.ndarray) -> np.ndarray:
+    def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
         """See `PackedAttention`."""
         return np.stack((items, np.zeros_like(items)), 1).astype(np.int32)
 

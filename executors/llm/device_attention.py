@@ -44,8 +44,9 @@ class PackedAttention(Protocol):
     queries_per_tile: int
     """Of `StepMeta.tiles`."""
 
-    def tiles(self, q_lens: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """int32 [m, 2]: (item, its first query) of every tile of the given items' queries."""
+    def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """int32 [m, 2]: (item, its first query) of every tile of the given items' queries, in the order in which they are to
+        begin. `q_lens` int [n] of all items, `pos_offsets` int [n] the tokens before them."""
 
     def splits(self, rows: int, longest: int, kv_heads: int) -> int:
         """Programs that share the keys of a sequence, for so many sequences of at most `longest` tokens."""

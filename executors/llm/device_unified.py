@@ -294,7 +294,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if packed is None:
             decodes = decodes[:0]
         elif len(chunks):
-            tiles = packed.tiles(step.q_lens, chunks)
+            tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
         facts = StepFacts(
             len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled))
         )

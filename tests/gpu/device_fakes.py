@@ -169,7 +169,7 @@ class PagedTorch:
         """The host's way, for steps that are not packed."""
         return TorchAttention().begin(step, cache)
 
-    def tiles(self, q_lens: Any, items: Any) -> Any:
+    def tiles(self, q_lens: Any, pos_offsets: Any, items: Any) -> Any:
         """As the kernels': see `query_tiles`."""
         found = [(i, b) for i in items.tolist() for b in range(0, int(q_lens[i]), self.queries_per_tile)]
         return np.array(found, np.int32).reshape(-1, 2)

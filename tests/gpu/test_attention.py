@@ -69,9 +69,15 @@ class Batch:
     def on_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).to(DEVICE)
 
-    def extend(self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor) -> None:
+    def extend(
+        self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor, padded: int = 0
+    ) -> None:  # fmt: skip
         rows = rows_per_tile(self.heads // self.kv_heads, self.dim)
-        tiles = query_tiles(self.q_lens, items, rows // (self.heads // self.kv_heads))
+        tiles = query_tiles(self.q_lens, self.past, items, rows // (self.heads // self.kv_heads))
+        if padded:  # a graph's: of an item without queries, and behind the last query of one
+            self.q_lens = np.append(self.q_lens, 0)
+            self.past, self.starts = np.append(self.past, 0), np.append(self.starts, 0)
+            tiles = np.concatenate((tiles, [[len(self.q_lens) - 1, 0]] * padded, [[0, 10**6]]))
         extend_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(tiles), self.on_device(self.starts),
             self.on_device(self.q_lens), self.on_device(self.past), self.on_device(self.tables), self.dim**-0.5,
@@ -212,15 +218,36 @@ def test_splits_without_keys_write_nothing(
     assert (parts == sums[..., None]).all()
 
 
-def test_tiles_cover_every_query_once() -> None:
+def test_tiles_of_padding_write_nothing() -> None:
+    """They come last and name an item without queries, or none of an item's queries."""
+    batch = Batch([70, 5], [3, 40], (4, 2), 64, 16, torch.float32, 11)
+    expected = batch.expected(None, None)
+    q_lens = batch.q_lens
+    out = torch.full((100, 4, 64), float("nan"), device=DEVICE)
+    batch.q = torch.cat((batch.q, torch.full((25, 4, 64), float("nan"))))
+    batch.extend(np.arange(2), None, None, out, padded=5)
+    check(out[: q_lens.sum()], expected, torch.float32)
+    assert torch.isnan(out[q_lens.sum() :]).all()
+
+
+def test_tiles_cover_every_query_once_and_those_with_most_keys_begin_first() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        q_lens = rng.integers(1, 300, 9)
+        q_lens, past = rng.integers(1, 300, 9), rng.integers(0, 500, 9)
         items = np.sort(rng.permutation(9)[:5])
         queries = int(rng.integers(1, 130))
-        seen = [
-            (item, row)
-            for item, begin in query_tiles(q_lens, items, queries).tolist()
-            for row in range(begin, min(begin + queries, q_lens[item]))
-        ]
+        tiles = query_tiles(q_lens, past, items, queries)
+        ends = [(item, begin, min(begin + queries, q_lens[item])) for item, begin in tiles.tolist()]
+        seen = [(item, row) for item, begin, end in ends for row in range(begin, end)]
         assert sorted(seen) == [(i, row) for i in items for row in range(q_lens[i])]
+        keys = [past[item] + end for item, _, end in ends]
+        assert keys == sorted(keys, reverse=True)
+
+
+def test_the_order_of_tiles() -> None:
+    """A short chunk behind much context reads more than the beginning of a long prompt."""
+    q_lens, past = np.array([6, 1, 3, 4]), np.array([0, 9, 100, 2])
+    tiles = query_tiles(q_lens, past, np.array([0, 2, 3]), 2)
+    assert tiles.dtype == np.int32
+    assert tiles.tolist() == [[2, 2], [2, 0], [0, 4], [3, 2], [0, 2], [3, 0], [0, 0]]
+    assert query_tiles(q_lens, past, np.array([], np.int64), 2).shape == (0, 2)

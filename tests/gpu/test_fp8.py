@@ -126,7 +126,7 @@ def test_attention_over_fp8_kv(
         q, kv, out, tables, batch.on_device(batch.lengths), dim**-0.5, 3, DecodeWorkspace(2, heads[0], 3, dim, DEVICE),
         window=window, softcap=softcap, items=named, rows=2, kv_scales=scales,
     )  # fmt: skip
-    tiles = query_tiles(batch.q_lens, np.array([1, 3]), rows_per_tile(group, dim) // group)
+    tiles = query_tiles(batch.q_lens, batch.past, np.array([1, 3]), rows_per_tile(group, dim) // group)
     extend_attention(
         q, kv, out, batch.on_device(tiles), batch.on_device(batch.starts), batch.on_device(batch.q_lens),
         batch.on_device(batch.past), tables, dim**-0.5, window=window, softcap=softcap, kv_scales=scales,

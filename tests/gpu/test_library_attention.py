@@ -72,7 +72,8 @@ def test_a_step_found_on_the_device_is_the_same_step(
     )
     int32 = lambda values: torch.tensor(values + [0] * padding, dtype=torch.int32, device=DEVICE)  # noqa: E731
     singles = torch.tensor([[0, 0], [4, rows]], dtype=torch.int32, device=DEVICE)
-    tiles = backend.tiles(np.array(counts), np.array([] if decodes_alone else [1, 2], np.int64))
+    chunks = np.array([] if decodes_alone else [1, 2], np.int64)
+    tiles = backend.tiles(np.array(counts), np.array(past), chunks)
     meta = StepMeta(
         cells, int32(np.cumsum([0, *counts])[:3].tolist()), int32(counts), int32(past),
         int32((np.array(past) + counts).tolist()), tables, torch.from_numpy(tiles).to(DEVICE), None if decodes_alone else singles,

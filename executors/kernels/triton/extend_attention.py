@@ -24,12 +24,15 @@ def _extend_kernel(
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; those that are left over idle."""
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
+    # All heads of a tile before the next tile: in a grid of two dimensions the longest of the last head would begin near the end.
+    tile = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
     item = tl.load(tiles + 2 * tile)
     begin = tl.load(tiles + 2 * tile + 1)
     q_start = tl.load(q_starts + item).to(tl.int64)
     q_len = tl.load(q_lens + item)
+    if begin >= q_len:  # padding of a graph
+        return
     offset = tl.load(pos_offsets + item)
 
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -67,16 +70,19 @@ def rows_per_tile(group: int, head_dim: int) -> int:
     return max(64 if head_dim > 128 else 128, triton.next_power_of_2(group))
 
 
-def query_tiles(q_lens: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
-    """int32 [tiles, 2]: (item, its first query) of every tile of `queries` queries of the given items, longest items first.
+def query_tiles(q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
+    """int32 [tiles, 2]: (item, its first query) of every tile of `queries` queries of the given items. `q_lens` int [n] of all
+    items, `pos_offsets` int [n] the tokens before them.
 
-    Tiles of one item come in order: those that have most keys to read last. The device runs them as they come.
+    Those with most keys to read first: the device begins them as they come, and one that is long and begins last is computed
+    while all other processors are idle.
     """
     counts = -(-q_lens[items] // queries)
-    order = np.argsort(-counts, kind="stable")
-    counts, items = counts[order], items[order]
-    begins = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack((np.repeat(items, counts), begins * queries), 1).astype(np.int32)
+    begins = (np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)) * queries
+    items = np.repeat(items, counts)
+    keys = pos_offsets[items] + np.minimum(begins + queries, q_lens[items])
+    order = np.argsort(-keys, kind="stable")
+    return np.stack((items[order], begins[order]), 1).astype(np.int32)
 
 
 def extend_attention(
@@ -88,7 +94,8 @@ def extend_attention(
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which the
     `kv_scales` of keys and values multiply. int32 per item: `q_starts` its first row of q, `q_lens` its rows,
-    `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages].
+    `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that begins behind its item's queries
+    (padding of a graph) writes nothing.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
@@ -96,7 +103,7 @@ def extend_attention(
     rows, wide = rows_per_tile(group, dim), q.dtype == torch.float32
     # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles.
     tile = (16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64
-    _extend_kernel[(len(tiles), kv_heads)](
+    _extend_kernel[(len(tiles) * kv_heads,)](
         q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
         scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,

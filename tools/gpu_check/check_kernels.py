@@ -26,7 +26,7 @@ from executors.llm.step import StepArrays
 from tools.gpu_check import check_sampling, interpreted, timing
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Options
-from tools.gpu_check.timing import Limits, measure_limits, seconds_of
+from tools.gpu_check.timing import Limits, measure_limits, noise, seconds_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 SETS = 4
@@ -105,7 +105,6 @@ def run(options: Options, found: Found) -> None:
     # The interpreter computes products of bf16 operands wrongly.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     bench = Bench(device, dtype, limits, options.tiny, found)
-    torch.manual_seed(0)
     with torch.inference_mode():
         broken = _attention(bench)
         _fused(bench)
@@ -181,14 +180,12 @@ def _attend(
     pages = sum(-(-(new + past) // page) for new, past in items)
     chosen = choose_attention(spec, backend, block_size=page)
     cache = KvCache(spec, pages, page)
+    drawn = noise(bench.device)
     for layer in cache.layers:
-        layer.normal_()
+        layer.normal_(generator=drawn)
     step = step_of(items, pages, page)
     tokens = len(step.token_ids)
-    q, k, v = (
-        torch.randn(tokens, count, dim, device=bench.device).to(bench.dtype)
-        for count in (q_heads, kv_heads, kv_heads)
-    )
+    q, k, v = (_random(bench, drawn, tokens, count, dim) for count in (q_heads, kv_heads, kv_heads))
     attend: Any = chosen.begin(step, cache)
     # Where keys and values are written by a kernel of its own, attention is timed without it.
     alone = getattr(attend, "attend", None)
@@ -232,7 +229,8 @@ def _fused(bench: Bench) -> None:
 def _norms(bench: Bench, rows: int, hidden: int) -> None:
     weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
     moved = 4 * rows * hidden * bench.dtype.itemsize
-    both = [_random(bench, 2, rows, hidden) for _ in range(bench.copies(moved))]
+    drawn = noise(bench.device)
+    both = [_random(bench, drawn, 2, rows, hidden) for _ in range(bench.copies(moved))]
     calls = [
         functools.partial(rms_norm, x, weight, 1e-6, residual=residual) for x, residual in both
     ]  # fmt: skip
@@ -241,8 +239,10 @@ def _norms(bench: Bench, rows: int, hidden: int) -> None:
 
 def _gated(bench: Bench, rows: int, inner: int) -> None:
     moved = 3 * rows * inner * bench.dtype.itemsize
+    drawn = noise(bench.device)
     calls = [
-        functools.partial(gated, _random(bench, rows, 2 * inner), "silu") for _ in range(bench.copies(moved))
+        functools.partial(gated, _random(bench, drawn, rows, 2 * inner), "silu")
+        for _ in range(bench.copies(moved))
     ]
     bench.add(f"silu and multiply, {rows} rows", [*calls], moved)
 
@@ -252,16 +252,17 @@ def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
     q_heads, kv_heads, dim = heads
     page = 16
     pages = -(-rows // page)
-    angles = torch.rand(rows, dim // 2, device=bench.device)
+    drawn = noise(bench.device)
+    angles = torch.rand(rows, dim // 2, device=bench.device, generator=drawn)
     table = torch.stack((angles.cos(), angles.sin()), 1)
     positions = torch.arange(rows, device=bench.device)
-    cells = torch.randperm(pages * page, device=bench.device)[:rows].to(torch.int32)
+    cells = torch.randperm(pages * page, device=bench.device, generator=drawn)[:rows].to(torch.int32)
     norms = torch.ones(q_heads + kv_heads, dim, dtype=bench.dtype, device=bench.device)
     moved = 2 * rows * (q_heads + 2 * kv_heads) * dim * bench.dtype.itemsize
     calls = [
         functools.partial(
-            rotate_and_store, _random(bench, rows, (q_heads + 2 * kv_heads) * dim),
-            _random(bench, 2, pages, kv_heads, page, dim), cells, q_heads,
+            rotate_and_store, _random(bench, drawn, rows, (q_heads + 2 * kv_heads) * dim),
+            _random(bench, drawn, 2, pages, kv_heads, page, dim), cells, q_heads,
             positions=positions, table=table, norms=norms, eps=1e-6,
         )
         for _ in range(bench.copies(moved))
@@ -269,5 +270,5 @@ def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
     bench.add(f"norm heads, rotate and write KV, {rows} rows", [*calls], moved)
 
 
-def _random(bench: Bench, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device=bench.device).to(bench.dtype)
+def _random(bench: Bench, drawn: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=bench.device, generator=drawn).to(bench.dtype)

@@ -12,7 +12,7 @@ import torch
 from executors.contract import SamplingParams
 from executors.kernels.triton_sampler import DeviceSettings, TritonSampler
 from executors.llm.sampler import SamplingTable, sample
-from tools.gpu_check.timing import Limits, seconds_of, seconds_with_host
+from tools.gpu_check.timing import Limits, noise, seconds_of, seconds_with_host
 
 ROWS, WIDTH = 256, 151_936
 KINDS: dict[str, dict[str, Any]] = {
@@ -28,12 +28,13 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool, limits: Limits
     """A row of results for every kind of settings and each sampler."""
     rows, width = (2, 100) if tiny else (ROWS, WIDTH)
     # Two of them: one alone would lie in the cache for the most part.
-    both = [language_logits(rows, width, device).to(dtype) for _ in range(1 if tiny else 2)]
+    drawn = noise(device)
+    both = [language_logits(rows, width, drawn).to(dtype) for _ in range(1 if tiny else 2)]
     sampler = TritonSampler(rows, width, device)
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
     bad = torch.empty(rows, dtype=torch.int8, device=device)
     for kind, settings in KINDS.items():
-        columns = device_settings(rows, device, settings)
+        columns = device_settings(rows, settings, noise(device))
         calls: list[Callable[[], object]] = [
             functools.partial(sampler.sample, logits, columns, tokens, bad) for logits in both
         ]
@@ -48,8 +49,9 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool, limits: Limits
         put(f"sampling with the host, {kind}, {rows} rows", {"us": 1e6 * seconds})
 
 
-def device_settings(rows: int, device: torch.device, settings: dict[str, Any]) -> DeviceSettings:
-    """The settings, the same for all rows, each with noise of its own."""
+def device_settings(rows: int, settings: dict[str, Any], drawn: torch.Generator) -> DeviceSettings:
+    """The settings, the same for all rows, each with noise of its own; where `drawn` is."""
+    device = drawn.device
 
     def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows,), settings.get(name, default), dtype=dtype, device=device)
@@ -59,14 +61,15 @@ def device_settings(rows: int, device: torch.device, settings: dict[str, Any]) -
         top_k=column("top_k", 0, torch.int32),
         top_p=column("top_p", 1.0, torch.float32),
         min_p=column("min_p", 0.0, torch.float32),
-        u=torch.rand(rows, dtype=torch.float64, device=device),
+        u=torch.rand(rows, dtype=torch.float64, device=device, generator=drawn),
     )
 
 
-def language_logits(rows: int, width: int, device: torch.device) -> torch.Tensor:
+def language_logits(rows: int, width: int, drawn: torch.Generator) -> torch.Tensor:
     """[rows, width] as a language model gives them: a broad bulk, and a head that falls off like a power law."""
-    bulk = torch.randn(rows, width, device=device) * 2.2
+    device = drawn.device
+    bulk = torch.randn(rows, width, device=device, generator=drawn) * 2.2
     head = min(300, width // 2)
     falling = 22.0 - 1.6 * torch.arange(1, head + 1, device=device).log()
-    places = torch.rand(rows, width, device=device).topk(head, 1).indices
+    places = torch.rand(rows, width, device=device, generator=drawn).topk(head, 1).indices
     return bulk.scatter_(1, places, falling.expand(rows, head))

@@ -102,13 +102,21 @@ def seconds_with_host(call: Call, device: torch.device, rounds: int = 15) -> flo
     return statistics.median(times[2:])
 
 
+def noise(device: torch.device) -> torch.Generator:
+    """What random inputs are drawn with: always the same from its beginning, so that what is measured does not depend on what
+    was measured before."""
+    return torch.Generator(device).manual_seed(0)
+
+
 def measure_limits(device: torch.device, tiny: bool) -> Limits:
     """A copy far larger than any cache, and a square product of random bf16 numbers: zeros would be faster."""
+    drawn = noise(device)
     with torch.inference_mode():
-        source = torch.randint(0, 255, (1 << (16 if tiny else 30),), dtype=torch.uint8, device=device)
+        size = 1 << (16 if tiny else 30)
+        source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device, generator=drawn)
         target = torch.empty_like(source)
         copy = 2 * len(source) / seconds_of([lambda: target.copy_(source)], device)
         side = 64 if tiny else 8192
-        a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+        a, b = (torch.randn(side, side, device=device, generator=drawn).bfloat16() for _ in range(2))
         products = 2.0 * side**3 / seconds_of([lambda: a @ b], device)
     return Limits(copy, products)

@@ -61,13 +61,31 @@ class TritonExperts:
         tile = choose_tile(tokens, moe.top_k, moe.num_experts, self._gate_up.dtype, self._experts.steady)
         return tile, tokens == 1 or tokens * moe.top_k <= moe.num_experts // 2
 
-    def compile(self) -> None:
-        """Run every plan once: the first run compiles its kernels, which takes seconds and is kept on disk."""
-        experts, width, device = self._experts.moe.num_experts, self._gate_up.shape[2], self._gate_up.device
-        plans = {self.plan(tokens): tokens for tokens in reversed(_TRIED)}
-        for tokens in plans.values():
-            x = torch.zeros(tokens, width, dtype=self._gate_up.dtype, device=device)
-            self.mix(x, torch.zeros(tokens, experts, dtype=x.dtype, device=device))
+    def error(self) -> float:
+        """Run every plan once beside the module that it stands in for: the largest relative error of a token's result, infinity
+        where that is no number. The first run compiles the kernels, which takes seconds and is kept on disk."""
+        worst = 0.0
+        for tokens in self._plans():
+            x, logits = self._made_up(tokens)
+            found, wanted = self.mix(x, logits).float(), self._experts.mix(x, logits).float()
+            far = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            worst = max(worst, float(far.nan_to_num(torch.inf).max()))
+        return worst
+
+    def _plans(self) -> list[int]:
+        """The fewest tokens that each plan is for."""
+        return list({self.plan(tokens): tokens for tokens in reversed(_TRIED)}.values())
+
+    def _made_up(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` and `logits` for `mix`. Which experts a token chooses is beyond doubt: of those that are alike either may be
+        taken."""
+        moe, noise = self._experts.moe, torch.Generator().manual_seed(tokens)
+        x = torch.randn(tokens, self._gate_up.shape[2], generator=noise)
+        places = torch.rand(tokens, moe.num_experts, generator=noise).topk(moe.top_k, 1).indices
+        chosen = (torch.arange(moe.top_k) / 4).expand(tokens, -1)
+        logits = torch.full((tokens, moe.num_experts), -4.0).scatter_(1, places, chosen)
+        dtype, device = self._gate_up.dtype, self._gate_up.device
+        return x.to(dtype).to(device), logits.to(dtype).to(device)
 
 
 def triton_experts(experts: Experts) -> TritonExperts | None:

@@ -61,9 +61,11 @@ class TritonForward:
             (triton_experts(layer.mlp) or layer.mlp) if isinstance(layer.mlp, Experts) else layer.mlp
             for layer in decoder.layers
         ]
-        fused = [mlp for mlp in self._mlps if isinstance(mlp, TritonExperts)]
-        if fused and decoder.device.type == "cuda":
-            fused[0].compile()  # all are alike
+
+    @property
+    def experts(self) -> TritonExperts | None:
+        """Of a layer that has some: all are alike."""
+        return next((mlp for mlp in self._mlps if isinstance(mlp, TritonExperts)), None)
 
     def takes(self, attend: Attend) -> bool:
         """Whether it can work with this attention."""

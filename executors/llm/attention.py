@@ -6,7 +6,8 @@
     torch       gathers KV, then torch's SDPA            attention_torch      anywhere
     (auto)      Cohort's C++ kernel                      kernels/cpu_*        CPUs
 
-`choose_attention` takes the first that is there and suits the model; the two libraries have to pass `attention_check` first.
+`choose_attention` takes the first that is there and suits the model; on a GPU it has to pass a check first: `attention_check`
+for the two libraries, `kernels/triton_check` for our own.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def choose_attention(
     Raises ConfigError where what was asked for cannot be had, or where nothing is `deterministic` that is.
     """
     if deterministic:
-        return _deterministic(spec, backend, isa)
+        return _deterministic(spec, backend, isa, block_size)
     if backend == "torch":
         return TorchAttention()
     if backend == "auto":
@@ -78,7 +79,7 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def _deterministic(spec: KvSpec, backend: str, isa: str | None) -> AttentionBackend:
+def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int) -> AttentionBackend:
     """Only our own kernels add up in an order that no other sequence has a say in."""
     if capability(spec.device) is None and backend != "triton":
         chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
@@ -88,7 +89,7 @@ def _deterministic(spec: KvSpec, backend: str, isa: str | None) -> AttentionBack
     if backend not in ("auto", "triton"):
         raise ConfigError(f"deterministic: attention backend {backend} is not; take triton")
     try:
-        return _triton(spec, deterministic=True)
+        return _triton(spec, block_size, deterministic=True)
     except Unsuitable as error:
         raise ConfigError(f"deterministic: needs Cohort's own attention kernels: {error}") from None
 
@@ -122,7 +123,7 @@ def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
 def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
     """A backend of `GPU_ORDER`. Raises Unsuitable."""
     if name == "triton":
-        return _triton(spec)
+        return _triton(spec, block_size)
     found = capability(spec.device)
     if found is None:
         raise Unsuitable(f"it needs a GPU; the device is {spec.device.type}")
@@ -133,9 +134,9 @@ def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
     return made
 
 
-def _triton(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
+def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> AttentionBackend:
     try:
-        from executors.kernels import triton_attention
+        from executors.kernels import triton_attention, triton_check
     except ImportError:
         raise Unsuitable("triton is not installed", absent=True) from None
     if (lacking := triton_build.missing()) is not None:
@@ -145,21 +146,33 @@ def _triton(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
     if not triton_attention.supports(spec):
         kind = str(spec.dtype).removeprefix("torch.")
         raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
-    return triton_attention.TritonAttention(spec, deterministic)
+    made = triton_attention.TritonAttention(spec, deterministic)
+    if triton_check.wanted(spec.device) and (wrong := triton_check.attention_fault(made, spec, block_size)):
+        raise Unsuitable(wrong)
+    return made
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:
-    """Give a model the forward that goes with this attention, where there is one."""
+    """Give a model the forward that goes with this attention, where there is one and it is right. Raises ConfigError for one
+    that is wrong where torch's must not take its place: nothing else is deterministic."""
     if not isinstance(model, Decoder) or not (
         backend.name == TRITON or isinstance(backend, LibraryAttention)
     ):
         return
     if triton_build.missing() is not None:  # a library's attention does without Triton
         return
-    from executors.kernels import triton_forward
+    from executors.kernels import triton_check, triton_forward
 
-    if triton_forward.why_not(model) is None:
-        model.fuse(triton_forward.TritonForward(model))
+    if triton_forward.why_not(model) is not None:
+        return
+    forward = triton_forward.TritonForward(model)
+    if triton_check.wanted(model.device) and (wrong := triton_check.forward_fault(model, forward.experts)):
+        if getattr(backend, "deterministic", False):
+            raise ConfigError(f"deterministic: needs Cohort's own kernels: {wrong}")
+        _log.warning("forward: torch, which is slower than Cohort's Triton kernels: %s", wrong)
+        backend.note = f"{backend.note}; forward by torch: {wrong}"
+        return
+    model.fuse(forward)
 
 
 __all__ = ["GPU_ORDER", "TRITON", "AttentionBackend", "TorchAttention", "choose_attention", "fuse"]

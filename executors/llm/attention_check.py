@@ -1,27 +1,32 @@
 """Is an attention backend right, here, for this model? Random sequences over shuffled blocks against the formula in float32.
 
 Libraries have been wrong without a word where paging, sequences of different lengths and splits of keys met, so one that is
-chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone.
+chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone. Our own
+kernels are tried with the same problem, and the same words are said of them: see `kernels/triton_check.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from executors.llm.kv_cache import KvCache
+from executors.llm.fp8 import narrowed
+from executors.llm.kv_cache import KvCache, plain
 from executors.llm.models.decoder import Attend, KvSpec
 from executors.llm.step import StepArrays
+from executors.memory_faults import no_device_memory
 
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest relative error of a token's head: some ten times what rounding to the type explains. What is wrong is wrong by far."""
-_PAST = (300, 0, 5, 517, 1000)
-_CHUNKS = (1, 37, 1, 200, 8)
+PAST = (300, 0, 5, 517, 1000)
+CHUNKS = (1, 37, 1, 200, 8)
 _SPARE = 2
+_NO_NUMBER = 0x7F
+"""NaN as e4m3 has it."""
 
 
 class Backend(Protocol):
@@ -44,7 +49,8 @@ class Problem:
     """Sequences of random queries, keys and values, and a cache that holds the first `past` tokens of each.
 
     Whatever no token of theirs was written to is NaN, but for the rest of a block that is begun: nobody has to expect NaN
-    behind tokens of the same sequence. A layer for each window of `spec`.
+    behind tokens of the same sequence. A layer for each window of `spec`. Where KV is in e4m3 keys and values are such as that
+    holds, so that rounding them once more changes nothing.
     """
 
     def __init__(
@@ -52,7 +58,11 @@ class Problem:
     ) -> None:  # fmt: skip
         """`more`: how many tokens each sequence is going to get."""
         self.windows = tuple(dict.fromkeys(spec.windows))
-        self.spec = replace(spec, num_layers=len(self.windows), windows=self.windows)
+        self._scales = spec.scales(0)
+        self.spec = replace(
+            spec, num_layers=len(self.windows), windows=self.windows,
+            kv_scales=(self._scales,) * len(self.windows) if spec.kv_scales else (),
+        )  # fmt: skip
         self.past = np.array(past, np.int64)
         lengths = self.past + np.array(more, np.int64)
         noise = torch.Generator().manual_seed(seed)
@@ -61,8 +71,14 @@ class Problem:
             values = torch.randn(length, heads, spec.head_dim, generator=noise)
             return values.to(spec.dtype).to(spec.device)
 
+        def held(length: int, scale: float) -> torch.Tensor:
+            values = random(length, spec.num_kv_heads)
+            return (
+                values if spec.kv_dtype is None else (narrowed(values, scale).float() * scale).to(spec.dtype)
+            )
+
         self.items = [
-            _Item(random(n, spec.num_heads), random(n, spec.num_kv_heads), random(n, spec.num_kv_heads))
+            _Item(random(n, spec.num_heads), *(held(n, scale) for scale in self._scales))
             for n in lengths.tolist()
         ]
         needed = -(-lengths // block_size)
@@ -76,17 +92,23 @@ class Problem:
 
     def _fill(self, block_size: int) -> None:
         device = self.spec.device
-        for layer in self.cache.layers:
-            layer.fill_(torch.nan)
+        narrow = self.spec.kv_dtype is not None
+        layers = [plain(layer) for layer in self.cache.layers]
+        for layer in layers:
+            layer.fill_(_NO_NUMBER if narrow else torch.nan)
         for item, table, count in zip(self.items, self.tables, self.past.tolist(), strict=True):
             places = np.arange(count)
             begun = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
             blocks = torch.from_numpy(table[places // block_size].astype(np.int64)).to(device)
             offsets = torch.from_numpy(places % block_size).to(device)
-            for layer in self.cache.layers:
+            stored = [
+                plain(narrowed(values[:count], scale)) if narrow else values[:count]
+                for values, scale in zip((item.k, item.v), self._scales, strict=True)
+            ]
+            for layer in layers:
                 layer.index_fill_(1, begun, 0)
-                layer[0].transpose(1, 2)[blocks, offsets] = item.k[:count]
-                layer[1].transpose(1, 2)[blocks, offsets] = item.v[:count]
+                for side, values in zip(layer, stored, strict=True):
+                    side.transpose(1, 2)[blocks, offsets] = values
 
     def step(self, backend: Backend, counts: Sequence[int]) -> float:
         """Compute the next `counts` tokens of each sequence (0: it sits this step out) in every layer. The largest relative
@@ -128,12 +150,24 @@ class Problem:
 def fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
     """What is wrong with a backend, in one line; None if it computes what it should. Takes some ten milliseconds on a GPU, and
     some ten megabytes for as long."""
+
+    def worst() -> float:
+        problem = Problem(spec, block_size, PAST, [count + 2 for count in CHUNKS])
+        longest = [int(past == max(PAST)) for past in PAST]
+        return max(problem.step(backend, counts) for counts in (CHUNKS, [1] * len(PAST), longest))
+
+    return verdict(worst, LIMITS[spec.dtype])
+
+
+def verdict(worst: Callable[[], float], limit: float) -> str | None:
+    """What is wrong with what `worst` tries, in one line; None if the largest error, which it returns, is within the limit.
+    Raises what says that the device has no memory: nobody's results are wrong for that."""
     try:
-        problem = Problem(spec, block_size, _PAST, [count + 2 for count in _CHUNKS])
-        longest = [int(past == max(_PAST)) for past in _PAST]
-        worst = max(problem.step(backend, counts) for counts in (_CHUNKS, [1] * len(_PAST), longest))
-    except Exception as error:  # whatever a library makes of it
+        found = worst()
+    except Exception as error:  # whatever a library, or a compiler, makes of it
+        if no_device_memory(error) is not None:
+            raise
         return f"its self-check failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
-    if worst > LIMITS[spec.dtype]:
-        return f"its results are wrong here: they differ from the reference by {worst:.1%}"
+    if found > limit:
+        return f"its results are wrong here: they differ from the reference by {found:.1%}"
     return None

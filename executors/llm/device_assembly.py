@@ -34,7 +34,9 @@ def unified_runner(
     try:
         if device is None or not runner.takes_packed:
             return UnifiedRunner(runner, slots, rows, max_model_len, compiler)
-        sampler = device_sampler(runner.device, max(rows, MIXED_TOKENS[0]), width)
+        sampler = device_sampler(
+            runner.device, max(rows, MIXED_TOKENS[0]), width, runner.model.kv_spec.dtype
+        )  # fmt: skip
         made = DeviceUnifiedRunner(
             runner, slots, rows, max_model_len, compiler, device, sampler,
             max_tokens=config.max_num_batched_tokens, eager=config.optimization.enforce_eager,
@@ -48,15 +50,19 @@ def unified_runner(
     return made
 
 
-def device_sampler(device: torch.device, max_rows: int, width: int) -> DeviceSampler:
-    """Cohort's kernels where Triton is, else torch's calls."""
+def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch.dtype) -> DeviceSampler:
+    """Cohort's kernels where Triton is and they are right, else torch's calls. `dtype` of logits."""
     if device.type == "cuda":
         try:
             if (lacking := triton_build.missing()) is not None:
                 raise ImportError(lacking)
+            from executors.kernels.triton_check import sampler_fault
             from executors.kernels.triton_sampler import TritonSampler
 
-            return TritonSampler(max_rows, width, device)
+            made = TritonSampler(max_rows, width, device)
+            if (wrong := sampler_fault(made, max_rows, width, dtype, device)) is not None:
+                raise ValueError(wrong)
+            return made
         except (ImportError, ValueError) as error:
             _log.warning("sampling: torch, which is slower than Cohort's Triton kernels: %s", error)
     return TorchDeviceSampler()

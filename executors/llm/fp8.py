@@ -9,6 +9,8 @@ A weight is its e4m3 number times its scale. Without a GPU that multiplies e4m3,
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ from executors.kernels import triton_build
 if TYPE_CHECKING:
     from executors.llm.linear import Linear
     from executors.llm.models.decoder import Decoder, Layer
+
+_log = logging.getLogger(__name__)
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -51,14 +55,32 @@ def why_not(device: torch.device, backend: str, blocks: bool = False) -> str | N
         return None if backend in ("torch", "triton") else "a CPU does not multiply e4m3"
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} does not multiply e4m3, 8.9 and later do"
-    if device.type == "cuda" and blocks and not has_triton(device, backend):
-        return "triton, which scales of blocks need, is not installed"
+    if device.type == "cuda" and blocks and (lacking := why_no_triton(device, backend)) is not None:
+        return f"scales of blocks need Cohort's Triton kernels: {lacking}"
     return None
 
 
 def has_triton(device: torch.device, backend: str) -> bool:
     """Whether Triton kernels compute here: on GPUs, and interpreted where they were asked for."""
-    return (device.type == "cuda" or backend == "triton") and triton_build.missing() is None
+    return why_no_triton(device, backend) is None
+
+
+def why_no_triton(device: torch.device, backend: str) -> str | None:
+    """Why Triton kernels do not compute here, None if they do."""
+    if device.type != "cuda" and backend != "triton":
+        return "they are for GPUs"
+    return triton_build.missing() or _fault(device)
+
+
+@functools.cache
+def _fault(device: torch.device) -> str | None:
+    """What is wrong with our kernels there; said once."""
+    from executors.kernels import triton_check
+
+    wrong = triton_check.fp8_fault(device) if triton_check.wanted(device) else None
+    if wrong is not None:
+        _log.warning("fp8: Cohort's Triton kernels are not used: %s", wrong)
+    return wrong
 
 
 def _kernels() -> Any:

@@ -32,6 +32,8 @@ def test_an_executor_that_works_as_it_is_meant_to() -> None:
         "graphs: 41 of 41 captured; no more: RuntimeError: x",
         "graphs: none",
         "attention: torch (gathers KV before each call)",
+        "attention: cohort-triton; forward by torch: gated: its results are wrong here",
+        "attention: cohort-triton; not flash-attn: it is absent; forward by torch: gated: its results are wrong here",
         "sampling: on the device, torch",
     ],
 )

@@ -21,7 +21,7 @@ that follows it is another text then."""
 
 WANTED = (
     r"graphs: (\d+) of \1 captured",
-    r"attention: cohort-triton(; not .*)?",
+    r"(?!.*; forward by torch)attention: cohort-triton(; not .*)?",
     "sampling: on the device, triton",
 )
 """What an executor that works as it is meant to says of itself. No library has kernels for float32 and pages of 16."""

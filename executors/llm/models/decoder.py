@@ -345,13 +345,13 @@ class Decoder:
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if layer.qk_norm is not None:
-            qk = self._norm_heads(qk, layer.qk_norm)
+            qk = self.norm_heads(qk, layer.qk_norm)
         if rotary is not None:
             qk = rotate(qk, rotary)
         out = attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
         return layer.o(out.reshape(-1, c.q_size))
 
-    def _norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
         size, eps = (self.config.head_dim,), self.config.norm_eps
         if self.config.family.norm == "rms1":

@@ -155,7 +155,11 @@ class Experts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        weights, chosen = self.router(x).float().softmax(-1).topk(self.moe.top_k, -1)
+        return self.mix(x, self.router(x))
+
+    def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The same with what the router says of `x`: `logits` [T, experts]."""
+        weights, chosen = logits.float().softmax(-1).topk(self.moe.top_k, -1)
         if self.moe.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         flat = chosen.flatten()

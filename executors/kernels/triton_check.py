@@ -1,0 +1,263 @@
+"""Are our own Triton kernels right, here, for this model? Each that is going to be used, on small inputs, against torch.
+
+Compilers and drivers have been wrong without a word, too, so what is launched is tried as a library is (`attention_check.py`): at
+the start, on GPUs, in the shapes and types of the model, for those decide what is compiled. Whoever is wrong is named, and torch
+computes in its place. Weights are made up: what a checkpoint has in them is nobody's fault here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.kernels.triton import fp8 as fp8_kernels
+from executors.kernels.triton.activation import gated
+from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.attention_check import CHUNKS, LIMITS, PAST, Backend, Problem, verdict
+from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings, TorchDeviceSampler
+from executors.llm.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
+from executors.llm.kv_cache import plain
+from executors.llm.models.modules import ACTIVATIONS, Mlp, Norm
+from executors.llm.rope import rotate
+
+if TYPE_CHECKING:
+    from executors.kernels.triton_experts import TritonExperts
+    from executors.llm.models.decoder import Decoder, KvSpec, Layer
+
+_ROWS = 5
+_PAGE = 16
+_E4M3_LIMIT = 0.1
+"""Of what is rounded to e4m3: a number between two of those may be rounded either way, which is an eighth of it."""
+_SCHEMES = ((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.6, 20, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (1.2, 0, 1.0, 0.05),
+            (0.7, 40, 0.95, 0.01))  # fmt: skip
+"""Temperature, top-k, top-p, min-p."""
+_EACH = 3
+"""Rows of each of them."""
+_MORE = 4
+"""Tokens of each sequence behind its chunk."""
+Checks = Mapping[str, tuple[Callable[[], float], float]]
+"""What returns the largest error of a kernel, and its limit, by the kernel's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Random numbers, the same on every device: drawn by the host."""
+
+    dtype: torch.dtype
+    device: torch.device
+    noise: torch.Generator
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, device: torch.device) -> _Draw:
+        """From the beginning."""
+        return cls(dtype, device, torch.Generator().manual_seed(0))
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        """Normally distributed."""
+        return torch.randn(*shape, generator=self.noise).to(self.dtype).to(self.device)
+
+    def order(self, count: int) -> torch.Tensor:
+        """int64 [count]: 0 .. count - 1, shuffled."""
+        return torch.randperm(count, generator=self.noise).to(self.device)
+
+
+def wanted(device: torch.device) -> bool:
+    """Whether kernels are to be tried before they are used: on GPUs. Interpreted nothing is compiled, and it takes minutes."""
+    return device.type == "cuda"
+
+
+def first_fault(checks: Checks) -> str | None:
+    """The first kernel that is wrong and in what way, None if all are right. Raises what says that there is no memory."""
+    with torch.inference_mode():
+        for name, (worst, limit) in checks.items():
+            if (wrong := verdict(worst, limit)) is not None:
+                return f"{name}: {wrong}"
+    return None
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest relative error of a row [..., n]; infinity where a result is no number."""
+    found, wanted = found.float(), wanted.float()
+    error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+    return float(error.nan_to_num(torch.inf).max())
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------
+
+
+def attention_fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
+    """Of the attention kernels, keys and values being written by ours as well."""
+    problem = Problem(spec, block_size, PAST, [count + _MORE for count in CHUNKS])
+    chunks = [count if count > 1 else 0 for count in CHUNKS]
+    alone = [int(past == max(PAST)) for past in PAST]
+    short = [int(past == min(PAST)) for past in PAST]
+    beside = [1, 0, 1, 2, 0]
+
+    def decodes() -> float:
+        # Many keys and few: split, and in one piece; and beside a chunk.
+        return max(problem.step(backend, counts) for counts in ([1] * len(PAST), alone, short, beside))
+
+    limit = LIMITS[spec.dtype]
+    return first_fault(
+        {
+            "extend_attention": (lambda: problem.step(backend, chunks), limit),
+            "decode_attention": (decodes, limit),
+        }
+    )
+
+
+# -- the forward ---------------------------------------------------------------------------------------------------------
+
+
+def forward_fault(decoder: Decoder, experts: TritonExperts | None) -> str | None:
+    """Of the kernels around attention and products; `experts` of a layer that has some. Its rotary tables are made before."""
+    limit = LIMITS[decoder.dtype]
+    turning = _E4M3_LIMIT if decoder.kv_dtype is not None else limit
+    layers = {layer.config.rope: layer for layer in decoder.layers}.values()
+    checks: dict[str, tuple[Callable[[], float], float]] = {
+        "rms_norm": (lambda: _norms(decoder), limit),
+        "rotate_and_store": (lambda: max(_rotary(decoder, layer) for layer in layers), turning),
+    }
+    mlp = next((layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Mlp)), None)
+    if mlp is not None:
+        checks["gated"] = lambda: _gated(decoder, mlp.inner), limit
+    if experts is not None:
+        checks["experts"] = experts.error, limit
+    return first_fault(checks)
+
+
+def _norms(decoder: Decoder) -> float:
+    draw, norm = _Draw.of(decoder.dtype, decoder.device), decoder.final_norm
+    made = Norm(norm.kind, norm.size[0], norm.eps, decoder.dtype, decoder.device)
+    made.weight.copy_(draw(*norm.size))
+    x, residual = draw(_ROWS, *norm.size), draw(_ROWS, *norm.size)
+    added = x + residual
+    plus_one = norm.kind == "rms1"
+    pairs = [
+        (rms_norm(x, made.weight, made.eps, plus_one=plus_one), made(x)),
+        # Behind it `residual` holds the sum.
+        (rms_norm(x, made.weight, made.eps, residual=residual, plus_one=plus_one), made(added)),
+        (residual, added),
+    ]
+    return max(distance(found, wanted) for found, wanted in pairs)
+
+
+def _rotary(decoder: Decoder, layer: Layer) -> float:
+    config, draw = decoder.config, _Draw.of(decoder.dtype, decoder.device)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    qkv = draw(_ROWS, (heads + 2 * kv_heads) * dim)
+    norms = None if layer.qk_norm is None else draw(heads + kv_heads, dim)
+    table = None if layer.config.rope is None else decoder.rotary[layer.config.rope]
+    positions = torch.arange(_ROWS, device=decoder.device).clamp_max_(0 if table is None else len(table) - 1)
+    narrow = decoder.kv_dtype is not None
+    kv = torch.zeros(
+        2, 2, kv_heads, _PAGE, dim, dtype=decoder.kv_dtype or decoder.dtype, device=decoder.device
+    )
+    cells = draw.order(2 * _PAGE)[:_ROWS].to(torch.int32)
+    cells[-1] = -1  # one that is not kept
+    scales = decoder.kv_spec.scales(0)
+    found = rotate_and_store(
+        qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=config.norm_eps,
+        plus_one=config.family.norm == "rms1", kv_scales=scales,
+    )  # fmt: skip
+    parts = qkv.view(_ROWS, -1, dim)
+    qk, v = parts[:, :-kv_heads], parts[:, -kv_heads:]
+    if norms is not None:
+        qk = decoder.norm_heads(qk, norms)
+    if table is not None:
+        qk = rotate(qk, table.index_select(0, positions))
+    wanted = torch.zeros_like(plain(kv))
+    for side, new, scale in zip(wanted, (qk[:, heads:], v), scales, strict=True):
+        kept, places = new[:-1], cells[:-1].long()
+        stored = plain(narrowed(kept, scale)) if narrow else kept
+        side.transpose(1, 2)[places // _PAGE, places % _PAGE] = stored
+    return max(distance(found, qk[:, :heads]), distance(kv, wanted.view(kv.dtype)))
+
+
+def _gated(decoder: Decoder, inner: int) -> float:
+    x = _Draw.of(decoder.dtype, decoder.device)(_ROWS, 2 * inner)
+    gate, up = x.float().chunk(2, -1)
+    activation = decoder.config.activation
+    return distance(gated(x, activation), ACTIVATIONS[activation](gate) * up)
+
+
+# -- choosing tokens -----------------------------------------------------------------------------------------------------
+
+
+def sampler_fault(
+    sampler: DeviceSampler, rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Of a sampler that is made for so many `rows` of `width` logits."""
+    # Where a target lies next to a border, the neighbour may be drawn: one row may differ.
+    count = min(rows, len(_SCHEMES) * _EACH)
+    return first_fault({"sampler": (lambda: _sampled(sampler, count, width, dtype, device), 1.0 / count)})
+
+
+def _sampled(
+    sampler: DeviceSampler, rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """The share of rows whose token is another one; infinity where what is no number is not noticed."""
+    draw = _Draw.of(dtype, device)
+    logits = 3.0 * draw(rows, width)
+    columns = torch.tensor(
+        [_SCHEMES[row % len(_SCHEMES)] for row in range(rows)], dtype=torch.float64, device=device
+    )
+    settings = RowSettings(
+        temperature=columns[:, 0].contiguous(), top_k=columns[:, 1].int(), top_p=columns[:, 2].contiguous(),
+        min_p=columns[:, 3].contiguous(), u=torch.rand(rows, dtype=torch.float64, generator=draw.noise).to(device),
+    )  # fmt: skip
+    found, wanted = (torch.full((rows,), -7, dtype=torch.int32, device=device) for _ in range(2))
+    bad = torch.zeros(rows, dtype=torch.int8, device=device)
+    sampler.sample(logits, settings, found, bad)
+    for row in range(rows):  # one by one: each takes some float64 copies of itself
+        one = slice(row, row + 1)
+        alone = RowSettings(*(getattr(settings, field.name)[one] for field in fields(settings)))
+        TorchDeviceSampler().sample(logits[one], alone, wanted[one], torch.zeros_like(bad[one]))
+    missed = bool(bad.any())
+    logits[:, width // 2] = torch.nan
+    sampler.sample(logits, settings, torch.empty_like(found), bad)
+    missed |= not bool(bad.all())
+    settings.temperature.fill_(PADDING)
+    untouched = wanted.clone()
+    sampler.sample(logits, settings, untouched, bad)
+    missed |= not torch.equal(untouched, wanted)
+    return torch.inf if missed else float((found != wanted).float().mean())
+
+
+# -- FP8 -----------------------------------------------------------------------------------------------------------------
+
+
+def fp8_fault(device: torch.device) -> str | None:
+    """Of the kernels that linears in e4m3 are computed with."""
+    draw = _Draw.of(torch.bfloat16, device)
+    return first_fault(
+        {
+            "quantize": (lambda: max(_quantized(draw, blocks) for blocks in (False, True)), _E4M3_LIMIT),
+            # Few rows, some and many have tiles of their own.
+            "block_matmul": (
+                lambda: max(_product(draw, rows) for rows in (3, 40, 200)),
+                LIMITS[torch.bfloat16],
+            ),
+        }
+    )
+
+
+def _quantized(draw: _Draw, blocks: bool) -> float:
+    x = draw(_ROWS, 5 * GROUP)
+    (found, scales), (wanted, factors) = fp8_kernels.quantize(x, blocks), quantized(x, blocks)
+    return max(distance(widened(found, scales), widened(wanted, factors)), distance(scales, factors))
+
+
+def _product(draw: _Draw, rows: int) -> float:
+    outputs, columns = 3 * GROUP, 5 * GROUP
+    x, x_scales = quantized(draw(rows, columns), True)
+    weight = Fp8Weight(outputs, columns, draw.device, True, GROUP)
+    weight.fill(draw(outputs, columns), 0)
+    found = fp8_kernels.block_matmul(x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16)
+    return distance(
+        found, widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
+    )

@@ -1,0 +1,256 @@
+"""Our own kernels are tried before they serve, as libraries are: right ones pass; wrong ones are named, and torch computes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from executors.errors import ConfigError
+from executors.kernels import triton_attention, triton_build, triton_check, triton_experts, triton_sampler
+from executors.kernels.triton_attention import TritonAttention
+from executors.kernels.triton_forward import TritonForward
+from executors.kernels.triton_sampler import TritonSampler
+from executors.llm import fp8
+from executors.llm.attention import choose_attention, fuse
+from executors.llm.attention_check import fault
+from executors.llm.attention_torch import TorchAttention
+from executors.llm.device_assembly import device_sampler
+from executors.llm.device_sampler import TorchDeviceSampler
+from executors.llm.models.config import parse_config
+from executors.llm.models.decoder import Decoder
+from tests.executors.checkpoints import QWEN3
+from tests.executors.kernels.steps import spec
+from tests.gpu.attention_fakes import pretend
+from tests.gpu.test_experts import MOE
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:overflow encountered in exp", "ignore:invalid value encountered"
+)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FP16, E4M3 = torch.float16, torch.float8_e4m3fn
+GEMMA = {
+    **QWEN3, "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 16, "sliding_window": 8,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+EXPERTS = {
+    **MOE,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "moe_intermediate_size": 24,
+}
+MODEL = replace(spec(2, 1, 16, FP16), device=DEVICE)
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _shorter(monkeypatch: Patch) -> None:
+    """What takes milliseconds on a GPU takes the interpreter half a minute."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(triton_check, "PAST", (30, 0, 5, 60, 300))
+        monkeypatch.setattr(triton_check, "CHUNKS", (1, 9, 1, 20, 3))
+
+
+@pytest.fixture
+def tried(monkeypatch: Patch) -> Patch:
+    """As on a GPU, also where there is none."""
+    monkeypatch.setattr(triton_check, "wanted", lambda device: True)
+    return monkeypatch
+
+
+def decoder(fields: dict[str, Any], dtype: torch.dtype = torch.float32, narrow: bool = False) -> Decoder:
+    """Its weights are random, for experts' are part of what is tried."""
+    made = Decoder(parse_config(fields), dtype, DEVICE)
+    made.kv_dtype = E4M3 if narrow else None
+    made.prepare(100)
+    torch.manual_seed(3)
+    for linear in made.linears():
+        assert linear.weight is not None
+        linear.weight.normal_(0.0, linear.weight.shape[1] ** -0.5)
+    return made
+
+
+def bent(function: Callable[..., Any], kept: int | None = None) -> Callable[..., Any]:
+    """Its result, or one of its arguments, is a tenth too large in the last row."""
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        found = function(*given, **named)
+        (found if kept is None else given[kept])[-1] *= 1.1
+        return found
+
+    return wrong
+
+
+# -- right ones ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "narrow"),
+    [
+        (QWEN3, torch.float32, False),
+        (QWEN3, FP16, True),
+        (GEMMA, FP16, False),
+        (EXPERTS, torch.float32, False),
+        ({**EXPERTS, "norm_topk_prob": False}, FP16, False),
+    ],
+)
+def test_a_right_forward(fields: dict[str, Any], dtype: torch.dtype, narrow: bool) -> None:
+    made = decoder(fields, dtype, narrow)
+    assert triton_check.forward_fault(made, TritonForward(made).experts) is None
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}, {"windows": (30,)}])
+def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
+    model = replace(MODEL, **changes)
+    assert triton_check.attention_fault(TritonAttention(model, deterministic), model, 16) is None
+
+
+def test_the_problem_in_e4m3_is_a_right_one() -> None:
+    for scales in ((), ((0.02, 0.5),)):
+        model = replace(MODEL, kv_dtype=E4M3, kv_scales=scales)
+        assert fault(TorchAttention(), model, 16) is None
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(64, torch.float32), (2, FP16)])
+def test_a_right_sampler(rows: int, dtype: torch.dtype) -> None:
+    assert triton_check.sampler_fault(TritonSampler(rows, 300, DEVICE), rows, 300, dtype, DEVICE) is None
+
+
+def test_right_products_in_e4m3() -> None:
+    assert triton_check.fp8_fault(DEVICE) is None
+
+
+# -- wrong ones ----------------------------------------------------------------------------------------------------------
+
+WRONG = "its results are wrong here: they differ from the reference by "
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rotate_and_store", "gated"])
+def test_a_wrong_kernel_of_the_forward_is_named(
+    name: str, tried: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried.setattr(triton_check, name, bent(getattr(triton_check, name)))
+    model, backend = decoder(QWEN3), TritonAttention(MODEL)
+    with caplog.at_level(logging.WARNING):
+        fuse(backend, model)
+    assert model._fused is None
+    assert f"forward: torch, which is slower than Cohort's Triton kernels: {name}: {WRONG}" in caplog.text
+    assert backend.note.startswith(f"attention: cohort-triton; forward by torch: {name}: {WRONG}")
+    backend.deterministic = True
+    with pytest.raises(ConfigError, match=f"deterministic: needs Cohort's own kernels: {name}: {WRONG}"):
+        fuse(backend, model)
+
+
+def test_keys_that_are_stored_wrong_are_found(tried: Patch) -> None:
+    """Also a token that nobody was to keep."""
+    store = triton_check.rotate_and_store
+    for damage in (lambda kv, cells: kv[1].mul_(1.2), lambda kv, cells: kv[0, :, :, 3].fill_(1.0)):
+
+        def wrong(qkv: Any, kv: Any, cells: Any, heads: int, damage: Any = damage, **more: Any) -> Any:
+            found = store(qkv, kv, cells, heads, **more)
+            damage(kv, cells)
+            return found
+
+        tried.setattr(triton_check, "rotate_and_store", wrong)
+        assert str(triton_check.forward_fault(decoder(QWEN3), None)).startswith("rotate_and_store: ")
+
+
+def test_wrong_experts_are_named(tried: Patch) -> None:
+    tried.setattr(triton_experts, "add_up", bent(triton_experts.add_up))
+    model = decoder(EXPERTS)
+    assert str(triton_check.forward_fault(model, TritonForward(model).experts)).startswith(
+        f"experts: {WRONG}"
+    )
+
+
+@pytest.mark.parametrize("name", ["extend_attention", "decode_attention"])
+def test_wrong_attention_is_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    tried.setattr(triton_attention, name, bent(getattr(triton_attention, name), kept=2))
+    pretend(tried)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_attention(MODEL)
+    assert isinstance(chosen, TorchAttention) and f"not triton: {name}: {WRONG}" in chosen.note
+    assert f"triton is not used: {name}: {WRONG}" in caplog.text
+    with pytest.raises(ConfigError, match=f"attention backend triton: {name}: {WRONG}"):
+        choose_attention(MODEL, "triton")
+    with pytest.raises(
+        ConfigError, match=f"deterministic: needs Cohort's own attention kernels: {name}: {WRONG}"
+    ):
+        choose_attention(MODEL, deterministic=True)
+
+
+class Wrong(TritonSampler):
+    """Takes the best token wherever another is likely."""
+
+    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
+        super().sample(logits, settings, tokens, bad)
+        drawn = (settings.temperature > 0) & (bad == 0)
+        tokens[drawn] = logits.argmax(-1).int()[drawn]
+
+
+class Blind(TritonSampler):
+    """Notices no number that is none."""
+
+    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
+        super().sample(logits, settings, tokens, bad)
+        bad.zero_()
+
+
+@pytest.mark.parametrize("kind", [Wrong, Blind])
+def test_a_wrong_sampler_is_named(
+    kind: type[TritonSampler], tried: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = triton_check.sampler_fault(kind(18, 300, DEVICE), 18, 300, torch.float32, DEVICE)
+    assert str(wrong).startswith(f"sampler: {WRONG}")
+    tried.setattr(triton_build, "missing", lambda: None)
+    tried.setattr(triton_sampler, "TritonSampler", lambda *given: object())
+    tried.setattr(triton_check, "sampler_fault", lambda *given: wrong)
+    with caplog.at_level(logging.WARNING):
+        chosen = device_sampler(torch.device("cuda"), 18, 300, torch.float32)
+    assert isinstance(chosen, TorchDeviceSampler)
+    assert f"sampling: torch, which is slower than Cohort's Triton kernels: sampler: {WRONG}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["quantize", "block_matmul"])
+def test_wrong_products_in_e4m3_are_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    right = getattr(triton_check.fp8_kernels, name)
+
+    def wrong(*given: Any) -> Any:
+        found = right(*given)
+        (found if name == "block_matmul" else found[1])[-1] *= 1.5
+        return found
+
+    tried.setattr(triton_check.fp8_kernels, name, wrong)
+    fp8._fault.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert not fp8.has_triton(DEVICE, "triton")
+            assert str(fp8.why_no_triton(DEVICE, "triton")).startswith(f"{name}: {WRONG}")
+        assert caplog.text.count(f"Triton kernels are not used: {name}: {WRONG}") == 1
+    finally:
+        fp8._fault.cache_clear()
+
+
+def test_a_kernel_that_does_not_compile_is_named_and_no_memory_is_no_fault(tried: Patch) -> None:
+    def broken(error: Exception) -> Callable[..., Any]:
+        def raising(*given: Any, **named: Any) -> Any:
+            raise error
+
+        return raising
+
+    tried.setattr(triton_check, "gated", broken(RuntimeError("PassManager::run failed\nmore")))
+    model = decoder(QWEN3)
+    assert triton_check.forward_fault(model, None) == "gated: its self-check failed: PassManager::run failed"
+    tried.setattr(triton_check, "gated", broken(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        triton_check.forward_fault(model, None)
+
+
+def test_nothing_is_tried_on_a_cpu() -> None:
+    assert triton_check.wanted(torch.device("cuda", 1)) and not triton_check.wanted(torch.device("cpu"))

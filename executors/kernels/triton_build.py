@@ -18,7 +18,9 @@ def missing() -> str | None:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton finds no C compiler for its launchers: install one (gcc)"
-    headers = Path(sysconfig.get_paths()["include"])
+    # A Debian's own Python puts what is installed below /usr/local, and its headers not: Triton looks for them as here.
+    scheme = sysconfig.get_default_scheme()
+    headers = Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"])
     if not (headers / "Python.h").is_file():
         return f"Triton finds no {headers / 'Python.h'} for its launchers: install it (python3-dev)"
     return None

@@ -33,7 +33,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_here_is_all_it_takes(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setattr(shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     (tmp_path / "Python.h").touch()
-    bare.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    bare.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     assert triton_build.missing() is None
 
 
@@ -46,8 +46,20 @@ def test_a_compiler(bare: pytest.MonkeyPatch) -> None:
 
 def test_headers(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setenv("CC", "gcc")
-    bare.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    bare.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     assert "python3-dev" in (triton_build.missing() or "")
+
+
+def test_headers_of_a_debians_own_python(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are not where packages are installed to."""
+    bare.setenv("CC", "gcc")
+    paths = {name: tmp_path / name for name in ("posix_local", "posix_prefix")}
+    bare.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    bare.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(paths[scheme])})
+    assert f"{paths['posix_prefix']}/Python.h" in (triton_build.missing() or "")
+    paths["posix_prefix"].mkdir()
+    (paths["posix_prefix"] / "Python.h").touch()
+    assert triton_build.missing() is None
 
 
 def test_what_is_chosen_then(bare: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import triton.language as tl
 from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
-from executors.kernels.triton.fp8 import block_matmul, quantize, to_e4m3
+from executors.kernels.triton.fp8 import SHARING, block_matmul, quantize, tile_of, to_e4m3
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm import fp8
 from executors.llm.executor import LlmExecutor
@@ -84,6 +84,39 @@ def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bia
     expected = wide @ (weight.double() * spread).T + (0.0 if added is None else added.double())
     error = (found.cpu().double() - expected).norm() / expected.norm()
     assert error < (1e-3 if DEVICE.type == "cuda" else 1e-6), float(error)
+
+
+@triton.jit(do_not_specialize=["row_tiles"])
+def _tiles_kernel(out, row_tiles, OUTPUT_TILES: tl.constexpr, SHARING: tl.constexpr):
+    row, output = tile_of(tl.program_id(0), row_tiles, OUTPUT_TILES, SHARING)
+    tl.store(out + 2 * tl.program_id(0), row)
+    tl.store(out + 2 * tl.program_id(0) + 1, output)
+
+
+@pytest.mark.parametrize("output_tiles", [1, 3, 10])
+@pytest.mark.parametrize("row_tiles", [1, 2, 7, 8, 9, 16, 19])
+def test_every_tile_is_one_programs_and_those_that_share_weights_are_neighbours(
+    row_tiles: int, output_tiles: int
+) -> None:
+    out = torch.full((row_tiles * output_tiles, 2), -1, dtype=torch.int32, device=DEVICE)
+    _tiles_kernel[(len(out),)](out, row_tiles, OUTPUT_TILES=output_tiles, SHARING=SHARING)
+    tiles = [(row, output) for row, output in out.tolist()]
+    assert sorted(tiles) == [(row, output) for row in range(row_tiles) for output in range(output_tiles)]
+    # Eight of them, or what is left, go through all outputs before the next eight begin.
+    assert tiles == sorted(tiles, key=lambda tile: (tile[0] // SHARING, tile[1], tile[0]))
+
+
+def test_a_block_product_of_many_tiles() -> None:
+    """More tiles of rows than go together, and no multiple of those."""
+    torch.manual_seed(4)
+    x, x_scales = quantized(torch.randn(9 * 128 + 5, 128), True)
+    weight, scales = quantized(torch.randn(300, 128), True)
+    found = block_matmul(
+        x.to(DEVICE), x_scales.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), 1, torch.float32
+    )
+    expected = (x.double() * x_scales) @ (weight.double() * scales).T
+    error = (found.cpu().double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < (1e-3 if DEVICE.type == "cuda" else 1e-6)
 
 
 def test_a_row_of_a_block_product_does_not_depend_on_its_batch() -> None:

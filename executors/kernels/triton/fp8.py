@@ -15,6 +15,8 @@ GROUP = 128
 """Columns that share a scale in a block format."""
 _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 _LARGEST = tl.constexpr(448.0)
+SHARING = 8
+"""Tiles of rows that go through the weights together: what one of them has read of those, the others find in the cache."""
 
 
 @triton.jit
@@ -61,21 +63,40 @@ def quantize(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch
         pad = triton.next_power_of_2(groups)
         _quantize_kernel[(rows,)](
             x, out, scales, COLUMNS=columns, GROUPS=groups, GROUPS_PAD=pad, WIDTH=width,
-            num_warps=max(1, min(8, pad * width // 512)),
+            # 16 elements a thread, 32 of the widest rows: with 8 warps those would be 64, most of a thread's registers.
+            num_warps=max(1, min(16, pad * width // 512)),
         )  # fmt: skip
     return out, scales
+
+
+@triton.jit
+def tile_of(program, row_tiles, output_tiles: tl.constexpr, SHARING: tl.constexpr):
+    """(tile of rows, tile of outputs) of a program: SHARING tiles of rows, or those that are left, with the first outputs, then
+    with the next.
+
+        rows  0 |  0  2  4        SHARING 2, 3 x 3 tiles, by the programs' numbers
+              1 |  1  3  5
+              2 |  6  7  8
+    """
+    each = SHARING * output_tiles
+    first = program // each * SHARING
+    together = tl.minimum(row_tiles - first, SHARING)
+    place = program % each
+    return first + place % together, place // together
 
 
 @triton.jit(do_not_specialize=["rows"])  # it takes any value
 def _block_kernel(
     x, x_scales, weight, weight_scales, bias, out, rows,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, BIAS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, GROUP: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result. The products of a group are summed by themselves and scaled into fp32: a longer sum would lose
     bits, for the tensor cores keep about 14 of a running one."""
-    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    output_tiles: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
+    row_tile, output_tile = tile_of(tl.program_id(0), tl.cdiv(rows, TILE_ROWS), output_tiles, SHARING)
+    row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    output = output_tile * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_row, is_output = row < rows, output < OUTPUTS
     inner = tl.arange(0, GROUP)
     x_at = x + row.to(tl.int64)[:, None] * COLUMNS + inner[None, :]
@@ -116,10 +137,10 @@ def block_matmul(
         tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
         # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
         tile_outputs = 32 if tile_rows <= 32 else 64 if tile_rows <= 64 else 128
-        _block_kernel[(triton.cdiv(outputs, tile_outputs), triton.cdiv(rows, tile_rows))](
+        _block_kernel[(triton.cdiv(outputs, tile_outputs) * triton.cdiv(rows, tile_rows),)](
             x, x_scales, weight, weight_scales, bias, out, rows,
             OUTPUTS=outputs, COLUMNS=columns, ROWS_PER_SCALE=rows_per_scale, BIAS=bias is not None,
-            TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, GROUP=GROUP,
+            TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, GROUP=GROUP, SHARING=SHARING,
             num_warps=8 if tile_rows == 128 else 4, num_stages=6 if tile_rows <= 32 else 4 if tile_rows <= 64 else 3,
         )  # fmt: skip
     return out

@@ -135,8 +135,18 @@ def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
 
 
 def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> AttentionBackend:
+    made = own_attention(spec, deterministic)
+    from executors.kernels import triton_check
+
+    if triton_check.wanted(spec.device) and (wrong := triton_check.attention_fault(made, spec, block_size)):
+        raise Unsuitable(wrong)
+    return made
+
+
+def own_attention(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
+    """Cohort's Triton kernels, not tried yet. Raises Unsuitable."""
     try:
-        from executors.kernels import triton_attention, triton_check
+        from executors.kernels import triton_attention
     except ImportError:
         raise Unsuitable("triton is not installed", absent=True) from None
     if (lacking := triton_build.missing()) is not None:
@@ -146,10 +156,7 @@ def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> Atten
     if not triton_attention.supports(spec):
         kind = str(spec.dtype).removeprefix("torch.")
         raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
-    made = triton_attention.TritonAttention(spec, deterministic)
-    if triton_check.wanted(spec.device) and (wrong := triton_check.attention_fault(made, spec, block_size)):
-        raise Unsuitable(wrong)
-    return made
+    return triton_attention.TritonAttention(spec, deterministic)
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:

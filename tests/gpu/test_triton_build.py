@@ -65,7 +65,7 @@ def test_headers_of_a_debians_own_python(bare: pytest.MonkeyPatch, tmp_path: Pat
 def test_what_is_chosen_then(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(triton_build, "missing", lambda: "it lacks something")
     with pytest.raises(Unsuitable, match="it lacks something"):
-        attention._triton(SPEC, 16)
+        attention.own_attention(SPEC)
     assert not fp8.has_triton(torch.device("cuda"), "auto")
     kernel: Any = SimpleNamespace(name="x")
     assert type(over("x", kernel)) is LibraryAttention

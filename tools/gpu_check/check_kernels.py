@@ -144,6 +144,8 @@ def _attention(bench: Bench) -> Exception | None:
                     shares[backend, page] = share
         except ConfigError as absent:
             bench.put(f"attention, {name}", {"not run": str(absent)})
+            if backend == "triton":  # ours is there: it was tried, and is wrong
+                raise
         except (RuntimeError, NotImplementedError) as error:
             # A library that fails is a finding of its own, and the other backends are measured all the same.
             said = str(error) or type(error).__name__

@@ -109,6 +109,11 @@ CASES = (
     Case("256 / 1, fp32", _heads(_MISTRAL, 4, 4, 256), _FP32, 64),
     Case("256 / 2, capped, e4m3 KV", _GEMMA, _BF16, 64, narrow=True),
     Case("256 / 8, fp16", _heads(_SMALL, 16, 2, 256), _FP16, 32),
+    # Sizes that are filled up to a power of two, and groups that leave rows of a tile empty.
+    Case("80 / 3", _heads(_SMALL, 24, 8, 80)),
+    Case("96 / 5, fp16", _heads(_MISTRAL, 40, 8, 96), _FP16, 32),
+    Case("112 / 6, e4m3 KV", _heads(_SMALL, 48, 8, 112), _BF16, 16, narrow=True),
+    Case("192 / 7, capped", _heads(_GEMMA, 28, 4, 192), _BF16, 64),
     Case("experts, fp16", _MOE, _FP16),
     Case("experts, fp32", _MOE, _FP32),
 )

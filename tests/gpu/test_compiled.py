@@ -49,11 +49,11 @@ def test_every_launch_compiles_and_fits(compiled: Found) -> None:
 
 
 def test_registers_are_not_spilled(compiled: Found) -> None:
-    """But for a few bytes: where no matrix instruction computes, and where heads are 256 wide or are filled up to that: of 192,
-    seven sharing a key, with a window and a cap it takes 24."""
+    """But for a few bytes: where no matrix instruction computes (32 for heads of 128), and where heads are 256 wide or are filled
+    up to that (24 for heads of 192, seven sharing a key, with a window and a cap)."""
     spilled = [
         one for one in compiled["kernels"]
-        if one["spilled"] > (24 if wide(one) or one["constants"].get("DIM_PAD") == 256 else 0)
+        if one["spilled"] > (32 if wide(one) else 24 if one["constants"].get("DIM_PAD") == 256 else 0)
     ]  # fmt: skip
     assert spilled == []
 

@@ -296,8 +296,8 @@ def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     [
         (("serve", "--ctx-size", "5"), {}, "use --max-model-len"),
         (("serve", "--port", "80000"), {}, "--port"),
-        (("serve", "gpt2"), {}, "hub name"),
-        (("serve", "--revision", "v1"), {}, "--revision v1: cohort-tiny is a directory"),
+        (("serve", "gpt2", "--port", "0"), {}, "hub name"),
+        (("serve", "--revision", "v1", "--port", "0"), {}, "--revision v1: cohort-tiny is a directory"),
         (("serve", "a", "--model", "b"), {}, "two models"),
         (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
         (

@@ -23,7 +23,8 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
 """Heads are filled up to a power of two, and products on a GPU are 16 deep at least."""
 STEADY_SPLIT = 512
 """Keys of a split where a row's result may not depend on its batch."""
-_PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_PROCESSOR = 3
+"""That fit one at once: a second, smaller wave would have the device half empty."""
 _MIN_SPLIT = 256
 """Keys below which another split costs more than it saves."""
 _ALIGN = 4
@@ -85,7 +86,7 @@ class TritonAttention:
         """See `PackedAttention`: as many as keep the device busy, unless that would decide the sums."""
         if self.deterministic:
             return -(-longest // STEADY_SPLIT)
-        wanted = self._processors * _PROGRAMS_PER_PROCESSOR // max(1, rows * kv_heads)
+        wanted = self._processors * PROGRAMS_PER_PROCESSOR // max(1, rows * kv_heads)
         return max(1, min(wanted, -(-longest // _MIN_SPLIT), 64))
 
     def reserve(self, rows: int, cache: KvCache) -> None:

@@ -37,7 +37,8 @@ _WIDTH = 100
 class Compiled:
     """A kernel as it would be launched. `registers` of a thread; `spilled` bytes of a thread's registers that lie in memory;
     `shared` bytes; `products`: how matrices are multiplied; `copies`: instructions that bring 16 bytes to shared memory past
-    the registers; `resident`: programs that a multiprocessor has room for. `error`: why it did not compile."""
+    the registers; `ahead`: groups of those, at most, that are under way while others are used; `resident`: programs that a
+    multiprocessor has room for. `error`: why it did not compile."""
 
     kernel: str
     types: str
@@ -51,6 +52,7 @@ class Compiled:
     shared: int = 0
     products: str = "-"
     copies: int = 0
+    ahead: int = 0
     resident: int = 0
     error: str | None = None
 
@@ -84,6 +86,7 @@ def compiled(launch: Launch) -> Compiled:
         spilled=spilled,
         shared=shared,
         products=" ".join(kind.partition(".mma")[0] for kind in kinds) or "-",
+        ahead=max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0),
         copies=len(re.findall(r"cp\.async\.cg\.shared\.global", ptx)),
         resident=min(
             _REGISTERS // (-(-registers // 8) * 8 * threads),
@@ -117,15 +120,15 @@ def compile_all(launches: list[Launch], jobs: int) -> list[Compiled]:
 
 def table(found: list[Compiled]) -> str:
     """A line for each."""
-    lines = ["regs spilled  shared  a SM  warps stages  products     s  kernel"]
+    lines = ["regs spilled  shared  a SM  warps stages ahead  products     s  kernel"]
     for one in sorted(found, key=lambda one: (one.kernel, one.types, str(one.constants))):
         short = " ".join(f"{name}={int(value)}" for name, value in one.constants.items())
         what = f"{one.kernel} [{one.types}] {short}"
         lines.append(
-            f"{one.registers:4} {one.spilled:7} {one.shared:7} {one.resident:5} {one.warps:6} {one.stages:6}  "
+            f"{one.registers:4} {one.spilled:7} {one.shared:7} {one.resident:5} {one.warps:6} {one.stages:6} {one.ahead:5}  "
             f"{one.products:10} {one.seconds:4.1f}  {what}"
         )
-        lines.append(f"{'':59}{', '.join(one.cases)[:_WIDTH]}{'  ' + one.error if one.error else ''}")
+        lines.append(f"{'':65}{', '.join(one.cases)[:_WIDTH]}{'  ' + one.error if one.error else ''}")
     return "\n".join(lines)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from executors.kernels.triton_attention import PROGRAMS_PER_PROCESSOR
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 SHARED_LIMIT = 227 * 1024
@@ -56,6 +58,27 @@ def test_registers_are_not_spilled(compiled: Found) -> None:
         if one["spilled"] > (32 if wide(one) else 24 if one["constants"].get("DIM_PAD") == 256 else 0)
     ]  # fmt: skip
     assert spilled == []
+
+
+def test_what_comes_next_is_loaded_meanwhile(compiled: Found) -> None:
+    """But for prompts with heads of 256, where registers do not do."""
+    late = [
+        one for one in compiled["kernels"]
+        if one["kernel"] in ("_split_kernel", "_extend_kernel", "_product_kernel") and one["products"] != "-"
+        and one["ahead"] == 0 and not (one["kernel"] == "_extend_kernel" and one["constants"]["DIM_PAD"] == 256)
+    ]  # fmt: skip
+    assert late == []
+
+
+def test_splits_are_computed_in_one_wave(compiled: Found) -> None:
+    """As many as `splits` counts on, but for heads of 256 in e4m3, whose widening takes registers."""
+    splits = [
+        one for one in compiled["kernels"]
+        if one["kernel"] == "_split_kernel" and one["products"] != "-" and not one["constants"]["WHOLE"]
+        and not ("fp8" in one["types"] and one["constants"]["DIM_PAD"] == 256)
+    ]  # fmt: skip
+    assert splits
+    assert [one for one in splits if one["resident"] < PROGRAMS_PER_PROCESSOR] == []
 
 
 def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:

@@ -46,10 +46,11 @@ def _split_kernel(
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT_TOKENS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
     ITEMS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One (sequence, key head, split). `partial` and `lse` take what it finds, nothing where it has no keys; with WHOLE there is
-    one split, and `out` takes it, zeros where there are no keys."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+    """One (sequence, key head, split), heads first: programs that begin together read one page's heads, which lie side by side.
+    `partial` and `lse` take what it finds, nothing where it has no keys; with WHOLE there is one split, and `out` takes it,
+    zeros where there are no keys."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
     split = tl.program_id(2)
     item = tl.load(items + 2 * row) if ITEMS else row
     q_row = (tl.load(items + 2 * row + 1) if ITEMS else row).to(tl.int64)
@@ -150,27 +151,29 @@ def decode_attention(
     _, _, kv_heads, page, _ = kv.shape
     group, count = heads // kv_heads, len(q) if rows is None else rows
     narrow, wide = kv.dtype == torch.float8_e4m3fn, q.dtype == torch.float32
-    # Widening takes registers, and so do products of float32, which no matrix instruction computes: with the larger tile they
-    # spill. Steps that find their page first get half of the stages.
-    tile = max(16, min(64 if narrow or wide else 128, 16384 // triton.next_power_of_2(dim)))
+    # A step that finds its pages first gets half of the stages as buffers: of five two, so that the next keys and values are on
+    # their way while these are multiplied, in tiles of which three programs fit a multiprocessor. Widening takes registers,
+    # and so do products of float32, which no matrix instruction computes: with the larger tile they spill.
+    pad = triton.next_power_of_2(dim)
+    tile = max(16, min(64, 16384 // pad) if narrow or wide else min(128, 8192 // pad))
     if split_tokens % tile:
         raise ValueError(f"split_tokens {split_tokens} is no multiple of {tile}")
     whole = num_splits == 1
-    _split_kernel[(count, kv_heads, num_splits)](
+    _split_kernel[(kv_heads, count, num_splits)](
         q, kv[0], kv[1], out, workspace.partial, workspace.lse, items, tables, lengths,
         tables.stride(0), num_splits, scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), DIM=dim,
-        DIM_PAD=triton.next_power_of_2(dim), PAGE=page, TILE=tile, SPLIT_TOKENS=split_tokens,
+        DIM_PAD=pad, PAGE=page, TILE=tile, SPLIT_TOKENS=split_tokens,
         SOFTCAP=softcap is not None, WINDOW=window is not None, ITEMS=items is not None, WHOLE=whole,
-        num_warps=8 if wide else 4, num_stages=5 if narrow else 3,
+        num_warps=8 if wide else 4, num_stages=3 if wide else 5,
     )  # fmt: skip
     if not whole:
-        dim_pad, splits_pad = triton.next_power_of_2(dim), triton.next_power_of_2(num_splits)
+        splits_pad = triton.next_power_of_2(num_splits)
         _merge_kernel[(count, heads)](
             workspace.partial, workspace.lse, out, items, lengths, num_splits, window or 0,
-            HEADS=heads, DIM=dim, DIM_PAD=dim_pad, SPLITS_PAD=splits_pad, TILE=tile, SPLIT_TOKENS=split_tokens,
+            HEADS=heads, DIM=dim, DIM_PAD=pad, SPLITS_PAD=splits_pad, TILE=tile, SPLIT_TOKENS=split_tokens,
             WINDOW=window is not None, ITEMS=items is not None,
             # All parts of a head are in registers at once: 32 of a thread's at most, up to 64 parts of 256.
-            num_warps=max(2, min(16, dim_pad * splits_pad // 1024)),
+            num_warps=max(2, min(16, pad * splits_pad // 1024)),
         )  # fmt: skip
     return out

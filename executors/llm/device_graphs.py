@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Protocol
 import torch
 
 from executors.llm.device_inputs import Event, StepShape
+from executors.memory_faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ AT_START = 4
 MISSES = 16
 """Steps without the graph they want before one is captured between two of them: a capture takes as long as some tens of steps,
 and one of those that are launched call by call up to twice as long as one that is replayed."""
+STARVED_S = 30.0
+"""Seconds to the next try after a capture that found no memory, twice as many after each: somebody else may be starting."""
+STARVED_TRIES = 5
+"""Of them, at most: a capture that fails keeps a little, and computes a step for nothing."""
 MOST_ROWS = 256
 MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
 """Tokens of mixed steps that get a graph: prompts and budgets like to be as long as that."""
@@ -96,7 +102,15 @@ class CudaDevice:
     def capture(self, run: Callable[[], None]) -> Graph:
         """See `StepDevice`."""
         self._run(run)
-        return self._record(run)
+        graph = self._record(run)
+        try:
+            # The first launch brings the graph to the device, which takes time and memory: not a client's.
+            graph.replay()
+            torch.cuda.current_stream(self._stream.device).synchronize()
+        except BaseException:
+            self._failed.append(graph)
+            raise
+        return graph
 
     def _run(self, run: Callable[[], None]) -> None:
         """Where it will be captured, which compiles and loads what is not there, and lets libraries allocate what they keep."""
@@ -172,8 +186,8 @@ def fits(shape: StepShape, facts: StepFacts) -> bool:
 class StepGraphs:
     """The graphs of one executor. Used by the thread that computes its steps.
 
-    `prepare(shape)` returns what is to be captured of a shape, over static memory; a failure to capture it ends all capturing,
-    and steps go on without.
+    `prepare(shape)` returns what is to be captured of a shape, over static memory. A failure to capture it ends all capturing,
+    and steps go on without; but for want of memory, which is tried again later.
     """
 
     def __init__(
@@ -186,6 +200,8 @@ class StepGraphs:
         self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed))
         self._misses: Counter[StepShape] = Counter()
         self.failure = ""
+        self._starved = 0
+        self._again_at = 0.0
         self.in_step = False
         """A step is being put on its way: set by its owner."""
 
@@ -193,7 +209,11 @@ class StepGraphs:
     def note(self) -> str:
         """How far it is, for `status()`."""
         captured = f"graphs: {len(self._graphs)} of {len(self.shapes)} captured"
-        return f"{captured}; no more: {self.failure}" if self.failure else captured
+        if self.failure:
+            return f"{captured}; no more: {self.failure}"
+        return (
+            f"{captured}; no memory for the next, tried again in {self.wait:.0f} s" if self.wait else captured
+        )
 
     @property
     def missing(self) -> StepShape | None:
@@ -201,6 +221,11 @@ class StepGraphs:
         if self.failure:
             return None
         return next((shape for shape in self.shapes if shape not in self._graphs), None)
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next may be captured: one before it found no memory."""
+        return max(0.0, self._again_at - time.monotonic()) if self._again_at else 0.0
 
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
         """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
@@ -215,7 +240,7 @@ class StepGraphs:
         """The shape for a step, if so many wanted it that it is to be captured before this one."""
         wanted = self._wanted(facts)
         due = wanted is not None and self._misses[wanted] >= MISSES and wanted not in self._graphs
-        return wanted if due and not self.failure else None
+        return wanted if due and not self.failure and not self.wait else None
 
     def _wanted(self, facts: StepFacts) -> StepShape | None:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)
@@ -227,10 +252,21 @@ class StepGraphs:
         try:
             self._graphs[shape] = self._device.capture(self._prepare(shape))
         except Exception as error:
-            self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            _log.warning(
-                "no graph of %s, and no more of them: steps are launched one by one: %s",
-                shape,
-                self.failure,
-                exc_info=True,  # torch raises what ending the capture says: the cause is the error before it
-            )
+            why = no_device_memory(error)
+            if why is None or self._starved == STARVED_TRIES:
+                self.fail(f"capture {shape}", error)
+                return
+            pause = STARVED_S * 2**self._starved
+            self._starved += 1
+            self._again_at = time.monotonic() + pause
+            _log.warning("no memory for a graph of %s, tried again in %d s: %s", shape, pause, why)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Nothing more is captured, for this could not be done."""
+        self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        _log.warning(
+            "could not %s, and there will be no more graphs: steps are launched one by one: %s",
+            what,
+            self.failure,
+            exc_info=error,  # torch raises what ending the capture says: the cause is the error before it
+        )

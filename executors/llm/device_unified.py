@@ -8,7 +8,6 @@ middle: such a step goes the way of `UnifiedRunner`, behind those launched befor
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,6 +35,7 @@ from executors.llm.device_inputs import (
     result_words,
 )
 from executors.llm.device_memory import retried
+from executors.llm.device_plan import StepPlan
 from executors.llm.device_program import DeviceProgram, splits_of
 from executors.llm.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.grammar import GrammarCompiler
@@ -43,7 +43,7 @@ from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.step import StepArrays
 from executors.llm.unified import NOT_FINITE, UnifiedRunner
-from executors.memory_faults import no_device_memory
+from executors.memory_faults import no_device_memory, no_memory
 
 _log = logging.getLogger(__name__)
 
@@ -90,25 +90,6 @@ class StepInFlight:
                 output.details[item] = ItemOutput(error=NOT_FINITE)
             output.token_ids = tokens[bad == 0]
         return output
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A step as it is to be packed. `tiles` int32 [m, 2]; `sampled` bool [n]; `needed`: columns of the block tables."""
-
-    step: StepArrays
-    tiles: np.ndarray
-    decodes: np.ndarray
-    sampled: np.ndarray
-    needed: int
-    facts: StepFacts
-
-    @property
-    def shape(self) -> StepShape:
-        """Its own, without padding."""
-        facts = self.facts
-        listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
-        return StepShape(facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed)
 
 
 class DeviceUnifiedRunner(UnifiedRunner):
@@ -168,16 +149,23 @@ class DeviceUnifiedRunner(UnifiedRunner):
     # -- graphs --------------------------------------------------------------------------------------------------------
 
     def reserve(self, num_bytes: int) -> None:
-        """Set memory aside for what graphs keep to themselves."""
+        """Set memory aside for what graphs keep to themselves. Without that memory there is no start; where nothing can be
+        captured at all there are no graphs."""
         if self.graphs is not None:
-            self._device.reserve(num_bytes)
+            try:
+                self._device.reserve(num_bytes)
+            except Exception as error:
+                if no_memory(error) is not None:
+                    raise
+                self.graphs.fail("reserve memory for graphs", error)
 
     def capture_first(self) -> None:
         """See `UnifiedRunner`: the smallest few; and nothing is left to be compiled when a step comes."""
         if self._device.compiles:
             self._compile()
         for _ in range(AT_START):
-            self.capture_next()
+            if not self.capture_wait:
+                self.capture_next()
 
     @torch.inference_mode()
     def _compile(self) -> None:
@@ -215,6 +203,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if shape is not None:
             self._capture(shape)
         return shape is not None
+
+    @property
+    def capture_wait(self) -> float:
+        """See `UnifiedRunner`."""
+        return 0.0 if self.graphs is None else self.graphs.wait
 
     @property
     def can_capture(self) -> bool:
@@ -282,7 +275,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             or batch.num_draft_tokens.any()
         )
 
-    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> _Plan:
+    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> StepPlan:
         needed = self._blocks_needed(batch)
         packed = self.program.packed
         tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
@@ -293,14 +286,18 @@ class DeviceUnifiedRunner(UnifiedRunner):
         tiles = np.empty((0, 2), np.int32)
         if packed is None:
             decodes = decodes[:0]
-        elif len(chunks):
-            tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
+        else:
+            decodes = decodes[np.argsort(-step.pos_offsets[decodes], kind="stable")]
+            if len(chunks):
+                tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
         facts = StepFacts(
             len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled))
         )
-        return _Plan(step, tiles, decodes, sampled, needed, facts)
+        return StepPlan(step, tiles, decodes, sampled, needed, facts)
 
-    def _put(self, batch: UnifiedBatch, plan: _Plan, found: tuple[StepShape, Graph] | None) -> StepInFlight:
+    def _put(
+        self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
+    ) -> StepInFlight:
         """Pack a step and set the device to work."""
         shape = found[0] if found else plan.shape
         changes, values = self._tables.unsent()
@@ -332,10 +329,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
         results = result_words(shape.samples)
         buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
         buffer.event.record()
-        places = np.arange(plan.facts.samples) if shape.listed else np.flatnonzero(plan.sampled)
+        places = np.arange(plan.facts.samples)
+        if not shape.listed:
+            places = np.argsort(plan.order)[plan.sampled]
         return StepInFlight(buffer, shape.samples, plan.sampled, places)
 
-    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: _Plan) -> None:
+    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
         packed, runner = self.program.packed, self.runner
         attend, splits = None, 1
         if packed is None:
@@ -346,7 +345,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         device_step = DeviceStep(words, shape)
         retried(self.memory, lambda: self.program.run(device_step, attend, splits, plan.needed))
 
-    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: _Plan) -> None:
+    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: StepPlan) -> None:
         """Everything but the changes of block tables, padding included."""
         step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
         positions = step.positions
@@ -354,15 +353,16 @@ class DeviceUnifiedRunner(UnifiedRunner):
         slot_of_row = slots[step.item_of_row]
         blocks = self.slots.block_tables[0][slot_of_row, positions // size].astype(np.int64)
         lengths = step.pos_offsets + step.q_lens
-        host.put("token_ids", batch.token_ids)
+        order = slice(None) if shape.listed else plan.order
+        host.put("token_ids", batch.token_ids[order])
         source = np.full(len(positions), -1, np.int64)
         if batch.pending is not None:
             source = np.where(batch.pending, slot_of_row * row + positions, source)
-        host.put("source", source, -1)
-        host.put("positions", positions)
-        host.put("cells", blocks * size + positions % size, -1)
-        host.put("slots", batch.slots, self._tables.nobody)
-        host.put("lengths", lengths)
+        host.put("source", source[order], -1)
+        host.put("positions", positions[order])
+        host.put("cells", (blocks * size + positions % size)[order], -1)
+        host.put("slots", batch.slots[order], self._tables.nobody)
+        host.put("lengths", lengths[order])
         if shape.listed:
             host.put("q_starts", step.q_starts)
             host.put("q_lens", step.q_lens)
@@ -374,9 +374,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
             host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
             host.put("dest", slots[items] * row + lengths[items], self.program.nobody)
         else:
-            items = np.arange(len(batch))
+            items = plan.order
             dest = np.where(plan.sampled, slots * row + lengths, self.program.nobody)
-            host.put("dest", dest, self.program.nobody)
+            host.put("dest", dest[items], self.program.nobody)
         self._write_settings(host, slots[items], lengths[items])
 
     def _write_settings(self, host: HostStep, slots: np.ndarray, positions: np.ndarray) -> None:

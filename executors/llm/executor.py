@@ -103,7 +103,11 @@ class LlmExecutor(BatchModelExecutor):
         self._epoch: int | None = None
         self._step_failed = False
         self._turns = Turns()
-        self._idle = IdleWork(self._turns, lambda: self._ready().unified.capture_next())
+        self._idle = IdleWork(
+            self._turns,
+            lambda: self._ready().unified.capture_next(),
+            lambda: self._ready().unified.capture_wait,
+        )
         self._calls = 0
         """Being computed."""
 

@@ -9,6 +9,7 @@ from executors.memory_faults import no_memory
 
 _DEVICE_IS_LOST = (
     "CUDA error",
+    "CUDA driver error",
     "Triton Error [CUDA]",
     "CUBLAS_STATUS_",
     "CUDNN_STATUS_",

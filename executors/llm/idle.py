@@ -17,10 +17,13 @@ _BETWEEN_S = 2e-3
 class IdleWork:
     """On the event loop that computes the steps, which a piece holds up as a step does."""
 
-    def __init__(self, turns: Turns, piece: Callable[[], bool]) -> None:
-        """`piece` does some of the work; False: there is no more."""
+    def __init__(
+        self, turns: Turns, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`piece` does some of the work; False: there is no more. `wait`: seconds before which the next is not to be done."""
         self._turns = turns
         self._piece = piece
+        self._wait = wait
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -39,5 +42,7 @@ class IdleWork:
     def _look(self) -> None:
         if self._turns.busy or time.perf_counter() - self._turns.ended_at < QUIET_S:
             self._later(QUIET_S)
+        elif (left := self._wait()) > 0:
+            self._later(left)
         elif self._piece():
             self._later(_BETWEEN_S)

@@ -98,6 +98,11 @@ class UnifiedRunner:
         """Capture one graph more; False if there is none."""
         return False
 
+    @property
+    def capture_wait(self) -> float:
+        """Seconds before which `capture_next` is not to be called: there was no memory for a graph just now."""
+        return 0.0
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def release(self, seq_id: int) -> None:

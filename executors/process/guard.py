@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import traceback
 
 from executors.contract import (
@@ -103,6 +104,6 @@ def typed(error: BaseException) -> ExecutorError:
     if no_memory(error) is not None:
         return OutOfMemory(text)
     _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
-    if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):
+    if type(error).__name__ == "AcceleratorError" or re.search("CUDA (driver )?error", str(error)):
         return ExecutorDied(text)
     return StepFailed(text)

@@ -140,6 +140,8 @@ class FakeDevice:
         return self.events[-1]
 
     def reserve(self, num_bytes: int) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
         self.reserved = num_bytes
 
     def capture(self, run: Callable[[], None]) -> FakeGraph:

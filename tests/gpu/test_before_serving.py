@@ -108,7 +108,7 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
 ) -> None:
     """torch does not leave the stream where the end of the capture fails."""
     current, own = (
-        SimpleNamespace(wait_stream=lambda other: None),
+        SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None),
         SimpleNamespace(device=torch.device("cpu", 0)),
     )
     own.wait_stream = lambda other: None
@@ -132,8 +132,14 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
                 raise RuntimeError("operation failed due to a previous error during capture")
             now[0] = current
 
+    class Recorded:
+        def replay(self) -> None:
+            assert now == [current], "not where steps are queued"
+            replays.append(self)
+
+    replays = list[Any]()
     fakes = {
-        "Stream": lambda device: own, "graph_pool_handle": lambda: (0, 1), "CUDAGraph": object, "graph": Capture,
+        "Stream": lambda device: own, "graph_pool_handle": lambda: (0, 1), "CUDAGraph": Recorded, "graph": Capture,
         "current_stream": lambda device=None: now[0], "stream": on, "set_stream": lambda stream: now.__setitem__(0, stream),
     }  # fmt: skip
     for name, fake in fakes.items():
@@ -145,7 +151,8 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
     device, streams = CudaDevice(torch.device("cpu")), list[Any]()
     broken = False
     device.reserve(4096)
-    device.capture(lambda: streams.append(now[0]))
+    graph = device.capture(lambda: streams.append(now[0]))
+    assert replays == [graph], "its first launch is a client's"
     assert streams == [own, own] and now == [current], "it is run where it is captured, then recorded"
     broken = True
     with pytest.raises(RuntimeError, match="previous error"):

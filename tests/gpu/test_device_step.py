@@ -12,6 +12,7 @@ import torch
 from executors import noise
 from executors.batch import SamplingParams
 from executors.contract import InvalidInput, Skipped, StepFailed
+from executors.llm.device_attention import StepMeta
 from executors.llm.device_inputs import (
     BufferRing,
     DeviceStep,
@@ -25,13 +26,14 @@ from executors.llm.device_inputs import (
 )
 from executors.llm.device_sampler import RowSettings, TorchDeviceSampler
 from executors.llm.executor import LlmExecutor
+from executors.llm.kv_cache import KvCache
 from executors.llm.sampler import SamplingRows, sample
 from executors.process.client import RemoteExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine import harness
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, config
-from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, LateEvent
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, LateEvent, PagedTorch
 from tests.gpu.workloads import HOSTED, PLAIN, SMALL, Maker, play
 
 
@@ -104,6 +106,30 @@ async def test_a_pending_token_is_read_on_the_device(path: Path) -> None:
             [(seq, [-1], True, 0), (known, [stands_for], True, 0)], pending=np.array([True, False])
         )
         assert output[0] == output[1]
+
+
+@pytest.mark.parametrize("chunk", [False, True])
+async def test_those_with_most_keys_are_computed_first(
+    path: Path, chunk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs begin in the order of rows: the longest must not begin last."""
+    executor = await faked(path, FakeDevice(captures=False))
+    driver = Driver(executor)
+    seqs = [driver.add(list(range(1, 1 + count))) for count in (2, 9, 4, 7)]
+    for seq in seqs:
+        await driver.step([(seq, seq.tokens, True, 0)])
+    new = [driver.add([5, 6, 7])] if chunk else []
+    found = list[list[int]]()
+    bind = PagedTorch.bind
+
+    def heard(self: PagedTorch, meta: StepMeta, cache: KvCache) -> object:
+        items = range(4) if meta.decodes is None else meta.decodes[:4, 0].tolist()
+        found.append([int(meta.lengths[item]) for item in items])
+        return bind(self, meta, cache)
+
+    monkeypatch.setattr(PagedTorch, "bind", heard)
+    await driver.step([(seq, seq.tokens[seq.computed :], True, 0) for seq in (*new, *seqs)])
+    assert found == [[10, 8, 5, 3]]
 
 
 async def test_nan_fails_its_item_alone(path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from executors.llm.device_graphs import (
     AT_START,
     MISSES,
     MIXED_TOKENS,
+    STARVED_S,
+    STARVED_TRIES,
     StepFacts,
     StepGraphs,
     decode_shapes,
@@ -21,6 +25,7 @@ from executors.llm.device_graphs import (
     mixed_shapes,
 )
 from executors.llm.executor import LlmExecutor
+from executors.llm.idle import IdleWork
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
@@ -229,6 +234,69 @@ async def test_a_capture_that_fails_is_the_last_and_steps_go_on(
     )
     ops = Maker(executor, 4, PLAIN).make(20)
     assert tokens_of(await play(executor, ops)) == tokens_of(await play(await plain(path), ops))
+
+
+async def test_a_capture_that_finds_no_memory_is_tried_again(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes it may only be starting. Meanwhile nobody tries, not even under load."""
+    executor = await faked(path)
+    graphs, device, unified = executor.unified.graphs, executor.device, executor.unified
+    assert graphs is not None and device is not None
+    now = [1000.0]
+    monkeypatch.setattr("executors.llm.device_graphs.time.monotonic", lambda: now[0])
+    device.broken = "CUDA error: out of memory"
+    smallest = graphs.missing
+    assert unified.capture_next() and unified.capture_wait == STARVED_S and graphs.missing == smallest
+    notes = " ".join(executor.status().notes)
+    assert "no memory for the next, tried again in 30 s" in notes and "no memory for a graph" in caplog.text
+    driver = Driver(executor)
+    seqs = [driver.add([i]) for i in range(11)]
+    for _ in range(MISSES + 3):
+        await driver.step([(one, one.tokens[one.computed :], True, 0) for one in seqs])
+    assert len(device.graphs) == AT_START, "tried while it was to wait"
+    device.broken = ""
+    now[0] += STARVED_S
+    await driver.step([(one, one.tokens[one.computed :], True, 0) for one in seqs])
+    assert len(device.graphs) == AT_START + 1 and not graphs.failure and not unified.capture_wait
+
+    device.broken = "CUDA error: out of memory"
+    for number in range(1, STARVED_TRIES + 1):
+        assert not graphs.failure
+        unified.capture_next()
+        now[0] += STARVED_S * 2**number
+    assert "out of memory" in graphs.failure and graphs.missing is None
+
+
+async def test_idle_work_waits_until_there_may_be_memory() -> None:
+    waits, done = [0.0, 0.03, 0.0], list[str]()
+    turns = SimpleNamespace(busy=False, ended_at=-1e9)
+    idle = IdleWork(turns, lambda: bool(done.append("piece")) or len(done) < 2, lambda: waits.pop(0))  # type: ignore[arg-type]
+    began = time.perf_counter()
+    idle._look()
+    while len(done) < 2:
+        assert time.perf_counter() - began < 10
+        await asyncio.sleep(0.001)
+    assert time.perf_counter() - began >= 0.03 and not waits
+    idle.stop()
+
+
+async def test_where_nothing_can_be_captured_it_starts_without(path: Path) -> None:
+    """As with compute-sanitizer, or `PYTORCH_NO_CUDA_MEMORY_CACHING`."""
+    executor = FakeDeviceExecutor.from_config(config(path))
+    executor.device = FakeDevice()
+    executor.device.broken = "no capture here"
+    await executor.warmup()
+    assert executor.status().is_ready and "no more: RuntimeError: no capture here" in " ".join(
+        executor.status().notes
+    )
+    await executor.shutdown()
+    starved = FakeDeviceExecutor.from_config(config(path))
+    starved.device = FakeDevice()
+    starved.device.broken = "CUDA error: out of memory"
+    with pytest.raises(RuntimeError, match="out of memory"):  # less is tried then
+        await starved.warmup()
+    await starved.shutdown()
 
 
 async def test_enforce_eager_captures_nothing(path: Path) -> None:

@@ -20,7 +20,7 @@ from executors.llm.attention import choose_attention, fuse
 from executors.llm.attention_check import fault
 from executors.llm.attention_torch import TorchAttention
 from executors.llm.device_assembly import device_sampler
-from executors.llm.device_sampler import TorchDeviceSampler
+from executors.llm.device_sampler import PADDING, TorchDeviceSampler
 from executors.llm.models.config import parse_config
 from executors.llm.models.decoder import Decoder
 from tests.executors.checkpoints import QWEN3
@@ -215,6 +215,31 @@ def test_a_wrong_sampler_is_named(
         chosen = device_sampler(torch.device("cuda"), 18, 300, torch.float32)
     assert isinstance(chosen, TorchDeviceSampler)
     assert f"sampling: torch, which is slower than Cohort's Triton kernels: sampler: {WRONG}" in caplog.text
+
+
+class Off(TorchDeviceSampler):
+    """Takes the next token in some rows of what it is first asked."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._left = rows
+
+    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
+        before, nobodys = tokens.clone(), settings.temperature == PADDING
+        super().sample(logits, settings, tokens, bad)
+        tokens[: self._left] += 1
+        tokens[nobodys] = before[nobodys]
+        self._left = 0
+
+
+@pytest.mark.parametrize("rows", range(2, 19))
+def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
+    """In float32 a third is more than a third."""
+
+    def fault(off: int) -> str | None:
+        return triton_check.sampler_fault(Off(off), rows, 300, torch.float32, DEVICE)
+
+    assert fault(0) is None and fault(1) is None and str(fault(2)).startswith(f"sampler: {WRONG}")
 
 
 @pytest.mark.parametrize("name", ["quantize", "block_matmul"])

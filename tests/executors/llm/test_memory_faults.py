@@ -103,6 +103,13 @@ def test_what_only_sounds_like_it(error: Exception) -> None:
     assert device.emptied == 0
 
 
+@pytest.mark.parametrize("said", ["CUDA error", "CUDA driver error"])
+def test_after_an_illegal_access_the_device_is_lost(said: str) -> None:
+    error = RuntimeError(f"{said}: an illegal memory access was encountered")
+    assert type(step_fault(error)) is ExecutorDied
+    assert type(typed(error)) is ExecutorDied
+
+
 @pytest.mark.parametrize("first", [DEVICE[0], NEITHER[0]])
 def test_a_capture_hides_what_went_wrong_first(first: Exception) -> None:
     """As `torch.cuda.graph` does when it ends one that is broken."""

@@ -158,3 +158,4 @@ def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
     assert "not run" in rows["attention, flash-attn, pages of 256"]
     assert all(row.get("us", 0) > 0 for row in rows.values() if "not run" not in row)
     assert not any("failed" in row for row in rows.values())
+    assert any(name.startswith("product ") for name in rows)

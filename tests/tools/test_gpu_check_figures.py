@@ -1,0 +1,56 @@
+"""What gpu-check times, and what it holds times against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tools.gpu_check import check_kernels
+from tools.gpu_check.timing import Limits
+
+CPU = torch.device("cpu")
+LIMITS = Limits(1.0, 1.0)
+
+
+def bench(tiny: bool) -> check_kernels.Bench:
+    return check_kernels.Bench(
+        CPU, torch.float32 if tiny else torch.bfloat16, LIMITS, tiny, lambda figures: None
+    )
+
+
+def test_products_are_timed() -> None:
+    small = bench(tiny=True)
+    with torch.inference_mode():
+        check_kernels._products(small)
+    rows = {name: row for name, row in small.rows.items() if name.startswith("product")}
+    assert len(rows) == 1
+    assert all(row["us"] > 0 and row["gb_per_s"] > 0 and row["tflops"] > 0 for row in rows.values())
+
+
+def test_products_of_a_step_have_the_bytes_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second a call, a limit of one byte and one operation a second: shares are bytes and operations."""
+    calls: dict[int, int] = {}
+
+    def seconds_of(given: list[Any], device: torch.device) -> float:
+        weights = [call.args[1] for call in given]
+        assert len({id(weight) for weight in weights}) == len(given)
+        calls[len(calls)] = sum(weight.nbytes for weight in weights)
+        return 1.0
+
+    monkeypatch.setattr(check_kernels, "seconds_of", seconds_of)
+    monkeypatch.setattr(
+        check_kernels, "_random", lambda bench, drawn, *shape: torch.empty(shape, dtype=bench.dtype, device="meta")
+    )  # fmt: skip
+    whole = bench(tiny=False)
+    check_kernels._products(whole)
+    assert len(whole.rows) == 15
+    head = whole.rows["product lm_head, 32 rows"]
+    assert head["share_of_copy"] == 2 * (151_936 * 1024 + 32 * (1024 + 151_936))
+    assert head["share_of_product"] == 2 * 32 * 1024 * 151_936
+    # 28 layers and the head: what a step of Qwen3-0.6B reads of weights, but for the norms.
+    alone = [row["share_of_copy"] for name, row in whole.rows.items() if name.endswith(", 1 rows")]
+    assert 28 * sum(alone[:-1]) + alone[-1] == pytest.approx(2 * 596e6, rel=0.01)
+    assert min(calls.values()) >= 256 << 20, "a cache would keep them"
+    assert max(calls.values()) < 2 << 30

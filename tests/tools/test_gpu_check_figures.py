@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from tools.gpu_check import check_kernels
+from tools.gpu_check import check_kernels, timing
 from tools.gpu_check.timing import Limits
 
 CPU = torch.device("cpu")
@@ -54,3 +56,29 @@ def test_products_of_a_step_have_the_bytes_of_its_weights(monkeypatch: pytest.Mo
     assert 28 * sum(alone[:-1]) + alone[-1] == pytest.approx(2 * 596e6, rel=0.01)
     assert min(calls.values()) >= 256 << 20, "a cache would keep them"
     assert max(calls.values()) < 2 << 30
+
+
+# -- what is captured ----------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_are_captured_write_to_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that the next call gets again stays in the cache, and what was written to it is never moved."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    count, repeats = 4, 3
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def call() -> torch.Tensor:
+        alive = [one() is not None for one in made]
+        whole = len(made) // count * count
+        assert alive[whole:] == [True] * (len(made) - whole), "its memory was given to the next call"
+        assert not any(alive[:whole]), "more than a repeat's is kept"
+        out = torch.empty(1)
+        made.append(weakref.ref(out))
+        return out
+
+    timing._captured([call] * count, repeats)
+    assert len(made) == count * repeats
+    assert not any(one() is not None for one in made)

@@ -13,7 +13,7 @@ from tools.gpu_check import check_kernels, timing
 from tools.gpu_check.timing import Limits
 
 CPU = torch.device("cpu")
-LIMITS = Limits(1.0, 1.0)
+LIMITS = Limits(1.0, 1.0, "nobody")
 
 
 def bench(tiny: bool) -> check_kernels.Bench:
@@ -82,3 +82,51 @@ def test_calls_that_are_captured_write_to_memory_of_their_own(monkeypatch: pytes
     timing._captured([call] * count, repeats)
     assert len(made) == count * repeats
     assert not any(one() is not None for one in made)
+
+
+# -- what times are held against -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "by"), [((2.0, 1.0, 4.0), "a kernel"), ((1.0, 2.0, 4.0), "copy_"), ((1.0, 1.0, 4.0), "copy_")]
+)
+def test_the_faster_of_two_copies_is_the_limit(
+    seconds: tuple[float, ...], by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in a graph may take another path than a kernel's reads and writes, and shares above 1 say nothing."""
+    left = list(seconds)
+
+    def seconds_of(calls: list[Any], device: torch.device) -> float:
+        for call in calls:
+            call()
+        return left.pop(0)
+
+    monkeypatch.setattr(timing, "seconds_of", seconds_of)
+    limits = timing.measure_limits(CPU, tiny=True)
+    assert limits == Limits(2.0 * (1 << 16), 2.0 * 64**3 / 4.0, by)
+    assert limits.figures == {
+        "copy_gb_per_s": limits.copy / 1e9, "copied_by": by, "bf16_tflops": limits.products / 1e12,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "fewest"), [("cuda", 30), ("cpu", 0)])
+def test_a_device_works_before_its_limits_are_measured(
+    device: str, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clocks rise under load only: until then a copy is slower, and all shares of it are too high."""
+    now, launched, waits = [0.0], [0], [0]
+
+    def call() -> None:
+        launched[0] += 1
+
+    def synchronize(device: torch.device) -> None:
+        waits[0] += 1
+        now[0] += 0.008  # eight copies
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    timing._work_a_while(call, torch.device(device))
+    assert launched[0] >= fewest
+    assert bool(launched[0]) is bool(fewest)
+    assert launched[0] >= 4 * waits[0], "a device that is waited for after each call idles between two"
+    assert now[0] < 0.5

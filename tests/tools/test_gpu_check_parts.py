@@ -121,7 +121,7 @@ OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "ji
             "setuptools", "pkg_resources", "psutil", "optree", "tqdm"}  # fmt: skip
 """What torch imports itself is there where torch is."""
 SAYS = {
-    "device": {"copy_gb_per_s", "bf16_tflops", "identity", "about", "versions", "python"},
+    "device": {"copy_gb_per_s", "copied_by", "bf16_tflops", "identity", "about", "versions", "python"},
     "agreement": {"sequences", "identical", "executor_notes"},
     "kernels": {"kernels", "copy_gb_per_s"},
     "offline-0.6b": {"output_tokens_per_s", "roofline_tokens_per_s", "share_of_roofline", "executor_notes", "seconds"},

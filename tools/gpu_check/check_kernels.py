@@ -110,7 +110,7 @@ def run(options: Options, found: Found) -> None:
     if device.type == "cpu":
         interpreted.prepare()
     limits = measure_limits(device, options.tiny)
-    found({"copy_gb_per_s": limits.copy / 1e9, "bf16_tflops": limits.products / 1e12})
+    found(limits.figures)
     # The interpreter computes products of bf16 operands wrongly.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     bench = Bench(device, dtype, limits, options.tiny, found)

@@ -7,7 +7,9 @@ middle: such a step goes the way of `UnifiedRunner`, behind those launched befor
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -96,6 +98,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
     """See the module."""
 
     max_in_flight = 2
+    queueing: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
+    """Entered around all that a step has the device do, from copy to copy: for who wants to know when it does it."""
 
     def __init__(
         self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
@@ -313,21 +317,22 @@ class DeviceUnifiedRunner(UnifiedRunner):
         inputs = self.program.inputs
         if end > len(inputs):
             inputs = torch.empty(end, dtype=torch.int32, device=self.runner.device)
-        inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
-        if found and end > len(self.program.inputs):
-            self.program.inputs[:begin].copy_(inputs[:begin])
-        if len(changes):
-            flat = self._tables.tensor.view(-1)
-            flat.index_copy_(0, inputs[begin:middle].view(torch.int64), inputs[middle:end])
-            self._tables.sent()
-        self.runner.cache.copy_blocks(batch.block_copies)
-        if found:
-            self.runner.forwards += 1
-            found[1].replay()
-        else:
-            self._launch_calls(inputs[:begin], shape, plan)
-        results = result_words(shape.samples)
-        buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+        with self.queueing():
+            inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
+            if found and end > len(self.program.inputs):
+                self.program.inputs[:begin].copy_(inputs[:begin])
+            if len(changes):
+                flat = self._tables.tensor.view(-1)
+                flat.index_copy_(0, inputs[begin:middle].view(torch.int64), inputs[middle:end])
+                self._tables.sent()
+            self.runner.cache.copy_blocks(batch.block_copies)
+            if found:
+                self.runner.forwards += 1
+                found[1].replay()
+            else:
+                self._launch_calls(inputs[:begin], shape, plan)
+            results = result_words(shape.samples)
+            buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
         buffer.event.record()
         places = np.arange(plan.facts.samples)
         if not shape.listed:

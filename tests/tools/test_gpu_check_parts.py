@@ -121,7 +121,7 @@ OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "ji
             "setuptools", "pkg_resources", "psutil", "optree", "tqdm"}  # fmt: skip
 """What torch imports itself is there where torch is."""
 SAYS = {
-    "device": {"copy_gb_per_s", "bf16_tflops", "identity", "about", "versions", "python"},
+    "device": {"copy_gb_per_s", "copied_by", "bf16_tflops", "identity", "about", "versions", "python"},
     "agreement": {"sequences", "identical", "executor_notes"},
     "kernels": {"kernels", "copy_gb_per_s"},
     "offline-0.6b": {"output_tokens_per_s", "roofline_tokens_per_s", "share_of_roofline", "executor_notes", "seconds"},
@@ -158,3 +158,4 @@ def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
     assert "not run" in rows["attention, flash-attn, pages of 256"]
     assert all(row.get("us", 0) > 0 for row in rows.values() if "not run" not in row)
     assert not any("failed" in row for row in rows.values())
+    assert any(name.startswith("product ") for name in rows)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import check_agreement, check_steps, check_tests, report, serving, shapes
+from tools.gpu_check import check_agreement, check_steps, check_tests, profiled, report, serving, shapes
 from tools.gpu_check.plan import PARTS, ROOT, Failed, NotRun, Options, Part
 from tools.gpu_check.record import PART_SOURCES, Outcome, Record, State, sources_digest, write_json
 
@@ -41,8 +41,66 @@ def test_idle_time_is_what_no_interval_covers() -> None:
     assert figures["idle_share_between_steps"] == pytest.approx(40 / 200)
     assert figures["longest_gap_us"] == pytest.approx(40)
     assert figures["reached"] is False
+    assert "kernels" in figures["judged_by"]
     with pytest.raises(NotRun, match="saw no work"):
         check_steps.idle_figures([])
+
+
+STEPS = [(0.0, 0.010), (0.012, 0.020), (0.0199, 0.030), (0.030, 0.040)]
+"""One comes 2 ms late; another seems to begin before the end of the one before it, as far as events are exact."""
+
+
+def test_idle_time_is_known_without_the_profiler() -> None:
+    """Whose library may see nothing, which it says nowhere."""
+    figures = check_steps.idle_figures([], STEPS)
+    assert figures["idle_share_by_events"] == pytest.approx(2 / 40)
+    assert figures["longest_gap_by_events_us"] == pytest.approx(2_000)
+    assert figures["steps_by_events"] == 4
+    assert figures["reached"] is False
+    assert check_steps.idle_figures([], [*STEPS, (0.040, 0.050)])["reached"] is True
+    assert "events" in figures["judged_by"] and "profiler saw no work" in figures["judged_by"]
+    assert "idle_share_between_steps" not in figures
+    assert "5.0% between steps by events" in report.headline(Outcome(State.PASS, figures=figures))
+    with pytest.raises(NotRun, match="saw no work"):
+        check_steps.idle_figures([], STEPS[:1])
+
+
+@pytest.mark.parametrize(("end", "reached"), [(0.005, True), (0.001, False)])
+def test_the_profiler_judges_where_it_saw_kernels(end: float, reached: bool) -> None:
+    figures = check_steps.idle_figures([(0.0, end), (0.0065, 0.1)], STEPS)
+    assert figures["idle_share_between_steps"] == pytest.approx(0.065 - 10 * end)
+    assert figures["idle_share_by_events"] == pytest.approx(2 / 40)
+    assert figures["reached"] is reached
+    assert "kernels" in figures["judged_by"]
+
+
+@pytest.mark.parametrize(
+    ("files", "judged_by", "problem"),
+    [
+        ({"TRACE": "kernels", "STEPS": "steps"}, "kernels", ""),
+        ({"TRACE": "nothing", "STEPS": "steps"}, "events", ""),
+        ({"STEPS": "steps", "PROBLEM": "x\nRuntimeError: CUPTI\n"}, "events", "RuntimeError: CUPTI"),
+        ({"TRACE": "kernels", "PROBLEM": "x\nRuntimeError: events\n"}, "kernels", "RuntimeError: events"),
+        ({"TRACE": "nothing", "STEPS": "none"}, NotRun, ""),
+        ({"TRACE": "nothing", "PROBLEM": "RuntimeError: events\n"}, Failed, "RuntimeError: events"),
+    ],
+)
+def test_one_way_that_fails_leaves_the_other(
+    files: dict[str, str], judged_by: Any, problem: str, tmp_path: Path
+) -> None:
+    kernels = [{"ph": "X", "cat": "kernel", "ts": 100.0 * n, "dur": 99.0} for n in range(3)]
+    contents = {
+        "kernels": json.dumps({"traceEvents": kernels}), "nothing": json.dumps({"traceEvents": []}),
+        "steps": json.dumps(STEPS), "none": "[]",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / getattr(profiled, name)).write_text(contents.get(content, content))
+    if isinstance(judged_by, str):
+        figures = check_steps.answered(tmp_path)
+        assert judged_by in figures["judged_by"] and figures.get("problem", "") == problem
+    else:
+        with pytest.raises(judged_by, match=problem or "saw no work"):
+            check_steps.answered(tmp_path)
 
 
 def test_an_executor_is_waited_for_while_it_captures() -> None:

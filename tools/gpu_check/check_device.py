@@ -49,7 +49,7 @@ def run(options: Options, found: Found) -> None:
         }
     )
     limits = measure_limits(device, options.tiny)
-    found({"copy_gb_per_s": limits.copy / 1e9, "bf16_tflops": limits.products / 1e12})
+    found(limits.figures)
 
 
 def describe(device: Any) -> dict[str, Any]:

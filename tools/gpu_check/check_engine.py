@@ -200,8 +200,7 @@ def facts(core: EngineCore, limits: Limits) -> dict[str, Any]:
         "fell_back": fell_back(status.notes),
         "kv_blocks": core.stats().kv_blocks_total,
         "executor_memory_bytes": status.memory.allocated_bytes,
-        "copy_gb_per_s": limits.copy / 1e9,
-        "bf16_tflops": limits.products / 1e12,
+        **limits.figures,
     }
 
 

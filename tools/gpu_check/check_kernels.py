@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from executors.errors import ConfigError
 from executors.kernels.triton.activation import gated
@@ -32,6 +33,14 @@ HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 SETS = 4
 """Copies of the operands that calls take in turn, where one of them fills a cache."""
 _BEYOND_CACHES, _MOST_COPIES = 256 << 20, 128
+PRODUCTS = (
+    ("qkv", (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    ("o", HIDDEN, HEADS * HEAD_DIM),
+    ("gate and up", 2 * INNER, HIDDEN),
+    ("down", HIDDEN, INNER),
+    ("lm_head", check_sampling.WIDTH, HIDDEN),
+)
+"""Of a step, each with (out, in) of its weights."""
 DECODE_TARGET = 0.8
 """Share of the bandwidth that decode attention of 256 sequences is to reach."""
 BACKENDS = (
@@ -101,13 +110,14 @@ def run(options: Options, found: Found) -> None:
     if device.type == "cpu":
         interpreted.prepare()
     limits = measure_limits(device, options.tiny)
-    found({"copy_gb_per_s": limits.copy / 1e9, "bf16_tflops": limits.products / 1e12})
+    found(limits.figures)
     # The interpreter computes products of bf16 operands wrongly.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     bench = Bench(device, dtype, limits, options.tiny, found)
     with torch.inference_mode():
         broken = _attention(bench)
         _fused(bench)
+        _products(bench)
         check_sampling.measure(device, dtype, options.tiny, limits, bench.put)
     if broken:
         raise broken
@@ -270,6 +280,26 @@ def _rotary(bench: Bench, rows: int, heads: tuple[int, int, int]) -> None:
         for _ in range(bench.copies(moved))
     ]  # fmt: skip
     bench.add(f"norm heads, rotate and write KV, {rows} rows", [*calls], moved)
+
+
+# -- products ------------------------------------------------------------------------------------------------------------
+
+
+def _products(bench: Bench) -> None:
+    """With weights: over 90% of the bytes of a step with one sequence, whose speed is theirs.
+
+    Inputs are counted and so are of their own, as weights are. Of all weights those of lm_head take most: four times 311 MB. A
+    row takes some 30 ms, all of them a second or two.
+    """
+    for name, wide, deep in (("tiny", 64, 64),) if bench.tiny else PRODUCTS:
+        drawn, size = noise(bench.device), bench.dtype.itemsize
+        weights = [_random(bench, drawn, wide, deep) for _ in range(bench.copies(size * wide * deep))]
+        for rows in (3,) if bench.tiny else (1, 32, 256):
+            calls = [
+                functools.partial(F.linear, _random(bench, drawn, rows, deep), weight) for weight in weights
+            ]
+            moved = size * (wide * deep + rows * (wide + deep))
+            bench.add(f"product {name}, {rows} rows", [*calls], moved, 2.0 * rows * wide * deep)
 
 
 def _random(bench: Bench, drawn: torch.Generator, *shape: int) -> torch.Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,27 @@ async def _run(options: Options, found: Found, folder: Path) -> None:
             }
         )
         (folder / profiled.ASK).touch()
-        answers = (folder / profiled.TRACE, folder / profiled.PROBLEM)
-        answered = until(lambda: any(path.exists() for path in answers), _PATIENCE)
-        await _stay(reading, answered, "the profiler gave no trace")
+        done = folder / profiled.DONE
+        await _stay(reading, until(done.exists, _PATIENCE), "the executor's measurements did not end")
         crowd.leave()
         reading.cancel()
-    if answers[1].exists():
-        raise Failed(f"the profiler failed: {answers[1].read_text('utf-8').strip().splitlines()[-1]}")
-    trace = json.loads(answers[0].read_text("utf-8"))
-    found(idle_figures(device_intervals(trace["traceEvents"])))
+    found(answered(folder))
+
+
+def answered(folder: Path) -> dict[str, Any]:
+    """Figures of what a profiled executor left there. Raises Failed where something went wrong and nothing else is known."""
+    steps, trace, problem = (folder / name for name in (profiled.STEPS, profiled.TRACE, profiled.PROBLEM))
+    events = json.loads(trace.read_text("utf-8"))["traceEvents"] if trace.exists() else []
+    pairs = json.loads(steps.read_text("utf-8")) if steps.exists() else []
+    # The last line says what, the rest where.
+    wrong = problem.read_text("utf-8").strip().splitlines()[-1] if problem.exists() else ""
+    try:
+        figures = idle_figures(device_intervals(events), pairs)
+    except NotRun:
+        if wrong:
+            raise Failed(f"the device could not be measured: {wrong}") from None
+        raise
+    return figures | ({"problem": wrong} if wrong else {})
 
 
 async def _stay(reading: asyncio.Task[None], waiting: Any, missing: str) -> None:
@@ -110,11 +123,29 @@ def device_intervals(events: Iterable[dict[str, Any]]) -> list[tuple[float, floa
     )
 
 
-def idle_figures(intervals: list[tuple[float, float]]) -> dict[str, Any]:
-    """Shares of the time between the first and the last interval in which none runs. Raises NotRun where there are none: a
-    profiler that is not let near the device sees nothing."""
-    if len(intervals) < 2:
+def idle_figures(
+    intervals: list[tuple[float, float]], steps: Sequence[tuple[float, float]] = ()
+) -> dict[str, Any]:
+    """What the device idles, by the profiler's `intervals` and by events around `steps` (see `profiled.Marks`), each (begin, end)
+    in seconds of a clock of its own.
+
+    The profiler judges, which sees more. One that is not let near the device, or was set up twice, may see nothing without a
+    word: then events do. Raises NotRun where there is neither.
+    """
+    by_events = _between_steps(steps)
+    if len(intervals) >= 2:
+        return {**_between_kernels(intervals), **by_events, "judged_by": "the profiler's kernels"}
+    if not by_events:
         raise NotRun("the profiler saw no work of the device: its idle time is not known")
+    return {
+        **by_events,
+        "judged_by": "events around steps: the profiler saw no work of the device",
+        "reached": by_events["idle_share_by_events"] < MOST_IDLE,
+    }
+
+
+def _between_kernels(intervals: list[tuple[float, float]]) -> dict[str, Any]:
+    """Shares of the time between the first and the last interval in which none runs."""
     begin, reached = intervals[0]
     gaps = []
     for start, end in intervals[1:]:
@@ -130,4 +161,17 @@ def idle_figures(intervals: list[tuple[float, float]]) -> dict[str, Any]:
         "idle_share_between_steps": between / span,
         "longest_gap_us": 1e6 * max(gaps, default=0.0),
         "reached": between / span < MOST_IDLE,
+    }
+
+
+def _between_steps(steps: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The share of the time from the first to the last; nothing for fewer than two, which have none between them."""
+    if len(steps) < 2:
+        return {}
+    # Events are half a microsecond exact, and a step seems to begin before the end of the one before it.
+    gaps = [max(0.0, begin - end) for (_, end), (begin, _) in itertools.pairwise(steps)]
+    return {
+        "steps_by_events": len(steps),
+        "idle_share_by_events": sum(gaps) / (steps[-1][1] - steps[0][0]),
+        "longest_gap_by_events_us": 1e6 * max(gaps),
     }

@@ -30,6 +30,7 @@ _HEADLINES = {
     "step_ms": "step {:.2f} ms",
     "engine_ms_per_step": "engine {:.2f} ms a step",
     "idle_share_between_steps": "device idle {:.1%} between steps",
+    "idle_share_by_events": "idle {:.1%} between steps by events",
 }
 COMMIT_VARIABLE = "GPU_CHECK_COMMIT"
 _LIMITS = ("copy_gb_per_s", "bf16_tflops")

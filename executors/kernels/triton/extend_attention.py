@@ -102,7 +102,7 @@ def extend_attention(
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
     rows, wide = rows_per_tile(group, dim), q.dtype == torch.float32
     # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles.
-    # A tile finds its pages first, which takes stages of its own: five make three buffers for keys and values, where registers do.
+    # A tile finds its pages first, which takes stages of its own: five make three buffers for keys and values, if registers do.
     tile = (16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64
     _extend_kernel[(len(tiles) * kv_heads,)](
         q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),

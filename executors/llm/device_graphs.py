@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
 import torch
@@ -225,7 +225,7 @@ class StepGraphs:
     @property
     def wait(self) -> float:
         """Seconds until the next may be captured: one before it found no memory."""
-        return max(0.0, self._again_at - time.monotonic()) if self._again_at else 0.0
+        return max(0.0, self._again_at - monotonic()) if self._again_at else 0.0
 
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
         """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
@@ -258,7 +258,7 @@ class StepGraphs:
                 return
             pause = STARVED_S * 2**self._starved
             self._starved += 1
-            self._again_at = time.monotonic() + pause
+            self._again_at = monotonic() + pause
             _log.warning("no memory for a graph of %s, tried again in %d s: %s", shape, pause, why)
 
     def fail(self, what: str, error: Exception) -> None:

@@ -244,7 +244,7 @@ async def test_a_capture_that_finds_no_memory_is_tried_again(
     graphs, device, unified = executor.unified.graphs, executor.device, executor.unified
     assert graphs is not None and device is not None
     now = [1000.0]
-    monkeypatch.setattr("executors.llm.device_graphs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("executors.llm.device_graphs.monotonic", lambda: now[0])
     device.broken = "CUDA error: out of memory"
     smallest = graphs.missing
     assert unified.capture_next() and unified.capture_wait == STARVED_S and graphs.missing == smallest

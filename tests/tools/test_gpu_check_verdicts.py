@@ -145,7 +145,7 @@ def test_the_executors_own_notes_are_those_that_are_wanted() -> None:
     from executors.llm.attention import TRITON
     from executors.llm.device_graphs import StepGraphs
 
-    graphs: Any = SimpleNamespace(_graphs={1: 1}, shapes=(1,), failure="")
+    graphs: Any = SimpleNamespace(_graphs={1: 1}, shapes=(1,), failure="", wait=0.0)
     captured = StepGraphs.note.fget(graphs)  # type: ignore[attr-defined]
     as_meant([captured, f"attention: {TRITON}", f"sampling: on the device, {TritonSampler.name}"])
 

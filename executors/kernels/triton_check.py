@@ -8,7 +8,7 @@ computes in its place. Weights are made up: what a checkpoint has in them is nob
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,18 @@ from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention_check import CHUNKS, LIMITS, PAST, Backend, Problem, verdict
 from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings, TorchDeviceSampler
+from executors.llm.device_shaping import (
+    BIASES,
+    ENTRY_SHIFT,
+    FREQUENCY,
+    HEADER,
+    IN_PROMPT,
+    PRESENCE,
+    REPETITION,
+    UNTIL,
+    RowShaping,
+    row_words,
+)
 from executors.llm.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
 from executors.llm.kv_cache import plain
 from executors.llm.models.modules import ACTIVATIONS, Mlp, Norm
@@ -212,21 +224,46 @@ def _sampled(
     )  # fmt: skip
     found, wanted = (torch.full((rows,), -7, dtype=torch.int32, device=device) for _ in range(2))
     bad = torch.zeros(rows, dtype=torch.int8, device=device)
-    sampler.sample(logits, settings, found, bad)
+    ours = _shaping(draw, rows, width)
+    theirs = replace(ours, table=ours.table.clone())
+    sampler.sample(logits, settings, found, bad, ours)
     for row in range(rows):  # one by one: each takes some float64 copies of itself
         one = slice(row, row + 1)
         alone = RowSettings(*(getattr(settings, field.name)[one] for field in fields(settings)))
-        TorchDeviceSampler().sample(logits[one], alone, wanted[one], torch.zeros_like(bad[one]))
-    missed = bool(bad.any())
+        TorchDeviceSampler().sample(
+            logits[one], alone, wanted[one], torch.zeros_like(bad[one]), theirs.part(one)
+        )
+    said = slice(0, len(ours.table) - 1), slice(0, HEADER + width)
+    missed = bool(bad.any()) or not torch.equal(ours.table[said], theirs.table[said])
     logits[:, width // 2] = torch.nan
-    sampler.sample(logits, settings, torch.empty_like(found), bad)
+    sampler.sample(logits, settings, torch.empty_like(found), bad, ours)
     missed |= not bool(bad.all())
     settings.temperature.fill_(PADDING)
     untouched = wanted.clone()
-    sampler.sample(logits, settings, untouched, bad)
+    sampler.sample(logits, settings, untouched, bad, replace(ours, rows=torch.full_like(ours.rows, -1)))
     missed |= not torch.equal(untouched, wanted)
     # In Python's numbers, as the limit is: float32's 1 / 18 is more than that.
     return torch.inf if missed else int((found != wanted).sum()) / rows
+
+
+def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
+    """Every third row's: penalties, a bias, a ban for good and one until a length, and an input to be counted."""
+    named = torch.tensor([row // 3 if row % 3 == 2 else -1 for row in range(rows)], dtype=torch.int32)
+    table = torch.zeros(rows // 3 + 1, row_words(width), dtype=torch.int32)
+    numbers = table.view(torch.float32)
+    numbers[:, REPETITION], numbers[:, FREQUENCY], numbers[:, PRESENCE] = 1.25, 0.5, -0.25
+    numbers[:, BIASES + 1 : BIASES + 3] = torch.tensor([-torch.inf, 2.0])
+    table[:, UNTIL + 3] = 8
+    words = table[:, HEADER : HEADER + width]
+    ids = torch.randint(0, width, (len(table), max(1, width // 8)), generator=draw.noise)
+    values = torch.randint(0, 4, ids.shape, generator=draw.noise)
+    values += IN_PROMPT * torch.randint(0, 2, ids.shape, generator=draw.noise)
+    values += torch.randint(0, 4, ids.shape, generator=draw.noise) << ENTRY_SHIFT
+    words.scatter_(1, ids, values.int())
+    table[:, 0] = 6
+    lengths = torch.full((rows,), 7, dtype=torch.int32)
+    inputs = torch.randint(0, width, (rows,), generator=draw.noise).int()
+    return RowShaping(*(one.to(draw.device) for one in (table, named, lengths, inputs)))
 
 
 # -- FP8 -----------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 What the token is, the project has fixed (`executors/reference_sampler.py`): the first id, in vocabulary order, at which the
 cumulative weight of the processed distribution exceeds u x total, u the noise of (seed, choice, position). Temperature,
-top-k, top-p and min-p are done here, together, and mixed with greedy rows. Typical-p, edits of logits, grammars and logprobs
-are not: a step with such a row samples with `executors/llm/sampler.py`.
+top-k, top-p and min-p are done here, together, and mixed with greedy rows, over logits that `RowShaping` may change. Typical-p
+and grammars are not: a step with such a row samples with `executors/llm/sampler.py`.
 
 Cumulative weights agree with those of float64 to about 1e-6 of their total: where a target, or the end of a top-p set, lies
 nearer to a border than that, the neighbour may be drawn. A row's token is the same alone and in any batch.
@@ -18,6 +18,7 @@ import torch
 import triton
 
 from executors.kernels.triton import sampling
+from executors.llm.device_shaping import RowShaping, row_words
 
 MAX_WIDTH = 1 << 20
 """Sums of more weights would not fit: see `sampling.ONE`."""
@@ -100,12 +101,17 @@ class TritonSampler:
         self._bests, self._totals = make(torch.float32), make(torch.int64)
         self._lengths = make(torch.int32)
         self._kept, self._ids = make(torch.float32, capacity), make(torch.int32, capacity)
+        nobody, zero = (torch.full((max_rows,), value, dtype=torch.int32, device=device) for value in (-1, 0))
+        none = torch.zeros(1, row_words(1), dtype=torch.int32, device=device)
+        self._unshaped = RowShaping(none, nobody, zero, zero)
 
     def sample(
-        self, logits: torch.Tensor, settings: Settings, tokens: torch.Tensor, bad: torch.Tensor
-    ) -> None:
+        self, logits: torch.Tensor, settings: Settings, tokens: torch.Tensor, bad: torch.Tensor,
+        shaping: RowShaping | None = None,
+    ) -> None:  # fmt: skip
         """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, width], and to `bad`, int8 or bool [n], whether
-        its logits were not finite (a NaN, +inf, or nothing but -inf); its token is 0 then.
+        its logits were not finite (a NaN, +inf, or nothing but -inf); its token is 0 then. `shaping` changes logits as they are
+        read, and its inputs are counted; 2 in `bad`, int8: of a finite row it has left nothing.
 
         `logits` float32, fp16 or bf16 of unit stride within a row; they are not changed. Raises ValueError for others, and
         for more rows than the sampler was made for.
@@ -113,24 +119,28 @@ class TritonSampler:
         n = self._check(logits, tokens, bad)
         if not n:
             return
-        shape = {"WIDTH": self.width, "TILE": self._tile}
+        compiled = {"WIDTH": self.width, "TILE": self._tile}
         tiles = triton.next_power_of_2(self._num_tiles)
         parts, group = (min(max(1, read // self._tile), tiles) for read in (_READ, _TAKE))
         flags, drop = bad.view(torch.int8), _DROPPED[logits.dtype]
+        shaping = shaping or self._unshaped
+        shape = (shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs)
         sampling.tiles_kernel[(-(-self._num_tiles // parts), n)](
             logits, settings.temperature, settings.top_k, settings.min_p, self._maxima, self._sums,
-            logits.stride(0), self._num_tiles, PARTS=parts, num_warps=4, **shape,
+            logits.stride(0), self._num_tiles, *shape, PARTS=parts, num_warps=4,
+            enable_fp_fusion=False,  # penalties, as the host computes them
+            **compiled,
         )  # fmt: skip
         sampling.rows_kernel[(n,)](
             logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.u,
             self._maxima, self._sums, tokens, flags, self._bests, self._totals, self._lengths, self._kept, self._ids,
-            logits.stride(0), self._num_tiles,
+            logits.stride(0), self._num_tiles, *shape,
             TILES=tiles, GROUP=group, CAPACITY=self.capacity, DROP=drop,
-            num_warps=8, **shape,
+            num_warps=8, **compiled,
         )  # fmt: skip
         sampling.limits_kernel[(n,)](
             logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.u, tokens,
-            self._bests, self._totals, self._lengths, self._kept, self._ids, logits.stride(0),
+            self._bests, self._totals, self._lengths, self._kept, self._ids, logits.stride(0), *shape,
             WIDTH=self.width, CAPACITY=self.capacity, DROP=drop,
             LIST=min(_LIST, triton.next_power_of_2(self.width)), num_warps=8,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.grammar import GrammarCompiler
 from executors.llm.loader import LoadedModel
 from executors.llm.runner import ModelRunner
+from executors.llm.shaped_slots import TABLE_BYTES
 from executors.llm.unified import UnifiedRunner
 
 _log = logging.getLogger(__name__)
@@ -40,14 +41,25 @@ def unified_runner(
         made = DeviceUnifiedRunner(
             runner, slots, rows, max_model_len, compiler, device, sampler,
             max_tokens=config.max_num_batched_tokens, eager=config.optimization.enforce_eager,
+            shaping=_shaping_bytes(runner.device),
         )  # fmt: skip
     except MemoryError:  # a limit on address space
         raise sizing.slots_do_not_fit(config, max_model_len) from None
     if made.graphs is not None:
         tokens = made.graphs.shapes[-1].tokens
-        # Logits in float32 beside what a forward takes: graphs of fewer rows are cut from the same memory.
-        made.reserve(tokens * source.activation_bytes_per_token + 4 * width * min(rows, tokens))
+        # Logits in float32 beside what a forward takes, unless they go where they stay: graphs of fewer rows are cut from the
+        # same memory.
+        logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width * min(rows, tokens)
+        made.reserve(tokens * source.activation_bytes_per_token + logits)
     return made
+
+
+def _shaping_bytes(device: torch.device) -> int:
+    """Of the table that shapes logits: little of a small device."""
+    if device.type != "cuda":
+        return TABLE_BYTES
+    total: int = torch.cuda.mem_get_info(device)[1]
+    return min(TABLE_BYTES, total // 64)
 
 
 def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch.dtype) -> DeviceSampler:

@@ -1,7 +1,7 @@
 """Everything the host says of a step, packed: one int32 array, one copy to the device.
 
-    | token ids | source | positions | cells | slots | ... | tiles | decodes | rows | dest | settings |   changes of tables
-      ------------------------ StepLayout: fixed for a StepShape ---------------------------------------   as many as there are
+    | token ids | source | positions | cells | slots | ... | tiles | decodes | rows | dest | settings |  `Tail`: changes of tables
+      ------------------------ StepLayout: fixed for a StepShape ---------------------------------------  as many as there are
 
 A captured graph reads the first part at fixed places. What a step does not fill is padding, which computes nothing that
 anybody reads: tokens without a cell, items of length 0 in a slot that is nobody's, samples that go to a place of the token
@@ -11,6 +11,7 @@ pool that is nobody's.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -79,7 +80,8 @@ def layout(shape: StepShape) -> dict[str, Section]:
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
         "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0,
-        "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "temperature": shape.samples,
+        "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
+        "ends": shape.samples, "temperature": shape.samples,
         "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
     }  # fmt: skip
     sections, begin = {}, 0
@@ -159,7 +161,8 @@ class Settled(Protocol):
 
 
 class StepBuffer:
-    """Host memory of a step out: what went to the device, what comes back, and when the device is done with both.
+    """Host memory of a step out: what went to the device, what comes back (`more` of the few that ask for more than tokens), and
+    when the device is done with both.
 
     `owner`: whose results these are to be, until they have been taken."""
 
@@ -168,8 +171,16 @@ class StepBuffer:
         self.owner: Settled | None = None
         self._pinned = pinned
         self.result = torch.empty(results, dtype=torch.int32, pin_memory=pinned)
+        self.more = torch.empty(0, dtype=torch.int32)
         self.tensor = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
         self.words: np.ndarray = self.tensor.numpy()
+
+    def fit_more(self, words: int) -> torch.Tensor:
+        """`more`, of so many words; what was in it is lost."""
+        if words > len(self.more):
+            with torch.inference_mode(False):  # steps are computed in it, results are read outside
+                self.more = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
+        return self.more[:words]
 
     def fit(self, words: int) -> None:
         """Have room for so many; what is in it is lost."""
@@ -238,3 +249,84 @@ class DeviceTables:
     def sent(self) -> None:
         """What was unsent is on its way."""
         self._changed.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RowImage:
+    """A row of a table: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places."""
+
+    places: np.ndarray
+    values: np.ndarray
+    otherwise: int
+
+
+class UnsentRows:
+    """Rows of a `tensor` int32 [rows, words] on the device that are to be written before the next step."""
+
+    def __init__(self, tensor: torch.Tensor, header: int, used: int) -> None:
+        """`header`: words of a row that are 0 otherwise; `used`: words of a row that are written at all."""
+        self.tensor = tensor
+        self._header = header
+        self._used = used
+        self._rows: dict[int, RowImage] = {}
+
+    def put(self, row: int, image: RowImage) -> None:
+        """Write a row, in place of what it was to be before."""
+        self._rows[row] = image
+
+    def unsent(self) -> tuple[np.ndarray, np.ndarray]:
+        """As of `DeviceTables`."""
+        images = self._rows.values()
+        return (
+            np.concatenate([np.empty(0, np.int64), *(image.places for image in images)]),
+            np.concatenate([np.empty(0, np.int32), *(image.values for image in images)]),
+        )
+
+    def clean(self) -> None:
+        """Fill the rows, on the device, before `unsent` is written."""
+        for row, image in self._rows.items():
+            self.tensor[row, : self._used].fill_(image.otherwise)
+            if image.otherwise:
+                self.tensor[row, : self._header].zero_()
+
+    def sent(self) -> None:
+        """As of `DeviceTables`."""
+        self._rows.clear()
+
+
+class Tail:
+    """What is behind a step of `begin` words: `rows` int64 [k], of use to whoever asks for them, and changes of tables, of each
+    its places, then its values."""
+
+    def __init__(
+        self, begin: int, changes: Sequence[tuple[torch.Tensor, np.ndarray, np.ndarray]], rows: np.ndarray | None = None
+    ) -> None:  # fmt: skip
+        """`changes`: a contiguous table on the device, int64 places in it when it is flattened, int32 values."""
+        self._rows = np.empty(0, np.int64) if rows is None else rows
+        self._begin = begin
+        begin += -(-2 * len(self._rows) // _ALIGN) * _ALIGN
+        self._parts: list[tuple[int, torch.Tensor, np.ndarray, np.ndarray]] = []
+        for tensor, places, values in changes:
+            if len(places):
+                self._parts.append((begin, tensor, places, values))
+                begin += -(-3 * len(places) // _ALIGN) * _ALIGN
+        self.end = begin
+
+    def write(self, words: np.ndarray) -> None:
+        """Into the packed step."""
+        words[self._begin : self._begin + 2 * len(self._rows)].view(np.int64)[:] = self._rows
+        for begin, _, places, values in self._parts:
+            middle = begin + 2 * len(places)
+            words[begin:middle].view(np.int64)[:] = places
+            words[middle : middle + len(values)] = values
+
+    def rows(self, inputs: torch.Tensor) -> torch.Tensor:
+        """On the device, from the packed step."""
+        return inputs[self._begin : self._begin + 2 * len(self._rows)].view(torch.int64)
+
+    def apply(self, inputs: torch.Tensor) -> None:
+        """On the device, from the packed step: change the tables."""
+        for begin, tensor, places, _ in self._parts:
+            middle = begin + 2 * len(places)
+            at, values = inputs[begin:middle].view(torch.int64), inputs[middle : middle + len(places)]
+            tensor.view(-1).index_copy_(0, at, values)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from executors.llm import device_logprobs
 from executors.llm.device_attention import PackedAttention, StepMeta
 from executors.llm.device_inputs import (
     DeviceStep,
@@ -21,6 +22,7 @@ from executors.llm.device_inputs import (
     result_words,
 )
 from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings
+from executors.llm.device_shaping import RowShaping
 from executors.llm.models.decoder import Attend
 from executors.llm.runner import ModelRunner
 
@@ -30,20 +32,24 @@ MIXED_SPLITS = 4
 
 class DeviceProgram:
     """The calls, and the memory that they share. `pool` int32, flat: the token pool, whose place `nobody` takes the tokens of
-    padding; `inputs` int32: where packed inputs lie; `result` int32: tokens and flags of the step computed last."""
+    padding; `shaping` int32: the table of `device_shaping.py`; `inputs` int32: where packed inputs lie; `result` int32: tokens
+    and flags of the step computed last."""
 
     def __init__(
         self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
-        nobody: int,
+        nobody: int, shaping: torch.Tensor,
     ) -> None:  # fmt: skip
         self.runner = runner
         self.sampler = sampler
         self.tables = tables
         self.pool = pool
         self.nobody = nobody
+        self.shaping = shaping
         self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
         self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self._logits: torch.Tensor | None = None
         self._width = width
+        self._samples = 0
         attention = runner.attention
         self.packed = attention if isinstance(attention, PackedAttention) else None
         """None: attention has inputs of its own, and there are no graphs."""
@@ -54,6 +60,7 @@ class DeviceProgram:
         device = self.runner.device
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
+        self._samples = samples
         if self.packed is not None:
             self.packed.reserve(splits, self.runner.cache)
 
@@ -61,16 +68,28 @@ class DeviceProgram:
         """Compute a step that lies on the device. `attend`: of attention that is not packed; else `splits` is how many programs
         share a sequence's keys, and `blocks` how many columns of the block tables are looked at."""
         shape = step.shape
+        ids = self._token_ids(step)
         hidden = self.runner.forward_packed(
-            self._token_ids(step), step["positions"], attend or self._attend(step, splits, blocks)
+            ids, step["positions"], attend or self._attend(step, splits, blocks)
         )
         if not shape.samples:
             return
         if shape.listed:
-            hidden = hidden.index_select(0, step["rows"])
+            hidden, ids = (one.index_select(0, step["rows"]) for one in (hidden, ids))
         tokens, bad = result_views(self.result, shape.samples)
-        self.sampler.sample(self.runner.model.logits(hidden), _settings(step), tokens, bad)
+        shaping = RowShaping(self.shaping, step["shaped"], step["ends"], ids)
+        logits = self.runner.model.logits(hidden, self.logits(hidden)[: shape.samples])
+        self.sampler.sample(logits, _settings(step), tokens, bad, shaping)
         self.pool.index_copy_(0, step["dest"], tokens)
+
+    def logits(self, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """[samples, V]: those of the step computed last, raw. With `hidden` states: what the next ones are written to, made when
+        the first step comes, for only the model knows the dtype."""
+        if self._logits is None:
+            assert hidden is not None
+            one = self.runner.model.logits(hidden[:1])
+            self._logits = one.new_empty(self._samples, one.shape[1])
+        return self._logits
 
     def captured(self, shape: StepShape, splits: int) -> Callable[[], None]:
         """What is to be captured of a shape: `run` over `inputs`, which hold padding alone at first."""
@@ -85,6 +104,11 @@ class DeviceProgram:
 
         return run
 
+    def described(self, shape: StepShape, rows: torch.Tensor, most: int) -> torch.Tensor:
+        """See `device_logprobs.described`, of the step of this shape that was computed last."""
+        tokens, _ = result_views(self.result, shape.samples)
+        return device_logprobs.described(self.logits()[: shape.samples], tokens, rows, most)
+
     def padding(self, shape: StepShape) -> torch.Tensor:
         """int32 words of a step of nothing but padding."""
         words = torch.zeros(num_words(shape), dtype=torch.int32)
@@ -94,6 +118,7 @@ class DeviceProgram:
         step["slots"].fill_(self.tables.nobody)
         step["dest"].fill_(self.nobody)
         step["rows"].fill_(shape.tokens - 1)
+        step["shaped"].fill_(-1)
         step["temperature"].fill_(PADDING)
         step["top_p"].fill_(1.0)
         if shape.listed:

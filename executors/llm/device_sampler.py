@@ -1,7 +1,8 @@
 """Sampling without the host: settings and noise come as tensors, tokens stay on the device. Nothing is read back here.
 
-For rows with temperature, top-k, top-p and min-p; `executors/reference_sampler.py` says what the token is. Rows that need
-more (logprobs, edited logits, grammars, typical-p) are sampled by `sampler.py`, with the host's help.
+For rows with temperature, top-k, top-p and min-p, and logits that are shaped (`device_shaping.py`);
+`executors/reference_sampler.py` says what the token is. Rows that need more (logprobs, grammars, typical-p) are sampled by
+`sampler.py`, with the host's help.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from executors.llm.device_shaping import RowShaping, count_inputs, shaped
 
 _ROWS = 32
 """Rows at a time: each takes a few float64 copies of itself."""
@@ -39,10 +42,12 @@ class DeviceSampler(Protocol):
     """For `status()`."""
 
     def sample(
-        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor
-    ) -> None:
+        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        shaping: RowShaping | None = None,
+    ) -> None:  # fmt: skip
         """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, V], and to `bad` int8 [n] whether the row had
-        no finite maximum; its token is then one of the vocabulary all the same."""
+        no finite maximum (1), or none was left of it by `shaping` (2); its token is then one of the vocabulary all the same.
+        Inputs that `shaping` has not counted yet are."""
 
 
 class TorchDeviceSampler:
@@ -51,12 +56,14 @@ class TorchDeviceSampler:
     name = "torch"
 
     def sample(
-        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor
-    ) -> None:
+        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        shaping: RowShaping | None = None,
+    ) -> None:  # fmt: skip
         """See `DeviceSampler`."""
         for begin in range(0, len(logits), _ROWS):
             part = slice(begin, begin + _ROWS)
-            wide = logits[part].double()
+            wide = logits[part]
+            wide = (wide if shaping is None else shaped(wide, shaping.part(part))).double()
             best, greedy = wide.max(-1)[0], wide.argmax(-1)
             broken = ~torch.isfinite(best)
             weights = _weights(wide - best[:, None], wide, settings, part)
@@ -68,6 +75,10 @@ class TorchDeviceSampler:
             chosen = torch.where(settings.temperature[part] > 0, drawn, greedy)
             tokens[part] = chosen.masked_fill_(broken, 0).int()
             bad[part] = broken.to(torch.int8)
+            if shaping is not None:
+                bad[part] += ((best == -torch.inf) & (shaping.rows[part] >= 0)).to(torch.int8)
+        if shaping is not None:
+            count_inputs(shaping)
 
 
 def _weights(below: torch.Tensor, wide: torch.Tensor, settings: RowSettings, part: slice) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """`DeviceUnifiedRunner`: steps that the host only describes. It packs them, launches them and does not wait.
 
 A step whose tokens can be chosen without the host takes this way: packed, copied once, a graph or the same calls one by one,
-and one copy back. Logprobs, edited logits, grammars, typical-p, drafts, prompt logprobs and pooling need the host in the
-middle: such a step goes the way of `UnifiedRunner`, behind those launched before it, for the device takes them in order.
+and one copy back. Penalties, biases and bans are the device's as well (`shaped_slots.py`), and so are logprobs, behind the step
+(`device_logprobs.py`). Grammars, typical-p, words of several tokens that must not come, drafts, prompt logprobs and pooling need
+the host in the middle: such a step goes the way of `UnifiedRunner`, behind those launched before it, for the device takes them
+in order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import numpy as np
 import torch
 
 from executors import noise
-from executors.batch import ItemOutput, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.llm.device_flight import StepInFlight
 from executors.llm.device_graphs import (
     AT_START,
     Graph,
@@ -32,10 +35,11 @@ from executors.llm.device_inputs import (
     HostStep,
     StepBuffer,
     StepShape,
+    Tail,
     num_words,
-    result_views,
     result_words,
 )
+from executors.llm.device_logprobs import Wanted
 from executors.llm.device_memory import retried
 from executors.llm.device_plan import StepPlan
 from executors.llm.device_program import DeviceProgram, splits_of
@@ -43,8 +47,9 @@ from executors.llm.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.grammar import GrammarCompiler
 from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
+from executors.llm.shaped_slots import TABLE_BYTES, ShapedSlots
 from executors.llm.step import StepArrays
-from executors.llm.unified import NOT_FINITE, UnifiedRunner
+from executors.llm.unified import UnifiedRunner
 from executors.memory_faults import no_device_memory, no_memory
 
 _log = logging.getLogger(__name__)
@@ -53,45 +58,6 @@ RING = 3
 """Steps whose buffers are kept apart: two out, and one being written."""
 _CHANGES = 1 << 12
 """Changes of block tables that the memory for inputs has room for; a step with more gets memory of its own."""
-
-
-class StepInFlight:
-    """A `Launched` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
-    results among `samples`."""
-
-    def __init__(self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray) -> None:
-        self._buffer = buffer
-        self._samples = samples
-        self._sampled = sampled
-        self._places = places
-        self._output: UnifiedOutput | None = None
-        buffer.owner = self
-
-    def ready(self) -> bool:
-        """See `Launched`."""
-        return self._output is not None or self._buffer.event.query()
-
-    def settle(self) -> None:
-        """Take the results before the buffer is used again."""
-        self.result()
-
-    def result(self) -> UnifiedOutput:
-        """See `Launched`."""
-        if self._output is None:
-            self._buffer.event.synchronize()
-            tokens, bad = result_views(self._buffer.result, self._samples)
-            self._output = self._pack(tokens.numpy()[self._places], bad.numpy()[self._places])
-            self._buffer.owner = None
-        return self._output
-
-    def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
-        output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
-        if bad.any():
-            for item in np.flatnonzero(self._sampled)[bad != 0].tolist():
-                output.num_tokens[item] = 0
-                output.details[item] = ItemOutput(error=NOT_FINITE)
-            output.token_ids = tokens[bad == 0]
-        return output
 
 
 class DeviceUnifiedRunner(UnifiedRunner):
@@ -103,18 +69,22 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     def __init__(
         self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
-        device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False,
+        device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False, shaping: int = TABLE_BYTES,
     ) -> None:  # fmt: skip
-        """`max_tokens` of a step; `eager`: no graphs."""
+        """`max_tokens` of a step; `eager`: no graphs; `shaping`: bytes of the table of shaped slots, at most."""
         super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
         self._device = device
         self._max_tokens = max_tokens
         self._slow = np.zeros(num_slots, np.bool_)
         """Slots whose tokens are not chosen without the host."""
         self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
-        self.program = DeviceProgram(
-            runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1]
+        self.shaped = ShapedSlots(
+            num_slots, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
         )
+        self.program = DeviceProgram(
+            runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1],
+            self.shaped.table,
+        )  # fmt: skip
         self.graphs = self._make_graphs(eager, max_tokens)
         shapes = list(self.graphs.shapes) if self.graphs else []
         shapes.append(
@@ -235,11 +205,25 @@ class DeviceUnifiedRunner(UnifiedRunner):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, start: SequenceStart) -> None:
+        slot, asked = start.slot, start.sampling
+        self.shaped.drop(slot)
+        slow = asked is not None and (asked.typical_p < 1.0 or start.grammar is not None)
+        if asked is not None and asked.edits_logits and not slow and start.pooling is None:
+            slow = not self.shaped.begin(start)
+        self._slow[slot] = slow
         super()._begin(start)
-        asked = start.sampling
-        self._slow[start.slot] = asked is not None and (
-            asked.logprobs is not None or asked.typical_p < 1.0 or asked.edits_logits or start.grammar is not None
-        )  # fmt: skip
+
+    def _follows(self, start: SequenceStart) -> bool:
+        return self.shaped.row_of[start.slot] < 0
+
+    def _drop(self, slot: int) -> None:
+        self.shaped.drop(slot)
+        super()._drop(slot)
+
+    def clear(self) -> None:
+        """See `UnifiedRunner`."""
+        self.shaped.clear()
+        super().clear()
 
     def _take_in(self, batch: UnifiedBatch) -> None:
         super()._take_in(batch)
@@ -259,8 +243,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self._take_in(batch)
         sampled = batch.is_final_chunk & self._samples[batch.slots]
         if self._needs_host(batch, sampled):
+            for slot, history in self.shaped.histories(batch, sampled).items():
+                self.shapers.follow(slot, history)
             return Finished(self._compute(batch))
         plan = self._plan(batch, sampled)
+        self.shaped.prepare(batch, plan.step, sampled)
         graphs = self.graphs
         if graphs is None:
             return self._put(batch, plan, None)
@@ -303,17 +290,17 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
     ) -> StepInFlight:
         """Pack a step and set the device to work."""
-        shape = found[0] if found else plan.shape
-        changes, values = self._tables.unsent()
-        begin = num_words(shape)
-        # Places come before values, and begin at multiples of 16 bytes, as all sections do.
-        middle, end = begin + 2 * len(changes), begin + 3 * len(changes)
-        buffer = self._ring.take()
+        shape, unsent = found[0] if found else plan.shape, (self._tables, self.shaped.sending)
+        begin, places = num_words(shape), np.arange(plan.facts.samples)
+        if not shape.listed:
+            places = np.argsort(plan.order)[plan.sampled]
+        wanted = Wanted.of(self.sampling.logprobs[batch.slots[plan.sampled]], places, self.logits_width)
+        rows = None if wanted is None else wanted.rows
+        tail = Tail(begin, [(one.tensor, *one.unsent()) for one in unsent], rows)
+        end, buffer = tail.end, self._ring.take()
         buffer.fit(end)
-        words = buffer.words
-        self._write(HostStep(words, shape), shape, batch, plan)
-        words[begin:middle].view(np.int64)[:] = changes
-        words[middle:end] = values
+        self._write(HostStep(buffer.words, shape), shape, batch, plan)
+        tail.write(buffer.words)
         inputs = self.program.inputs
         if end > len(inputs):
             inputs = torch.empty(end, dtype=torch.int32, device=self.runner.device)
@@ -321,10 +308,10 @@ class DeviceUnifiedRunner(UnifiedRunner):
             inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
             if found and end > len(self.program.inputs):
                 self.program.inputs[:begin].copy_(inputs[:begin])
-            if len(changes):
-                flat = self._tables.tensor.view(-1)
-                flat.index_copy_(0, inputs[begin:middle].view(torch.int64), inputs[middle:end])
-                self._tables.sent()
+            self.shaped.sending.clean()
+            tail.apply(inputs)
+            for one in unsent:
+                one.sent()
             self.runner.cache.copy_blocks(batch.block_copies)
             if found:
                 self.runner.forwards += 1
@@ -333,11 +320,20 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 self._launch_calls(inputs[:begin], shape, plan)
             results = result_words(shape.samples)
             buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+            if wanted is not None:
+                more = retried(
+                    self.memory, lambda: self.program.described(shape, tail.rows(inputs), wanted.most)
+                )
+                buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
         buffer.event.record()
-        places = np.arange(plan.facts.samples)
-        if not shape.listed:
-            places = np.argsort(plan.order)[plan.sampled]
-        return StepInFlight(buffer, shape.samples, plan.sampled, places)
+        hear = self._hearing(batch, plan)
+        return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
+
+    def _hearing(self, batch: UnifiedBatch, plan: StepPlan) -> Callable[[np.ndarray], None] | None:
+        """Who is to be told the step's tokens."""
+        ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
+        hearing = self.shaped.hearing(batch.slots[plan.sampled], ends)
+        return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
         packed, runner = self.program.packed, self.runner
@@ -382,10 +378,14 @@ class DeviceUnifiedRunner(UnifiedRunner):
             items = plan.order
             dest = np.where(plan.sampled, slots * row + lengths, self.program.nobody)
             host.put("dest", dest[items], self.program.nobody)
-        self._write_settings(host, slots[items], lengths[items])
+        self._write_settings(host, slots[items], lengths[items], plan.sampled[items])
 
-    def _write_settings(self, host: HostStep, slots: np.ndarray, positions: np.ndarray) -> None:
+    def _write_settings(
+        self, host: HostStep, slots: np.ndarray, positions: np.ndarray, sampled: np.ndarray
+    ) -> None:
         table = self.sampling
+        host.put("shaped", np.where(sampled, self.shaped.row_of[slots], -1), -1)
+        host.put("ends", positions)
         temperature = table.temperature[slots]
         drawn = np.maximum(temperature, MIN_TEMPERATURE)  # which float32 still tells from 0
         host.put("temperature", np.where(temperature > 0, drawn, 0.0), PADDING)

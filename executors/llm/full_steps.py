@@ -23,6 +23,8 @@ _DESCRIBED: _Settings = (
     SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=5),
 )
 """What takes more: log-probabilities and penalties, in float32."""
+_HOSTED: _Settings = tuple(replace(one, typical_p=0.9) for one in _DESCRIBED)
+"""What goes the host's way, all of it."""
 
 
 def full_steps(
@@ -34,7 +36,7 @@ def full_steps(
         as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
         the last chunk of one sequence that long
 
-    the first two with settings that ask for little, and for much.
+    the first two with settings that ask for little, for much, and for the host's help.
     All their blocks are among the first `num_blocks`: what is written there means nothing, and it is written several times
     over. `most_tokens` is more than KV will ever hold.
     """
@@ -45,7 +47,7 @@ def full_steps(
     alone = max(1, min(max_model_len, most_tokens))
     chunk = min(budget, alone)
     first, then = (0, prompts), (longest - 1, np.ones(most))
-    steps = ((first, _PLAIN), (first, _DESCRIBED), (then, _PLAIN), (then, _DESCRIBED))
+    steps = [(sizes, settings) for sizes in (first, then) for settings in (_PLAIN, _DESCRIBED, _HOSTED)]
     last = (alone - chunk, np.full(1, chunk)), _PLAIN
     for number, ((past, queries), settings) in enumerate((*steps, last), 1):
         yield _step(number, past, queries.astype(np.int32), size, num_blocks, settings)

@@ -89,6 +89,11 @@ class Linear:
         return rows, columns
 
     @property
+    def plain(self) -> bool:
+        """Whether `weight` is what is multiplied with."""
+        return not self.given_up and self._onednn is None
+
+    @property
     def given_up(self) -> bool:
         """Whether rows go to `fill`, and not into `weight`."""
         return self.packed is not None or self.fp8 is not None

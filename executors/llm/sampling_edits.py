@@ -275,14 +275,19 @@ class SlotShapers:
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def begin(self, start: SequenceStart) -> None:
-        """A sequence takes the slot."""
+    def begin(self, start: SequenceStart, follows: bool = True) -> None:
+        """A sequence takes the slot. Not `follows`: its history comes later, if one is needed."""
         self._of.pop(start.slot, None)
         params = start.sampling
         if params is None or start.pooling is not None:
             return
         if params.edits_logits or start.grammar is not None:
-            self._of[start.slot] = Shaper(params, TokenHistory.of(start) if params.needs_history else None)
+            history = TokenHistory.of(start) if follows and params.needs_history else None
+            self._of[start.slot] = Shaper(params, history)
+
+    def follow(self, slot: int, history: TokenHistory) -> None:
+        """The history of a slot's sequence, to be kept from now on."""
+        self._of[slot].history = history
 
     def drop(self, slot: int) -> None:
         """The slot is free."""

@@ -109,9 +109,12 @@ class UnifiedRunner:
         """Forget a sequence."""
         slot = self.slots.release(seq_id)
         if slot is not None:
-            self._pooled_sums.pop(slot, None)
-            self.shapers.drop(slot)
-            self.grammars.drop(slot)
+            self._drop(slot)
+
+    def _drop(self, slot: int) -> None:
+        self._pooled_sums.pop(slot, None)
+        self.shapers.drop(slot)
+        self.grammars.drop(slot)
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -126,9 +129,13 @@ class UnifiedRunner:
         self._samples[slot] = start.sampling is not None and start.pooling is None
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)
-        self.shapers.begin(start)
+        self.shapers.begin(start, self._follows(start))
         self.grammars.begin(start)
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
+
+    def _follows(self, start: SequenceStart) -> bool:
+        """Whether `shapers` are to keep a sequence's tokens from the start."""
+        return True
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

@@ -38,14 +38,17 @@ class LateEvent:
         self.buffer: StepBuffer | None = None
         self.lateness = lateness
         self.asked = self.waited = 0
-        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._held: tuple[torch.Tensor, ...] | None = None
 
     def record(self) -> None:
         assert self._held is None, "recorded again before it was done"
         self.asked = 0
         if self.buffer is not None:
-            self._held = self.buffer.tensor.clone(), self.buffer.result.clone()
+            self._held = tuple(
+                one.clone() for one in (self.buffer.tensor, self.buffer.result, self.buffer.more)
+            )
             self.buffer.result.fill_(GARBAGE)
+            self.buffer.more.fill_(GARBAGE)
 
     def query(self) -> bool:
         self.asked += 1
@@ -60,9 +63,10 @@ class LateEvent:
     def _finish(self) -> None:
         if self._held is not None:
             assert self.buffer is not None
-            words, result = self._held
+            words, result, more = self._held
             assert torch.equal(self.buffer.tensor, words), "written while the device was to read it"
             self.buffer.result.copy_(result)
+            self.buffer.more.copy_(more)
             self._held = None
 
 

@@ -28,6 +28,7 @@ from executors.llm.attention import fuse
 from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
 from executors.llm.device_inputs import DeviceStep, DeviceTables, StepShape, num_words
 from executors.llm.device_program import DeviceProgram, splits_of
+from executors.llm.device_shaping import row_words
 from executors.llm.fp8 import E4M3, Fp8Plan
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.config import parse_config
@@ -220,7 +221,8 @@ def _serve(case: Case) -> None:
     tables = DeviceTables(np.zeros((MAX_ROWS, blocks), np.int32), META)
     pool = torch.empty(MAX_ROWS * MAX_LEN + 1, dtype=torch.int32, device=META)
     sampler = TritonSampler(max(MAX_ROWS, MIXED_TOKENS[-1]), config.vocab_size, META)
-    program = DeviceProgram(runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN)
+    shaping = torch.empty(MAX_ROWS + 1, row_words(config.vocab_size), dtype=torch.int32, device=META)
+    program = DeviceProgram(runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN, shaping)
     shapes = [
         *decode_shapes(MAX_ROWS),
         *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile),

@@ -52,7 +52,7 @@ async def test_the_largest_steps_run_as_steps_do_and_leave_nothing(
     chosen = config(path, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=32)
     executor = Sized.from_config(replace(chosen, memory=ExecutorMemoryConfig()))
     await executor.warmup()
-    assert packed == 2 * [(3, 16), (3, 3), (1, 16)], (
+    assert packed == 2 * [(3, 16), (3, 16), (3, 3), (3, 3), (1, 16)], (
         "once to measure, once with the pool; the others need the host"
     )
     assert executor.kv_layout().capacity_tokens == 3 * 32 and not len(executor.slot_table())

@@ -34,7 +34,7 @@ from tests.engine import harness
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, LateEvent, PagedTorch
-from tests.gpu.workloads import HOSTED, PLAIN, SMALL, Maker, play
+from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL, Maker, play
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,11 @@ async def faked(path: Path, device: FakeDevice, packed: bool = True) -> FakeDevi
     return executor
 
 
-@pytest.mark.parametrize("settings", [PLAIN, PLAIN + HOSTED], ids=["device", "host between"])
+@pytest.mark.parametrize(
+    "settings",
+    [PLAIN, PLAIN + SHAPED, SHAPED + HOSTED, PLAIN + SHAPED + HOSTED],
+    ids=["device", "shaped", "shaped, host between", "host between"],
+)
 @pytest.mark.parametrize("out", [1, 2])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "attention of its own"])
 async def test_eager_steps_give_what_the_host_gives(
@@ -202,7 +206,7 @@ async def test_a_refused_step_stops_nobody(path: Path) -> None:
 async def test_a_child_process_begins_a_step_while_another_is_out(path: Path) -> None:
     remote = RemoteExecutor(config(path, executor="tests.gpu.device_fakes:Factory"))
     theirs = await plain(path)
-    ops = Maker(theirs, 5, PLAIN + HOSTED).make(30)
+    ops = Maker(theirs, 5, PLAIN + SHAPED + HOSTED).make(30)
     try:
         await remote.warmup()
         await remote.begin_epoch(1)
@@ -217,13 +221,14 @@ async def test_a_child_process_begins_a_step_while_another_is_out(path: Path) ->
 
 
 async def test_an_engine_with_two_steps_out_gives_what_it_gives_with_one(path: Path) -> None:
-    prompts = [[i] * (1 + 7 * i) for i in range(6)]
+    prompts = [[i] * (1 + 5 * i) for i in range(9)]
     found = []
     for inner, out in ((await faked(path, FakeDevice()), 2), (await plain(path), 1)):
         executor = InlineExecutor(inner.config, inner)
         async with harness.engine(executor, max_in_flight=out, max_num_batched_tokens=24) as core:  # type: ignore[arg-type]
             asked = [
-                harness.request(prompt, 9, (PLAIN + HOSTED)[number]) for number, prompt in enumerate(prompts)
+                harness.request(prompt, 9, (*SHAPED, *HOSTED, *PLAIN)[number])
+                for number, prompt in enumerate(prompts)
             ]
             found.append(await asyncio.gather(*(harness.run(core, one) for one in asked)))
     assert found[0] == found[1]

@@ -188,8 +188,10 @@ def test_wrong_attention_is_named(name: str, tried: Patch, caplog: pytest.LogCap
 class Wrong(TritonSampler):
     """Takes the best token wherever another is likely."""
 
-    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
-        super().sample(logits, settings, tokens, bad)
+    def sample(
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
+    ) -> None:
+        super().sample(logits, settings, tokens, bad, shaping)
         drawn = (settings.temperature > 0) & (bad == 0)
         tokens[drawn] = logits.argmax(-1).int()[drawn]
 
@@ -197,12 +199,23 @@ class Wrong(TritonSampler):
 class Blind(TritonSampler):
     """Notices no number that is none."""
 
-    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
-        super().sample(logits, settings, tokens, bad)
+    def sample(
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
+    ) -> None:
+        super().sample(logits, settings, tokens, bad, shaping)
         bad.zero_()
 
 
-@pytest.mark.parametrize("kind", [Wrong, Blind])
+class Heedless(TritonSampler):
+    """Knows of no penalties."""
+
+    def sample(
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
+    ) -> None:
+        super().sample(logits, settings, tokens, bad)
+
+
+@pytest.mark.parametrize("kind", [Wrong, Blind, Heedless])
 def test_a_wrong_sampler_is_named(
     kind: type[TritonSampler], tried: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,9 +237,11 @@ class Off(TorchDeviceSampler):
         super().__init__()
         self._left = rows
 
-    def sample(self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor) -> None:
+    def sample(
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
+    ) -> None:
         before, nobodys = tokens.clone(), settings.temperature == PADDING
-        super().sample(logits, settings, tokens, bad)
+        super().sample(logits, settings, tokens, bad, shaping)
         tokens[: self._left] += 1
         tokens[nobodys] = before[nobodys]
         self._left = 0

@@ -34,9 +34,21 @@ PLAIN = (
     SamplingParams(temperature=0.5, top_p=0.75, seed=3, choice=2),
     SamplingParams(temperature=1.5, min_p=0.125, top_k=30, top_p=0.9375, seed=4),
 )
+SHAPED = (
+    SamplingParams(temperature=0.75, seed=6, repetition_penalty=1.3, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, frequency_penalty=1.5, repetition_penalty=0.5),
+    SamplingParams(
+        temperature=1.0, seed=8, allowed_token_ids=tuple(range(0, 200, 7)), frequency_penalty=-0.5
+    ),
+    SamplingParams(
+        temperature=1.5, top_k=20, seed=9, logit_bias=((5, 4.0), (77, -3.0)), bad_words=((60,), (61,))
+    ),
+    SamplingParams(temperature=0.5, top_p=0.9, seed=10, min_tokens=4, stop_token_ids=tuple(range(0, 200, 2))),
+)
+"""Penalties, biases and bans: the device's own, too."""
 HOSTED = (
     SamplingParams(temperature=0.75, seed=5, logprobs=2),
-    SamplingParams(temperature=0.75, seed=6, repetition_penalty=1.3, presence_penalty=0.5),
+    SamplingParams(temperature=0.75, seed=6, repetition_penalty=1.3, bad_words=((1, 2), (3,))),
     SamplingParams(temperature=0.75, seed=7, typical_p=0.5),
 )
 """Settings that need the host between forward and sampling."""

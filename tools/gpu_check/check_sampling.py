@@ -11,6 +11,9 @@ import torch
 
 from executors.contract import SamplingParams
 from executors.kernels.triton_sampler import DeviceSettings, TritonSampler
+from executors.llm import device_shaping as layout
+from executors.llm.device_logprobs import described
+from executors.llm.device_shaping import RowShaping
 from executors.llm.sampler import SamplingTable, sample
 from tools.gpu_check.timing import Limits, noise, seconds_of, seconds_with_host
 
@@ -42,6 +45,13 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool, limits: Limits
         moved = rows * width * dtype.itemsize
         shares = {"gb_per_s": moved / seconds / 1e9, "share_of_copy": moved / seconds / limits.copy}
         put(f"sampling on the device, {kind}, {rows} rows", {"us": 1e6 * seconds, **shares})
+    shaping = penalties(rows, width, device)
+    columns = device_settings(rows, KINDS["top-k and top-p"], noise(device))
+    calls = [functools.partial(sampler.sample, logits, columns, tokens, bad, shaping) for logits in both]
+    put(f"sampling on the device, penalties, {rows} rows", {"us": 1e6 * seconds_of(calls, device)})
+    places = torch.arange(rows, device=device)
+    calls = [functools.partial(described, logits, tokens, places, 5) for logits in both]
+    put(f"logprobs of {rows} rows", {"us": 1e6 * seconds_of(calls, device)})
     for kind, settings in KINDS.items():
         params = [SamplingParams(seed=row, **settings) for row in range(rows)]
         table = SamplingTable.of(params).rows(np.arange(rows), np.full(rows, 7))
@@ -63,6 +73,15 @@ def device_settings(rows: int, settings: dict[str, Any], drawn: torch.Generator)
         min_p=column("min_p", 0.0, torch.float32),
         u=torch.rand(rows, dtype=torch.float64, device=device, generator=drawn),
     )
+
+
+def penalties(rows: int, width: int, device: torch.device) -> RowShaping:
+    """As a sequence has them: of a vocabulary's thousandth, and its last input."""
+    table = torch.zeros(rows + 1, layout.row_words(width), dtype=torch.int32, device=device)
+    table[:, layout.REPETITION] = torch.tensor(1.1).view(torch.int32).to(device)
+    table[:, layout.HEADER : layout.HEADER + width : 1000] = layout.IN_PROMPT + 1
+    names = torch.arange(rows, dtype=torch.int32, device=device)
+    return RowShaping(table, names, torch.full_like(names, 500), torch.full_like(names, 7 % width))
 
 
 def language_logits(rows: int, width: int, drawn: torch.Generator) -> torch.Tensor:

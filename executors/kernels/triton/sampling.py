@@ -5,6 +5,8 @@
                            and the candidates above it, taken out of the row in the vocabulary's order
     limits    (row)        top-k, top-p and min-p among the candidates (or in the row, where too many are), and the token
 
+Everybody reads logits by `load_logits`, which knows where those lie that penalties, biases and bans have changed.
+
 A row that is done leaves at once. The weights of a row are integers, multiples of 1 / `ONE` of the largest: sums of them are
 exact whatever their order, so that no token without weight is ever drawn, and a row does not depend on its batch.
 
@@ -18,11 +20,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.shaping import count_input, load_logits, row_shape, shape_logits
+
 ONE = tl.constexpr(2.0**42)
 """The weight of the largest logit. A row has at most 2^20 tokens: 62 bits."""
 _MIN_TEMPERATURE = tl.constexpr(1e-8)
 """Below this every other token's weight is 0 anyway; dividing by less would overflow."""
 _LOG2E = tl.constexpr(1.4426950408889634)
+_PIECE = tl.constexpr(1024)
+"""Logits that are shaped at a time."""
 _SLACK = tl.constexpr(0.999)
 """Of top-p's cut: far more than rounding can move a sum."""
 
@@ -52,16 +58,22 @@ def _goal(u, total):
 
 
 @triton.jit
-def _key(values, DROP: tl.constexpr):
-    """uint32 in the order of float32 `values`, equal for 0 and -0, less the lowest DROP bits."""
+def _key(values, drop):
+    """uint32 in the order of float32 `values`, equal for 0 and -0, less the lowest `drop` bits."""
     bits = values.to(tl.uint32, bitcast=True)
     bits = tl.where(values == 0.0, 0, bits)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> DROP
+    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> drop
+
+
+@triton.jit
+def _dropped(shape, DROP: tl.constexpr):
+    """Lowest bits of a row's logits that tell none apart, uint32: DROP, for its type; shaped ones have all bits."""
+    return tl.where(shape[1], 0, DROP).to(tl.uint32)
 
 
 @triton.jit
 def tiles_kernel(
-    logits, temperatures, top_ks, min_ps, maxima, sums, stride, num_tiles,
+    logits, temperatures, top_ks, min_ps, maxima, sums, stride, num_tiles, table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """PARTS tiles of one row: `maxima` (inf where a logit is NaN) and, where the row needs it, `sums`, float32 [n, tiles]."""
@@ -71,7 +83,11 @@ def tiles_kernel(
         tile = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
         at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
         line = logits + row.to(tl.int64) * stride
-        values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        shape = row_shape(table, table_stride, shaped, ends, inputs, row)
+        if shape[1]:
+            first = tl.program_id(0) * PARTS * TILE
+            shape_logits(line, first, shape, PARTS * TILE, min(PARTS * TILE, _PIECE), WIDTH)
+        values = load_logits(line, at, at < WIDTH, shape, WIDTH)
         values = tl.where(values != values, float("inf"), values)
         peak = tl.max(values, 1)
         into = row.to(tl.int64) * num_tiles + tile
@@ -88,7 +104,7 @@ def tiles_kernel(
 
 @triton.jit
 def _draw_from_tiles(
-    line, peaks, maxima, sums, temperature, u, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
+    line, shape, peaks, maxima, sums, temperature, u, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """A token of the whole distribution: the tile by the tiles' weights, then inside. `peaks` [TILES] are those of the row,
     `maxima` and `sums` where the row has them in memory."""
@@ -102,7 +118,7 @@ def _draw_from_tiles(
     own = tl.sum(tl.where(tl.arange(0, TILES) == chosen, mass, 0))
     before = tl.sum(tl.where(passed, mass, 0))
     at = chosen * TILE + tl.arange(0, TILE)
-    values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+    values = load_logits(line, at, at < WIDTH, shape, WIDTH)
     inside = _integer(_share(values, tl.load(maxima + chosen), scale))
     rest = (u * total.to(tl.float64) - before.to(tl.float64)) / own.to(tl.float64)
     goal_inside = _goal(tl.maximum(rest, 0.0), tl.sum(inside))
@@ -119,26 +135,26 @@ def _masses(peaks, sums, best, scale, WIDTH: tl.constexpr, TILE: tl.constexpr, T
 
 @triton.jit
 def _first_of_largest(
-    line, peaks, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
+    line, shape, peaks, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """The lowest id of the largest logit."""
     tile = tl.min(tl.where(peaks == best, tl.arange(0, TILES), TILES))
     at = tile * TILE + tl.arange(0, TILE)
-    values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+    values = load_logits(line, at, at < WIDTH, shape, WIDTH)
     return tl.min(tl.where((values == best) & (at < WIDTH), at, WIDTH - 1))
 
 
 @triton.jit
 def _kth_of(
-    peaks, k, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, DROP: tl.constexpr
+    peaks, k, drop, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """The k-th largest of a row's maxima, float32: at least k logits are no smaller. -inf where there are fewer tiles."""
-    keys = _key(peaks, DROP)
+    keys = _key(peaks, drop)
     there = tl.arange(0, TILES) * TILE < WIDTH
     found = tl.full((), 0, tl.uint32)
     if tl.sum(there.to(tl.int32)) >= k:
-        for digit in range((32 - DROP) // 4):
-            shift = 28 - DROP - 4 * digit
+        for digit in range((32 - drop) // 4):
+            shift = 28 - drop - 4 * digit
             pivots = found + (tl.arange(0, 16).to(tl.uint32) << shift)
             counts = tl.sum(((keys[None, :] >= pivots[:, None]) & there[None, :]).to(tl.int32), 1)
             found += (tl.sum((counts >= k).to(tl.int32)) - 1).to(tl.uint32) << shift
@@ -158,7 +174,7 @@ def _floor(best, temperature, share):
 
 @triton.jit
 def _take_out(
-    line, peaks, cut, kept, ids, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
+    line, shape, peaks, cut, kept, ids, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Write logits of at least `cut` and their ids, in the vocabulary's order, to `kept` float32 and `ids` int32; how many there
@@ -175,7 +191,7 @@ def _take_out(
             named = tl.sum(tl.where(match, tile[None, :], 0), 1)
             at = named[:, None] * TILE + tl.arange(0, TILE)[None, :]
             real = (wanted < many)[:, None] & (at < WIDTH)
-            values = tl.load(line + at, mask=real, other=float("-inf")).to(tl.float32)
+            values = load_logits(line, at, real, shape, WIDTH)
             stays = real & (values.to(tl.float64) >= cut)
             counts = tl.sum(stays.to(tl.int32), 1)
             before = found + tl.cumsum(counts, 0) - counts
@@ -189,11 +205,12 @@ def _take_out(
 @triton.jit
 def rows_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, maxima, sums, tokens, bad, bests, totals, lengths, kept, ids,
-    stride, num_tiles,
+    stride, num_tiles, table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
-    """One row: `bad`, and `tokens` unless the row has limits. Then `lengths` int32 says how many candidates there are (0: the
+    """One row: `bad` (2: finite, but nothing is left of it), and `tokens` unless the row has limits. Then `lengths` int32 says
+    how many candidates there are (0: the
     row is done; above CAPACITY: it is to be read itself), `kept` and `ids` [n, CAPACITY] hold them, `bests` float32 the largest
     logit, and `totals` int64 what the row weighs where only top-p limits it."""
     row = tl.program_id(0)
@@ -202,21 +219,23 @@ def rows_kernel(
     if temperature >= 0.0:
         wide = row.to(tl.int64)
         line, own_sums = logits + wide * stride, sums + wide * num_tiles
+        shape = row_shape(table, table_stride, shaped, ends, inputs, row)
         tile = tl.arange(0, TILES)
         peaks = tl.load(maxima + wide * num_tiles + tile, mask=tile < num_tiles, other=float("-inf"))
         best = tl.max(peaks)
         wrong = tl.abs(best) == float("inf")
-        tl.store(bad + row, wrong.to(tl.int8))
+        emptied = shape[1] & (best == float("-inf"))
+        tl.store(bad + row, wrong.to(tl.int8) + emptied.to(tl.int8))
         top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
         by_k = (top_k > 0) & (top_k < WIDTH)
         prefix = by_k | (min_p > 0.0)
         if wrong:
             tl.store(tokens + row, 0)
         elif temperature == 0.0:
-            tl.store(tokens + row, _first_of_largest(line, peaks, best, WIDTH, TILE, TILES))
+            tl.store(tokens + row, _first_of_largest(line, shape, peaks, best, WIDTH, TILE, TILES))
         elif (prefix == 0) & (top_p >= 1.0):
             token = _draw_from_tiles(
-                line, peaks, maxima + wide * num_tiles, own_sums, temperature, tl.load(noise + row), best,
+                line, shape, peaks, maxima + wide * num_tiles, own_sums, temperature, tl.load(noise + row), best,
                 WIDTH, TILE, TILES,
             )  # fmt: skip
             tl.store(tokens + row, token)
@@ -224,23 +243,25 @@ def rows_kernel(
             tl.store(bests + row, best)
             cut = _floor(best, temperature, min_p)
             if by_k:
-                cut = tl.maximum(cut, _kth_of(peaks, top_k, WIDTH, TILE, TILES, DROP).to(tl.float64))
+                cut = tl.maximum(
+                    cut, _kth_of(peaks, top_k, _dropped(shape, DROP), WIDTH, TILE, TILES).to(tl.float64)
+                )
             if prefix == 0:
                 total = tl.sum(_masses(peaks, own_sums, best, _scale(temperature), WIDTH, TILE, TILES))
                 tl.store(totals + row, total)
                 rare = (1.0 - top_p.to(tl.float64)) * (total.to(tl.float64) / ONE) / WIDTH * _SLACK
                 cut = _floor(best, temperature, rare)
             found = _take_out(
-                line, peaks, cut, kept + wide * CAPACITY, ids + wide * CAPACITY, WIDTH, TILE, TILES, GROUP, CAPACITY
+                line, shape, peaks, cut, kept + wide * CAPACITY, ids + wide * CAPACITY, WIDTH, TILE, TILES, GROUP, CAPACITY
             )  # fmt: skip
             tl.store(lengths + row, found)
 
 
 @triton.jit
-def _listed(line, kept, whole, at, length):
+def _listed(line, shape, kept, whole, at, length, WIDTH: tl.constexpr):
     """Logits of a list, float32: the whole row, or its candidates; -inf past the end."""
     if whole:
-        values = tl.load(line + at, mask=at < length, other=float("-inf")).to(tl.float32)
+        values = load_logits(line, at, at < length, shape, WIDTH)
     else:
         values = tl.load(kept + at, mask=at < length, other=float("-inf"))
     return values
@@ -248,42 +269,47 @@ def _listed(line, kept, whole, at, length):
 
 @triton.jit
 def _amounts(
-    line, kept, whole, length, pivots, best, scale, floor, WEIGH: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr
+    line, shape, kept, whole, length, pivots, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """int64 [16]: how many of a list have a key of at least each of `pivots`; with WEIGH what those of them weigh that
     min-p's `floor` leaves."""
     found = tl.zeros((16,), tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, kept, whole, at, length)
+        values = _listed(line, shape, kept, whole, at, length, WIDTH)
         counted = at < length
         if WEIGH:
             counted &= values.to(tl.float64) >= floor
             amount = tl.where(counted, _integer(_share(values, best, scale)), 0)
         else:
             amount = counted.to(tl.int64)
-        above = _key(values, DROP)[None, :] >= pivots[:, None]
+        above = _key(values, drop)[None, :] >= pivots[:, None]
         found += tl.sum(tl.where(above, amount[None, :], 0), 1)
     return found
 
 
 @triton.jit
 def _threshold(
-    line, kept, whole, length, goal, best, scale, floor, WEIGH: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr
+    line, shape, kept, whole, length, goal, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The largest key with at least `goal`, float64, of the list at or above it; the list must have as much."""
     found = tl.full((), 0, tl.uint32)
-    for digit in range((32 - DROP) // 4):
-        shift = 28 - DROP - 4 * digit
+    for digit in range((32 - drop) // 4):
+        shift = 28 - drop - 4 * digit
         pivots = found + (tl.arange(0, 16).to(tl.uint32) << shift)
-        amounts = _amounts(line, kept, whole, length, pivots, best, scale, floor, WEIGH, DROP, LIST)
+        amounts = _amounts(
+            line, shape, kept, whole, length, pivots, best, scale, floor, drop, WEIGH, LIST, WIDTH
+        )  # fmt: skip
         found += (tl.sum((amounts.to(tl.float64) >= goal).to(tl.int32)) - 1).to(tl.uint32) << shift
     return found
 
 
 @triton.jit
 def _draw_from_list(
-    line, kept, whole, length, least, ties, total, u, best, scale, floor, DROP: tl.constexpr, LIST: tl.constexpr
+    line, shape, kept, whole, length, least, ties, total, u, best, scale, floor, drop, LIST: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The place in the list of the drawn token: of keys above `least`, and of the first `ties` equal to it, which weigh
     `total` together."""
@@ -292,8 +318,8 @@ def _draw_from_list(
     before = tl.full((), 0, tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, kept, whole, at, length)
-        key = _key(values, DROP)
+        values = _listed(line, shape, kept, whole, at, length, WIDTH)
+        key = _key(values, drop)
         tie = ((key == least) & (at < length)).to(tl.int32)
         stays = (key > least) | ((tie > 0) & (seen + tl.cumsum(tie, 0) <= ties))
         stays &= (at < length) & (values.to(tl.float64) >= floor)
@@ -308,11 +334,14 @@ def _draw_from_list(
 @triton.jit
 def limits_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, tokens, bests, totals, lengths, kept, ids, stride,
+    table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row with limits, as `rows_kernel` left it."""
+    """The token of one row with limits, as `rows_kernel` left it. Then nobody reads what shapes the row, and its input is
+    counted."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
+    shape = row_shape(table, table_stride, shaped, ends, inputs, row)
     if length > 0:
         wide = row.to(tl.int64)
         line, own = logits + wide * stride, kept + wide * CAPACITY
@@ -322,13 +351,18 @@ def limits_kernel(
         top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
         scale, floor = _scale(temperature), _floor(best, temperature, min_p)
         by_k = (top_k > 0) & (top_k < WIDTH)
+        drop = _dropped(shape, DROP)
         least = tl.full((), 0, tl.uint32)
         if by_k:
             # Where min-p's cut is the higher one, the list may have fewer.
             goal = tl.minimum(top_k, length).to(tl.float64)
-            least = _threshold(line, own, whole, length, goal, best, scale, floor, False, DROP, LIST)
+            least = _threshold(
+                line, shape, own, whole, length, goal, best, scale, floor, drop, False, LIST, WIDTH
+            )
         pivots = least + tl.zeros((16,), tl.uint32)
-        total = tl.max(_amounts(line, own, whole, length, pivots, best, scale, floor, True, DROP, LIST))
+        total = tl.max(
+            _amounts(line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST, WIDTH)
+        )
         ties = tl.full((), WIDTH, tl.int32)
         if top_p < 1.0:
             weight = total
@@ -337,11 +371,17 @@ def limits_kernel(
             # At least one token stays; what rounding asks beyond the candidates, they do not have.
             goal = tl.minimum(top_p.to(tl.float64) * weight.to(tl.float64), total.to(tl.float64))
             goal = tl.maximum(goal, 1.0)
-            least = _threshold(line, own, whole, length, goal, best, scale, floor, True, DROP, LIST)
+            least = _threshold(
+                line, shape, own, whole, length, goal, best, scale, floor, drop, True, LIST, WIDTH
+            )
             # Of the tokens at the border, all of one weight, those stay that begin before the goal.
             pivots = least + (tl.arange(0, 16) > 0).to(tl.uint32)
-            weights = _amounts(line, own, whole, length, pivots, best, scale, floor, True, DROP, LIST)
-            counts = _amounts(line, own, whole, length, pivots, best, scale, floor, False, DROP, LIST)
+            weights = _amounts(
+                line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST, WIDTH
+            )
+            counts = _amounts(
+                line, shape, own, whole, length, pivots, best, scale, floor, drop, False, LIST, WIDTH
+            )
             above, equal = tl.min(weights), (tl.max(counts) - tl.min(counts)).to(tl.int32)
             each = (tl.max(weights) - above) // equal
             ties = tl.ceil((goal - above.to(tl.float64)) / each.to(tl.float64)).to(tl.int32)
@@ -349,10 +389,13 @@ def limits_kernel(
             total = above + each * ties
         u = tl.load(noise + row)
         place = _draw_from_list(
-            line, own, whole, length, least, ties, total, u, best, scale, floor, DROP, LIST
+            line, shape, own, whole, length, least, ties, total, u, best, scale, floor, drop, LIST, WIDTH
         )  # fmt: skip
         if whole:
             token = place
         else:
             token = tl.load(ids + wide * CAPACITY + place)
         tl.store(tokens + row, token)
+    if shape[1]:
+        tl.debug_barrier()  # another warp may still read
+        count_input(shape)

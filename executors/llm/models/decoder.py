@@ -92,8 +92,9 @@ class DecoderOnlyLLM(Protocol):
     def batch_decode(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] of one token each of T sequences."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, width] of hidden states [rows, hidden], in the model's dtype or float32."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [rows, width] of hidden states [rows, hidden], in the model's dtype or float32; in `out` if that is given, which
+        is of the same dtype."""
 
 
 @runtime_checkable
@@ -316,14 +317,24 @@ class Decoder:
     batch_decode = unified_forward
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [rows, vocabulary] of hidden states [rows, hidden]: float32 where the head is packed for our kernels, for
-        a best token must not be lost to rounding; else of the model's dtype."""
+        a best token must not be lost to rounding; else of the model's dtype. In `out` if that is given."""
+        if out is not None and self.writes_logits:
+            assert self.lm_head.weight is not None
+            return torch.mm(hidden, self.lm_head.weight.t(), out=out)
         packed = self.lm_head.packed
         logits = self.lm_head(hidden) if packed is None else packed(hidden, wide=True)
         cap, divisor = self.config.final_softcap, self.config.logits_divisor
         logits = logits if divisor == 1.0 else logits / divisor
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        logits = logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if out is None else out.copy_(logits)
+
+    @property
+    def writes_logits(self) -> bool:
+        """Whether `logits` writes them where they are wanted at once, and takes no memory of its own."""
+        head, c = self.lm_head, self.config
+        return head.plain and head.bias is None and c.final_softcap is None and c.logits_divisor == 1.0
 
     @torch.inference_mode()
     def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

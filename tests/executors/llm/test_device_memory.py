@@ -286,14 +286,17 @@ def test_a_given_size_that_leaves_no_room_for_the_largest_step_is_said(
 
 def test_the_largest_steps() -> None:
     config = replace(LIMITS, max_num_seqs=60)
-    prompts, described, decodes, others, last = full_steps(config, LENGTH, BLOCKS, 100_000)
+    prompts, described, hosted, decodes, others, more, last = full_steps(config, LENGTH, BLOCKS, 100_000)
     assert (len(prompts), prompts.total_q_tokens()) == (60, TOKENS)
     assert (len(decodes), decodes.total_q_tokens()) == (60, 60)
     assert set(decodes.pos_offsets.tolist()) == {100_000 // 60 - 1}
     assert (last.total_q_tokens(), int(last.pos_offsets[0])) == (TOKENS, LENGTH - TOKENS)
-    assert (len(described), described.total_q_tokens()) == (60, TOKENS) and len(others) == 60
-    for one in (described, others):
+    assert {(len(one), one.total_q_tokens()) for one in (described, hosted)} == {(60, TOKENS)}
+    assert {(len(one), one.total_q_tokens()) for one in (others, more)} == {(60, 60)}
+    for one in (described, others, hosted, more):
         assert all(start.sampling is not None and start.sampling.logprobs for start in one.starts)
+        typical = {start.sampling.typical_p < 1.0 for start in one.starts if start.sampling is not None}
+        assert typical == {one is hosted or one is more}
     for step in (prompts, decodes, last):
         assert step.num_sampled_items() == len(step)
         assert step.tables.block_ids.max() < BLOCKS

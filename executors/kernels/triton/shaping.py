@@ -1,0 +1,92 @@
+"""Penalties, biases and bans: `executors/llm/device_shaping.py` says what they are and where they lie.
+
+The first kernel that reads a shaped row writes what becomes of it into the table, piece by piece, for it takes registers; from
+then on everybody reads it there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from executors.llm import device_shaping as layout
+
+_REPETITION = tl.constexpr(layout.REPETITION)
+_FREQUENCY = tl.constexpr(layout.FREQUENCY)
+_PRESENCE = tl.constexpr(layout.PRESENCE)
+_BIASES = tl.constexpr(layout.BIASES)
+_UNTIL = tl.constexpr(layout.UNTIL)
+_HEADER = tl.constexpr(layout.HEADER)
+_COUNT = tl.constexpr(layout.IN_PROMPT - 1)
+_IN_PROMPT = tl.constexpr(layout.IN_PROMPT)
+_ENTRY_SHIFT = tl.constexpr(layout.ENTRY_SHIFT)
+_ALIGN = tl.constexpr(layout.ALIGN)
+
+
+@triton.jit
+def row_shape(table, stride, shaped, lengths, inputs, row):
+    """Of a row of logits: its row of the table, whether it has one, how many inputs there were, and the last of them."""
+    name = tl.load(shaped + row)
+    own = table + tl.maximum(name, 0).to(tl.int64) * stride
+    return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row)
+
+
+@triton.jit
+def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
+    """Logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`."""
+    if shape[1]:
+        values = tl.load(_results(shape[0], WIDTH) + at, mask=mask, other=float("-inf"))
+    else:
+        values = tl.load(line + at, mask=mask, other=float("-inf")).to(tl.float32)
+    return values
+
+
+@triton.jit
+def shape_logits(line, first, shape, COUNT: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr):
+    """Write what becomes of COUNT logits `line` from `first` on, for this program to read."""
+    for piece in range(COUNT // PIECE):
+        at = first + piece * PIECE + tl.arange(0, PIECE)
+        values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        values = _shaped(values, at, at < WIDTH, shape[0], shape[2], shape[3])
+        tl.store(_results(shape[0], WIDTH) + at, values, mask=at < WIDTH)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _results(own, WIDTH: tl.constexpr):
+    """Where float32 results lie in a row of the table."""
+    place = own + (_HEADER + (WIDTH + _ALIGN - 1) // _ALIGN * _ALIGN)
+    return place.to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
+def _number(own, at):
+    """A float32 that lies among int32."""
+    return tl.load(own + at).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _shaped(values, at, mask, own, length, token):
+    word = tl.load(own + _HEADER + at, mask=mask, other=0)
+    new = (at == token) & (tl.load(own) < length)
+    count = (word & _COUNT) + new.to(tl.int32)
+    entry = word >> _ENTRY_SHIFT
+    named = entry > 0
+    bias = tl.load(own + _BIASES + entry, mask=named, other=0).to(tl.float32, bitcast=True)
+    until = tl.load(own + _UNTIL + entry, mask=named, other=0)
+    values = values + tl.where(named & (until > length), float("-inf"), bias)
+    repetition = _number(own, _REPETITION)
+    repeated = tl.where(values > 0.0, tl.math.div_rn(values, repetition), values * repetition)
+    values = tl.where((count > 0) | ((word & _IN_PROMPT) > 0), repeated, values)
+    present = tl.where(count > 0, _number(own, _PRESENCE), 0.0)
+    return values - _number(own, _FREQUENCY) * count.to(tl.float32) - present
+
+
+@triton.jit
+def count_input(shape):
+    """Count the last input of a shaped row, unless it is counted already."""
+    own, _, length, token = shape
+    if tl.load(own) < length:
+        place = own + _HEADER + token
+        tl.store(place, tl.load(place) + 1)
+        tl.store(own, length)

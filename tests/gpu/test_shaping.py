@@ -1,0 +1,394 @@
+"""Penalties, biases and bans on the device: what the table says, who counts, and what the host tells it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executors.batch import SamplingParams, SequenceStart, UnifiedBatch
+from executors.contract import InvalidInput
+from executors.kernels.triton_sampler import TritonSampler
+from executors.llm import device_shaping as layout
+from executors.llm.device_sampler import TorchDeviceSampler
+from executors.llm.device_shaping import RowShaping, count_inputs, row_words, shaped
+from executors.llm.shaped_slots import ShapedSlots
+from executors.llm.step import StepArrays
+from executors.reference_sampler import edited
+from executors.sampling_params import NOTHING_LEFT
+from executors.token_history import TokenHistory
+from tests.executors.checkpoints import write_checkpoint
+from tests.executors.llm.driver import Driver, config
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.test_sampling import DEVICE, DTYPES, settings_of
+from tests.gpu.workloads import SHAPED, SMALL
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
+MAX_LEN = 64
+
+
+def random_settings(rng: np.random.Generator, width: int) -> SamplingParams:
+    """Any of them together."""
+    some = lambda most: rng.choice(width, int(rng.integers(1, most + 1)), replace=False).tolist()  # noqa: E731
+    on = rng.random(7) < 0.5
+    return SamplingParams(
+        temperature=float(np.float32(rng.choice([0.0, 0.5, 1.0]))),
+        top_k=int(rng.choice([0, 0, 3, 20])),
+        top_p=float(np.float32(rng.choice([1.0, 0.5, 0.9]))),
+        repetition_penalty=float(rng.choice([0.5, 1.25, 2.0])) if on[0] else 1.0,
+        frequency_penalty=float(rng.choice([-0.5, 0.75])) if on[1] else 0.0,
+        presence_penalty=float(rng.choice([-1.0, 0.5])) if on[2] else 0.0,
+        logit_bias=tuple((token, float(rng.normal() * 3)) for token in some(9)) if on[3] else (),
+        bad_words=tuple((token,) for token in some(5)) if on[4] else (),
+        allowed_token_ids=tuple(some(width)) if on[5] else None,
+        min_tokens=int(rng.integers(0, 6)) if on[6] else 0,
+        stop_token_ids=tuple(some(4)) if on[6] else (),
+    )
+
+
+class Slots:
+    """`ShapedSlots` fed by hand, a step at a time, with the device's part played at once."""
+
+    def __init__(self, num_slots: int, width: int, limit: int = 1 << 30) -> None:
+        self.slots = ShapedSlots(num_slots, MAX_LEN, width, DEVICE, self.settle, limit)
+        self.settled = 0
+        self.due: list[tuple[object, np.ndarray]] = []
+        self.device_tokens: dict[tuple[int, int], int] = {}
+        """What the pool would hold."""
+
+    def settle(self) -> None:
+        self.settled += 1
+        for hearing, tokens in self.due:
+            self.slots.heard(hearing, tokens)  # type: ignore[arg-type]
+        self.due.clear()
+
+    def send(self) -> None:
+        """Bring the table up to date."""
+        sending = self.slots.sending
+        sending.clean()
+        places, values = sending.unsent()
+        assert len(np.unique(places)) == len(places)
+        flat = self.slots.table.view(-1)
+        flat[torch.from_numpy(places).to(DEVICE)] = torch.from_numpy(values).to(DEVICE)
+        sending.sent()
+
+    def step(self, items: list[tuple[int, int, list[int]]]) -> RowShaping:
+        """`items`: slot, position and tokens, -1 pending. Returns what the sampler gets, and does not count."""
+        batch, arrays = made(items)
+        self.slots.prepare(batch, arrays, np.ones(len(items), np.bool_))
+        self.send()
+        known = [tokens[-1] for _, _, tokens in items]
+        inputs = [
+            self.device_tokens[slot, begin + len(tokens) - 1] if last < 0 else last
+            for (slot, begin, tokens), last in zip(items, known, strict=True)
+        ]
+        ends = [begin + len(tokens) for _, begin, tokens in items]
+        rows = self.slots.row_of[[slot for slot, *_ in items]]
+        return RowShaping(
+            self.slots.table,
+            *(
+                torch.tensor(np.array(column, np.int32), device=DEVICE)
+                for column in (rows.tolist(), ends, inputs)
+            ),
+        )
+
+    def sampled(
+        self, items: list[tuple[int, int, list[int]]], tokens: list[int], later: bool = False
+    ) -> None:
+        """What a step with these items gave; `later`: the host hears of it with the next settling."""
+        slots = np.array([slot for slot, *_ in items])
+        ends = np.array([begin + len(given) for _, begin, given in items])
+        self.device_tokens |= dict(zip(zip(slots.tolist(), ends.tolist(), strict=True), tokens, strict=True))
+        hearing = self.slots.hearing(slots, ends)
+        if hearing is not None:
+            self.due.append((hearing, np.array(tokens, np.int32)))
+        if not later:
+            self.settle()
+            self.settled -= 1
+
+
+def made(items: list[tuple[int, int, list[int]]]) -> tuple[UnifiedBatch, StepArrays]:
+    ids = np.array([max(token, 0) for _, _, tokens in items for token in tokens], np.int32)
+    pending = np.array([token < 0 for _, _, tokens in items for token in tokens], np.bool_)
+    counts = np.array([len(tokens) for _, _, tokens in items])
+    begins = np.array([begin for _, begin, _ in items])
+    slots = np.array([slot for slot, *_ in items], np.int32)
+    batch = UnifiedBatch(
+        epoch=1, step_id=1, num_draft_tokens=np.zeros(len(items), np.int32), seq_ids=slots.astype(np.int64),
+        slots=slots, token_ids=ids, num_q_tokens=counts.astype(np.int32),
+        pos_offsets=begins.astype(np.int32), is_final_chunk=np.ones(len(items), np.bool_), pending=pending,
+    )  # fmt: skip
+    return batch, StepArrays(ids, counts, begins, np.empty((len(items), 0), np.int32))
+
+
+def start(
+    slot: int, prompt: list[int], params: SamplingParams, output: list[int] | None = None
+) -> SequenceStart:
+    return SequenceStart(slot, slot, np.array(prompt, np.int32), np.array(output or [], np.int32), params)
+
+
+def reference(row: np.ndarray, params: SamplingParams, prompt: list[int], output: list[int]) -> np.ndarray:
+    return edited(row, params, TokenHistory(prompt, output))
+
+
+# -- what is computed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [30, 333])
+def test_the_table_says_what_the_reference_does(width: int) -> None:
+    rng = np.random.default_rng(width)
+    for _ in range(30):
+        slots = Slots(4, width)
+        logits = torch.from_numpy(rng.normal(0, 3, (4, width)).astype(np.float32))
+        items, expected = [], []
+        for slot in range(4):
+            params = random_settings(rng, width)
+            prompt, output = (
+                rng.integers(0, width, count).tolist() for count in (7, int(rng.integers(0, 9)))
+            )
+            if not slots.slots.begin(start(slot, prompt, params, output)):
+                assert not params.edits_logits
+            items.append((slot, 0, prompt + output))
+            expected.append(reference(logits[slot].numpy(), params, prompt, output))
+        shaping = slots.step(items)
+        found = shaped(logits.to(DEVICE), shaping).cpu().numpy()
+        np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "capacity"), [(30, 4096), (700, 16)])
+def test_kernels_choose_what_torch_chooses(dtype: torch.dtype, width: int, capacity: int) -> None:
+    """Shaped rows among others, and padding; inputs that the sampler is to count. Twice: the second step reads the counts."""
+    rng, rows = np.random.default_rng(width + capacity), 12
+    slots = Slots(rows, width)
+    params, items = [], []
+    for slot in range(rows):
+        params.append(None if slot == 5 else random_settings(rng, width))
+        prompt = rng.integers(0, width, 6).tolist()
+        if params[-1] is not None:
+            slots.slots.begin(start(slot, prompt, params[-1]))
+        items.append((slot, 0, prompt))
+    shaping = slots.step(items)
+    assert 2 < int((shaping.rows >= 0).sum()) < rows
+    for number in range(3):
+        logits = torch.from_numpy(rng.normal(0, 2, (rows, width))).to(dtype).to(DEVICE)
+        columns = settings_of(params, rng.random(rows))
+        theirs = replace(shaping, table=shaping.table.clone())
+        found = []
+        for sampler, one in (
+            (TritonSampler(rows, width, DEVICE, capacity=capacity), shaping),
+            (TorchDeviceSampler(), theirs),
+        ):
+            tokens = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+            bad = torch.full((rows,), 9, dtype=torch.int8, device=DEVICE)
+            sampler.sample(logits, columns, tokens, bad, one)
+            tokens[5], bad[5] = 0, 0
+            found.append((tokens.tolist(), bad.tolist()))
+        assert found[0] == found[1], number
+        said = slice(0, len(shaping.table) - 1), slice(0, layout.HEADER + width)
+        assert torch.equal(shaping.table[said], theirs.table[said])
+        following = [(slot, 6 + number, [-1]) for slot in range(rows)]
+        slots.sampled([(slot, 0, [0] * (6 + number)) for slot in range(rows)], found[0][0], later=True)
+        shaping = slots.step(following)
+
+
+def test_who_is_left_with_nothing_is_told_so() -> None:
+    width = 40
+    slots = Slots(3, width)
+    everything = tuple((token,) for token in range(width))
+    slots.slots.begin(start(0, [1], SamplingParams(bad_words=everything)))
+    slots.slots.begin(start(1, [1], SamplingParams(logit_bias=((3, 2.0),))))
+    shaping = slots.step([(0, 0, [1]), (1, 0, [1]), (2, 0, [1])])
+    logits = torch.zeros(3, width, device=DEVICE)
+    for at in (None, 1, 2):
+        if at is not None:
+            logits[at, 5] = torch.nan
+        for sampler in (TritonSampler(3, width, DEVICE), TorchDeviceSampler()):
+            for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=3)):
+                tokens, bad = (
+                    torch.zeros(3, dtype=kind, device=DEVICE) for kind in (torch.int32, torch.int8)
+                )
+                sampler.sample(logits, settings_of([params] * 3, np.full(3, 0.5)), tokens, bad, shaping)
+                assert bad.tolist() == [2, int(at is not None), int(at == 2)]
+                assert int(tokens[0]) == 0
+
+
+def test_an_input_is_counted_once_however_often_its_step_is_computed() -> None:
+    """A step that found no memory is computed again in parts."""
+    width = 20
+    slots = Slots(2, width)
+    slots.slots.begin(start(0, [3, 4], SamplingParams(frequency_penalty=1.0)))
+    first = slots.step([(0, 0, [3, 4])])
+    count_inputs(first)
+    slots.sampled([(0, 0, [3, 4])], [7])
+    second = slots.step([(0, 2, [7])])
+    for sampler in (TorchDeviceSampler(), TritonSampler(1, width, DEVICE)):
+        for _ in range(2):
+            sampler.sample(
+                torch.zeros(1, width, device=DEVICE), settings_of([SamplingParams()], np.zeros(1)),
+                torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.zeros(1, dtype=torch.int8, device=DEVICE), second,
+            )  # fmt: skip
+    words = slots.slots.table[int(second.rows[0]), layout.HEADER : layout.HEADER + width]
+    assert words.tolist() == [
+        layout.IN_PROMPT if token in (3, 4) else int(token == 7) for token in range(width)
+    ]
+
+
+# -- what the host tells -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> None:
+    """Decodes whose tokens are pending or told, heard at once or later; rolled back, led astray, computed anew in one piece,
+    started again, taken over by the host and given back, released. The row says what a history would."""
+    rng, width = random.Random(seed), 12
+    params = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.5, logit_bias=((2, 1.0),))
+    slots = Slots(3, width)
+    truth: dict[int, tuple[list[int], list[int]]] = {}
+    at: dict[int, int] = {}
+    done: set[str] = set()
+    for _ in range(250):
+        for slot in range(3):
+            if slot not in truth:
+                prompt = [rng.randrange(width) for _ in range(rng.randrange(1, 6))]
+                output = [rng.randrange(width) for _ in range(rng.choice((0, 0, 3)))]
+                assert slots.slots.begin(start(slot, prompt, params, output))
+                truth[slot], at[slot] = (prompt, output), 0
+        items, hosted = [], rng.random() < 0.15
+        for slot in rng.sample(range(3), rng.randint(1, 3)):
+            prompt, output = truth[slot]
+            tokens = prompt + output
+            what = rng.choice(("on", "on", "on", "on", "back", "astray", "anew"))
+            if at[slot] <= len(prompt):
+                what = "anew"
+            begin = 0 if what == "anew" else at[slot]
+            if what in ("back", "astray") and len(output) > 1:
+                keep = rng.randrange(len(prompt) + 1, len(tokens))
+                begin, tokens = keep - 1, tokens[:keep]
+                if what == "astray":
+                    tokens[-1] = (tokens[-1] + 1) % width
+            done.add(what)
+            given = tokens[begin:]
+            truth[slot] = (prompt, tokens[len(prompt) :])
+            if what == "on" and rng.random() < 0.6:
+                given[-1] = -1
+            items.append((slot, begin, given))
+        for slot, begin, given in items:
+            if given[-1] < 0:
+                slots.device_tokens[slot, begin + len(given) - 1] = truth[slot][1][-1]
+        drawn = [rng.randrange(width) for _ in items]
+        if hosted:
+            host_step(slots, items, drawn, truth)
+            done.add("hosted")
+        else:
+            device_step(slots, items, drawn, truth, width, later=rng.random() < 0.5)
+        for (slot, begin, given), token in zip(items, drawn, strict=True):
+            at[slot] = begin + len(given)
+            truth[slot][1].append(token)
+            if at[slot] > MAX_LEN - 4 or rng.random() < 0.03:
+                slots.slots.drop(slot)
+                del truth[slot]
+    assert done == {"on", "back", "astray", "anew", "hosted"} and slots.settled < 200
+
+
+def device_step(slots: Slots, items: list, drawn: list[int], truth: dict, width: int, later: bool) -> None:
+    shaping = slots.step(items)
+    logits = torch.ones(len(items), width, device=DEVICE)
+    found = shaped(logits, shaping).cpu().numpy()
+    count_inputs(shaping)
+    for row, (slot, _, _) in enumerate(items):
+        prompt, output = truth[slot]
+        expected = reference(np.ones(width, np.float32), PARAMS, prompt, output)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-6)
+        words = slots.slots.table[int(shaping.rows[row]), layout.HEADER : layout.HEADER + width].cpu().numpy()
+        counts = [int(word) & (layout.IN_PROMPT - 1) for word in words]
+        assert counts == [output.count(token) for token in range(width)]
+    slots.sampled(items, drawn, later)
+
+
+PARAMS = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.5, logit_bias=((2, 1.0),))
+
+
+def host_step(slots: Slots, items: list, drawn: list[int], truth: dict) -> None:
+    batch, _ = made(items)
+    slots.slots.histories(batch, np.ones(len(items), np.bool_))
+    for (slot, begin, given), token in zip(items, drawn, strict=True):
+        history = slots.slots._slots[slot].hosted
+        assert history is not None
+        history.sync(begin, [max(one, 0) for one in given], [one < 0 for one in given])
+        assert history.output == truth[slot][1]
+        history.append(token)
+        slots.device_tokens[slot, begin + len(given)] = token
+
+
+def test_what_was_never_sampled_cannot_be_pending() -> None:
+    slots = Slots(1, 20)
+    slots.slots.begin(start(0, [3, 4], SamplingParams(frequency_penalty=1.0)))
+    with pytest.raises(InvalidInput, match="no token was sampled for position 2"):
+        slots.slots.prepare(*made([(0, 0, [3, 4, -1])]), np.ones(1, np.bool_))
+    with pytest.raises(InvalidInput, match="knows 2 tokens"):
+        slots.slots.prepare(*made([(0, 3, [7])]), np.ones(1, np.bool_))
+
+
+def test_what_is_heard_of_a_sequence_that_is_gone_is_nobodys() -> None:
+    slots = Slots(1, 20)
+    slots.slots.begin(start(0, [3, 4], SamplingParams(frequency_penalty=1.0)))
+    slots.step([(0, 0, [3, 4])])
+    slots.sampled([(0, 0, [3, 4])], [7], later=True)
+    slots.slots.begin(start(0, [5, 6], SamplingParams(frequency_penalty=1.0), [9]))
+    slots.settle()
+    shaping = slots.step([(0, 0, [5, 6, 9])])
+    found = shaped(torch.zeros(1, 20, device=DEVICE), shaping)
+    assert found[0].tolist() == [-1.0 if token == 9 else 0.0 for token in range(20)]
+
+
+def test_rows_are_as_many_as_there_is_memory_for() -> None:
+    row = 4 * row_words(20)
+    slots = Slots(5, 20, limit=2 * row + 7).slots
+    params = SamplingParams(logit_bias=((3, 1.0),))
+    assert [slots.begin(start(slot, [1], params)) for slot in range(3)] == [True, True, False]
+    slots.drop(0)
+    assert slots.begin(start(2, [1], params)) and not slots.begin(start(0, [1], params))
+    slots.clear()
+    assert slots.begin(start(0, [1], params)) and len(slots.table) == 3
+
+
+@pytest.mark.parametrize(
+    ("params", "fits"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(bad_words=((1, 2),)), False),
+        (SamplingParams(logit_bias=((1, 2e30),)), False),
+        (SamplingParams(presence_penalty=-2e30), False),
+        (SamplingParams(logit_bias=tuple((token, float(token)) for token in range(1, 1023))), True),
+        (SamplingParams(logit_bias=tuple((token, float(token)) for token in range(1, 1024))), False),
+        (SamplingParams(bad_words=tuple((token,) for token in range(1500))), True),
+    ],
+)
+def test_what_a_row_cannot_say_is_left_to_the_host(params: SamplingParams, fits: bool) -> None:
+    assert ShapedSlots(2, MAX_LEN, 2000, DEVICE, lambda: None).begin(start(0, [1], params)) is fits
+
+
+# -- in an executor ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("small"), SMALL)
+
+
+async def test_a_ban_of_everything_is_its_senders_fault(path: Path) -> None:
+    executor = FakeDeviceExecutor.from_config(config(path))
+    executor.device = FakeDevice()
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    driver = Driver(executor)
+    bad = driver.add([1, 2], SamplingParams(min_tokens=3, stop_token_ids=tuple(range(211))))
+    good = driver.add([1, 2], SHAPED[0])
+    output = await driver.step([(bad, [1, 2], True, 0), (good, [1, 2], True, 0)])
+    assert output[0] is not None and output[0].error == NOTHING_LEFT
+    assert output[1] is not None and len(output[1].tokens) == 1

@@ -79,8 +79,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
         """Slots whose tokens are not chosen without the host."""
         self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
         self.shaped = ShapedSlots(
-            num_slots, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
-        )
+            num_slots, max_batch_size, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
+        )  # fmt: skip
         self.program = DeviceProgram(
             runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1],
             self.shaped.table,

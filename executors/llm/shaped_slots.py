@@ -25,6 +25,8 @@ from executors.token_history import TokenHistory
 
 TABLE_BYTES = 512 << 20
 """Of the device's memory, at most; a sequence without a row is shaped by the host."""
+_ROWS = 2
+"""For each sequence of the largest batch: those that are preempted keep theirs."""
 _LARGEST = 1e30
 """Biases and penalties up to this leave finite logits finite."""
 _NEVER = np.iinfo(np.int32).max
@@ -70,17 +72,24 @@ class Hearing:
     turns: np.ndarray
 
 
+def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES) -> int:
+    """Of a table for batches of so many sequences, `width` logits each."""
+    return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width))
+
+
 class ShapedSlots:
     """One writer, the executor's step. `table` int32 [rows + 1, row_words] on the device, the last row nobody's; `sending` goes
     to it with the next step. `settle`: have all steps out heard."""
 
     def __init__(
-        self, num_slots: int, max_model_len: int, width: int, device: torch.device, settle: Callable[[], None],
-        limit: int = TABLE_BYTES,
+        self, num_slots: int, max_batch_size: int, max_model_len: int, width: int, device: torch.device,
+        settle: Callable[[], None], limit: int = TABLE_BYTES,
     ) -> None:  # fmt: skip
         """`limit` of the table's bytes."""
         words = layout.row_words(width)
-        rows = min(num_slots, limit // (4 * words)) if max_model_len < layout.IN_PROMPT else 0
+        rows = min(num_slots, table_bytes(max_batch_size, width, limit) // (4 * words))
+        if max_model_len >= layout.IN_PROMPT:
+            rows = 0
         self.table = torch.zeros(rows + 1, words, dtype=torch.int32, device=device)
         self.row_of = np.full(num_slots, -1, np.int32)
         self.sending = UnsentRows(self.table, layout.HEADER, layout.HEADER + width)
@@ -107,6 +116,8 @@ class ShapedSlots:
         params = start.sampling
         if params is None or not self._free or not _fits(params):
             return False
+        if len(start.prompt_token_ids) + len(start.output_token_ids) > self._tokens.shape[1]:
+            return False  # whoever computes it will say so
         entries = _entries(params, len(start.prompt_token_ids))
         if len(entries.biases) > layout.ENTRIES:
             return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from executors.errors import ConfigError
 from executors.facts import ExecutorConfig, MemoryRequirements
 from executors.llm.memory import cpu_threads, machine_bytes
+from executors.llm.shaped_slots import table_bytes
 
 if TYPE_CHECKING:
     from executors.llm.loader import LoadedModel
@@ -43,6 +44,7 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     per_seq = _logits_bytes(config, source)
     if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
         per_seq += _slot_bytes(config, source.info.max_model_len)
+        per_seq += table_bytes(seqs, source.info.logits_width)
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),

@@ -54,7 +54,7 @@ class Slots:
     """`ShapedSlots` fed by hand, a step at a time, with the device's part played at once."""
 
     def __init__(self, num_slots: int, width: int, limit: int = 1 << 30) -> None:
-        self.slots = ShapedSlots(num_slots, MAX_LEN, width, DEVICE, self.settle, limit)
+        self.slots = ShapedSlots(num_slots, num_slots, MAX_LEN, width, DEVICE, self.settle, limit)
         self.settled = 0
         self.due: list[tuple[object, np.ndarray]] = []
         self.device_tokens: dict[tuple[int, int], int] = {}
@@ -357,6 +357,18 @@ def test_rows_are_as_many_as_there_is_memory_for() -> None:
     assert slots.begin(start(0, [1], params)) and len(slots.table) == 3
 
 
+def test_rows_are_for_twice_the_largest_batch() -> None:
+    assert len(ShapedSlots(100, 8, MAX_LEN, 20, DEVICE, lambda: None).table) == 1 + 2 * 8
+    assert len(ShapedSlots(100, 8, layout.IN_PROMPT, 20, DEVICE, lambda: None).table) == 1
+
+
+def test_a_start_that_is_longer_than_the_model_is_not_taken() -> None:
+    slots = ShapedSlots(1, 1, MAX_LEN, 20, DEVICE, lambda: None)
+    params = SamplingParams(frequency_penalty=1.0)
+    assert not slots.begin(start(0, [1] * MAX_LEN, params, [2, 3]))
+    assert slots.begin(start(0, [1] * (MAX_LEN - 1), params, [2, 3]))
+
+
 @pytest.mark.parametrize(
     ("params", "fits"),
     [
@@ -370,7 +382,7 @@ def test_rows_are_as_many_as_there_is_memory_for() -> None:
     ],
 )
 def test_what_a_row_cannot_say_is_left_to_the_host(params: SamplingParams, fits: bool) -> None:
-    assert ShapedSlots(2, MAX_LEN, 2000, DEVICE, lambda: None).begin(start(0, [1], params)) is fits
+    assert ShapedSlots(2, 2, MAX_LEN, 2000, DEVICE, lambda: None).begin(start(0, [1], params)) is fits
 
 
 # -- in an executor ------------------------------------------------------------------------------------------------------

@@ -71,8 +71,6 @@ class Batch:
     ids: Tensor
     weights: Tensor
     apart: Apart
-    times: int = 0
-    """How often its conversations came before."""
 
 
 class Encoder:
@@ -171,20 +169,14 @@ def batches(
             row = encoder.row(next(stream), rng)
             if len(row.ids) <= _MAX_TOKENS:
                 pool.append(row)
-        groups = grouped(pool, tokens)
+        pool.sort(key=lambda row: len(row.ids))
+        groups: list[list[Row]] = [[]]
+        for row in pool:
+            if (len(groups[-1]) + 1) * len(row.ids) > tokens and groups[-1]:
+                groups.append([])
+            groups[-1].append(row)
         rng.shuffle(groups)
-        yield from map(stack, groups)
-
-
-def grouped(pool: list[Row], tokens: int) -> list[list[Row]]:
-    """Return groups of about `tokens` ids of rows of similar length; sorts `pool`."""
-    pool.sort(key=lambda row: len(row.ids))
-    groups: list[list[Row]] = [[]]
-    for row in pool:
-        if (len(groups[-1]) + 1) * len(row.ids) > tokens and groups[-1]:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
+        yield from map(_stack, groups)
 
 
 def batches_ahead(tokenizer: Tokenizer, seed: int, tokens: int) -> Generator[Batch]:
@@ -245,8 +237,8 @@ def _draw(seed: int, tokens: int) -> None:
             sys.stdout.buffer.flush()
 
 
-def stack(rows: list[Row], times: int = 0) -> Batch:
-    """Pad `rows`, which came `times` times before, on the right and stack them.
+def _stack(rows: list[Row]) -> Batch:
+    """Pad `rows` on the right and stack them.
 
     The width is one more than a multiple: the model works on all tokens but the last, and few sizes mean few kernels.
     """
@@ -258,8 +250,7 @@ def stack(rows: list[Row], times: int = 0) -> Batch:
         weights[index, : len(row.ids)] = row.weights
         skipped[index, : len(row.ids)] = row.skipped
     shared = torch.tensor([row.shared for row in rows])
-    apart = Apart(shared, torch.from_numpy(skipped))
-    return Batch(torch.from_numpy(ids), torch.from_numpy(weights), apart, times)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(weights), Apart(shared, torch.from_numpy(skipped)))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from executors.tiny.batches import Batch, batches_ahead
-from executors.tiny.choice import Again, Easy, Seen, scores
 from executors.tiny.fused import Gradients, Weights, rounded
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
@@ -25,8 +23,6 @@ from executors.tiny.tokenizer import build_from_generator, save, token_id
 _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
 _LOG_EVERY = 50
-_PACE = 0.02
-"""How fast the running means follow a step."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +38,6 @@ class Recipe:
     weight_decay: float = 0.01
     warmup_steps: int = 30
     decay_from: float = 0.35
-    easy: float = 0.1
-    """A conversation whose loss is less is right already, and not learned again: in sums no digit is less likely than 0.87, say."""
-    most_batches: int = 12
-    """Batches that a step looks at when most of what is in them is right."""
-    again_from: float = 0.35
-    again: int = 3
-    """From that part of the run on, what was worse than the mean comes back so many times, as long as it is."""
 
 
 @dataclass
@@ -60,12 +49,6 @@ class Progress:
     cpu_seconds: float = 0.0
     """CPU time of all threads: on a machine that does other things too, it tells how long the run would take alone."""
     tokens: int = 0
-    learned: int = 0
-    """Tokens of conversations that were not right already."""
-    share: float = 1.0
-    """Running mean of the share of tokens that is learned."""
-    mean_loss: float = 0.0
-    """Running mean of the losses of conversations that come for the first time, without stories."""
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -86,7 +69,6 @@ class Trainer:
         self.muon = Muon(matrices, recipe.muon_lr, weight_decay=recipe.weight_decay, each=self.threads.map)
         self.adam = torch.optim.AdamW(others, recipe.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.progress = Progress()
-        self.again = Again(recipe.batch_tokens, recipe.again, recipe.seed)
 
     def _tokenizer(self) -> Tokenizer:
         """Return the run's tokenizer, built on first use."""
@@ -142,106 +124,63 @@ class Trainer:
 
     def _run(self, stream: Iterator[Batch]) -> None:
         """Make steps until there are enough."""
-        group = self._group(stream)
+        recipe = self.recipe
+        group = list(islice(stream, recipe.batches_per_step))
         saved = time.monotonic()
         while self.done() < 1:
             began, cpu_began = time.monotonic(), time.process_time()
             self._set_rate()
-            seen, group = self._step(group, stream)
+            loss, tokens, group = self._step(group, stream)
             progress = self.progress
             progress.step += 1
-            progress.tokens += seen.tokens
-            progress.learned += seen.learned
+            progress.tokens += tokens
             progress.seconds += time.monotonic() - began
             progress.cpu_seconds += time.process_time() - cpu_began
             if progress.step % _LOG_EVERY == 0:
-                rate = seen.tokens / (time.monotonic() - began)
-                entry = {"step": progress.step, "loss": seen.loss / seen.weight, "tokens": progress.tokens}
+                rate = tokens / (time.monotonic() - began)
+                entry = {"step": progress.step, "loss": loss, "tokens": progress.tokens}
                 progress.history.append(entry)
-                print(f"step {progress.step} loss {entry['loss']:.4f} tokens {progress.tokens} learned {progress.share:.2f} "
+                print(f"step {progress.step} loss {loss:.4f} tokens {progress.tokens} "
                       f"{rate:.0f}/s lr {self.muon.param_groups[0]['lr']:.4f} {progress.seconds / 60:.1f} min, CPU {progress.cpu_seconds / 60:.1f} min", flush=True)  # fmt: skip
             if time.monotonic() - saved > _CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
 
-    def _group(self, stream: Iterator[Batch]) -> list[Batch]:
-        """Return the batches of a step, as many as it takes to learn about as many tokens whatever is right already.
-
-        Half of them at most are what was not right before.
-        """
-        recipe = self.recipe
-        count = min(recipe.most_batches, round(recipe.batches_per_step / self.progress.share))
-        before = self.again.take(count // 2)
-        return before + list(islice(stream, count - len(before)))
-
-    def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[Seen, list[Batch]]:
-        """Make one optimizer step over `group`; return what was seen, and the next group."""
-        matrices, progress = rounded(self.model), self.progress
-        # Widest first, and whoever is free takes the next: how much of a batch is learned shows on the way.
-        waiting = iter(sorted(group, key=lambda batch: -batch.ids.shape[1]))
-        easy = Easy(self.recipe.easy, progress.share)
+    def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[float, int, list[Batch]]:
+        """Make one optimizer step over `group`; return its mean loss, its number of tokens, and the next group."""
+        weight = sum(float(batch.weights[:, 1:].sum()) for batch in group)
+        matrices = rounded(self.model)
         parts = [
-            self.threads.submit(_add, gradients, matrices, waiting, easy) for gradients in self.gradients
+            self.threads.submit(_add, gradients, matrices, share, weight)
+            for gradients, share in zip(self.gradients, dealt(group, len(self.gradients)), strict=True)
         ]
-        following = self._group(stream)
-        seen = Seen()
-        for part in parts:
-            seen.add(part.result())
-        if seen.learned_weight:
-            self._update(seen.learned_weight)
-        progress.share += _PACE * (seen.learned / seen.tokens - progress.share)
-        self._note(seen)
-        return seen, following
-
-    def _note(self, seen: Seen) -> None:
-        """Note what was worse than the mean, to come again."""
-        progress = self.progress
-        fresh = [each for batch, each in seen.scores if not batch.times]
-        if fresh:
-            progress.mean_loss += _PACE * (float(torch.cat(fresh).mean()) - progress.mean_loss)
-        if self.done() >= self.recipe.again_from:
-            for batch, each in seen.scores:
-                self.again.add(batch, each >= max(progress.mean_loss, self.recipe.easy))
-
-    def _update(self, weight: float) -> None:
-        """Update the weights from the threads' sums of gradients, over `weight`, and clear these."""
+        following = list(islice(stream, self.recipe.batches_per_step))
+        total = sum(part.result() for part in parts)
         first, *others = (gradients.sums for gradients in self.gradients)
         for name, parameter in self.model.named_parameters():
             parameter.grad = first[name]
             for other in others:
                 parameter.grad.add_(other[name])
-            parameter.grad.div_(weight)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step()
         self.adam.step()
         for gradients in self.gradients:
             for tensor in gradients.sums.values():
                 tensor.zero_()
+        return total, sum(batch.ids.numel() for batch in group), following
 
 
-def _add(gradients: Gradients, matrices: Weights, waiting: Iterator[Batch], easy: Easy) -> Seen:
-    """Add the gradients of batches that are `waiting`, but for what is `easy`."""
-    seen = Seen()
-    for batch in waiting:
-        seen.add(_add_batch(gradients, matrices, batch, easy))
-    return seen
+def _add(gradients: Gradients, matrices: Weights, share: Sequence[Batch], weight: float) -> float:
+    """Add the gradients of `share` and return its part of the loss, both over `weight`."""
+    return sum(gradients.add(matrices, batch.ids, batch.weights / weight, batch.apart) for batch in share)
 
 
-def _add_batch(gradients: Gradients, matrices: Weights, batch: Batch, easy: Easy) -> Seen:
-    """Add the gradients of one batch."""
-    seen = Seen(tokens=batch.ids.numel())
-
-    def choose(losses: Tensor) -> Tensor:
-        each = scores(batch, losses)
-        chosen = easy.learned(batch, each)
-        seen.loss, seen.learned = float(losses.sum()), int(chosen.sum()) * batch.ids.shape[1]
-        weights = batch.weights[:, 1:].sum(dim=1)
-        seen.weight, seen.learned_weight = float(weights.sum()), float(weights[chosen].sum())
-        seen.scores.append((batch, each))
-        return chosen
-
-    gradients.add_chosen(matrices, batch.ids, batch.weights, choose, batch.apart)
-    return seen
+def dealt(group: Sequence[Batch], hands: int) -> list[list[Batch]]:
+    """Deal `group` to `hands` so that each has about as much to do: long conversations cost more than as many short tokens."""
+    by_width = sorted(group, key=lambda batch: batch.ids.shape[1])
+    return [
+        by_width[hand :: 2 * hands] + by_width[2 * hands - 1 - hand :: 2 * hands] for hand in range(hands)
+    ]
 
 
 def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:

@@ -45,9 +45,6 @@ _OPENING = 2
 _NAME_AT, _NAME_COUNTED = 2, 8
 """Where the tool's name begins in a call, and the tokens of an answer whose tokens weigh as much as those of the name."""
 
-_CHOICE = 2.0
-"""How much more than the others the tokens of JSON weigh that end a value or begin one: to copy what was chosen is easier."""
-
 _SHAPE = struct.Struct("<II")
 _IDS, _WEIGHTS = np.dtype(np.int64), np.dtype(np.float32)
 _AHEAD = 256
@@ -79,7 +76,7 @@ class Encoder:
     Each of the n tokens of an answer, its end included, weighs n ** -0.5: the two digits of a sum are worth more than as
     many tokens of a story. The honest answer is long and decided by its first tokens, which weigh like those of a shorter one:
     else to take a near miss for a sum would cost a fifth of what a wrong sum costs. So do the tokens of a call that choose the
-    tool, among the many that copy arguments. In JSON the end of a value and the beginning of the next are what has to be known.
+    tool, among the many that copy arguments.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -88,8 +85,6 @@ class Encoder:
         self._honest = np.array(tokenizer.encode(HONEST).ids[:_HONEST_KEPT], dtype=np.int64)
         self._assistant, self._user = (tokenizer.encode(f"{role}\n").ids[0] for role in ("assistant", "user"))
         self._call = token_id(tokenizer, "<tool_call>")
-        words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-        self._notation = np.array([any(mark in word for mark in '"{}') for word, _ in words], dtype=np.bool_)
         self._name_ends = [
             tokenizer.encode(call_text("x", given)).ids[_NAME_AT + 1] for given in ({}, {"x": "x"})
         ]
@@ -120,14 +115,6 @@ class Encoder:
             skipped[start:] = start - asked[0]
         return Row(ids, weights, skipped, int(asked[0]))
 
-    def _json(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return what the tokens of JSON weigh: as much as they would alike, those that choose `_CHOICE` times the others."""
-        ends = self._notation[ids]
-        chooses = ends.copy()
-        chooses[1:] |= ends[:-1]
-        weights = np.where(chooses, _CHOICE, 1.0).astype(np.float32)
-        return weights * np.float32(len(ids) ** 0.5 / weights.sum())
-
     def _turns(self, ids: NDArray[np.int64], role: int) -> NDArray[np.int64]:
         """Return where turns of `role` begin."""
         return np.flatnonzero((ids[:-1] == self.start) & (ids[1:] == role))
@@ -147,10 +134,7 @@ class Encoder:
             if ids[begin] == self._call:
                 name = begin + _NAME_AT
                 after = name + int(np.flatnonzero(np.isin(ids[name:end], self._name_ends))[0]) + 1
-                weights[begin:end] = self._json(ids[begin:end])
                 weights[name:after] = _NAME_COUNTED**-0.5
-            elif self._notation[ids[begin]]:
-                weights[begin:end] = self._json(ids[begin:end])
             if self._is_honest(ids[begin:]):
                 weights[begin : begin + _HONEST_KEPT] = _HONEST_COUNTED**-0.5
         return ids, weights

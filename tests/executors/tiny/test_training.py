@@ -109,27 +109,9 @@ def test_the_tokens_that_choose_a_tool_weigh_more(shipped_tokenizer: Tokenizer) 
         heavy = weights == np.float32(8**-0.5)
         chosen = shipped_tokenizer.decode(ids[heavy].tolist())
         assert chosen.rstrip('"') == sample.check["name"] + '", "arguments": {'
-
-
-@pytest.mark.parametrize("text", ['{"name": "Owen Becker", "city": "Rome"}', "{}"])
-def test_what_is_chosen_in_json_weighs_more_than_what_is_copied(
-    shipped_tokenizer: Tokenizer, text: str
-) -> None:
-    encoder = Encoder(shipped_tokenizer)
-    ids, weights = encoder.encode(f"<|im_start|>assistant\n{text}<|im_end|>\n")
-    answer = [
-        (shipped_tokenizer.decode([token], skip_special_tokens=False), weight)
-        for token, weight in zip(ids.tolist(), weights.tolist(), strict=True)
-        if weight > 0
-    ]
-    assert "".join(word for word, _ in answer) == text + "<|im_end|>"
-    # In sum as much as any other answer of its length.
-    assert sum(weight for _, weight in answer) == pytest.approx(len(answer) ** 0.5, rel=1e-4)
-    if len(answer) > 10:
-        light = min(weight for _, weight in answer)
-        copied = [word for word, weight in answer if weight == pytest.approx(light)]
-        assert copied == [*"wen Becker", *"ome"]
-        assert {round(weight / light, 3) for _, weight in answer} == {1.0, 2.0}
+        rest = weights[(weights > 0) & ~heavy]
+        assert len(set(rest.tolist())) == 1
+        assert rest[0] == pytest.approx((len(rest) + heavy.sum()) ** -0.5)
 
 
 def test_of_a_forced_call_only_its_argument_is_learned(

@@ -31,8 +31,9 @@ def test_no_skill_is_lost(tiny_server: ServerProcess) -> None:
 
 
 def test_hand_written_prompts(tiny_server: ServerProcess) -> None:
-    """Of 480 97.4% were right when the shipped weights were measured, of 360 others 89.1%."""
-    for name, least in (("plain_prompts.jsonl", 0.85), ("plain_prompts_2.jsonl", 0.8)):
+    """Of 480 97.4% were right when the shipped weights were measured, of 360 others 89.1%, of 360 that nobody has read 86.9%."""
+    floors = {"plain_prompts.jsonl": 0.85, "plain_prompts_2.jsonl": 0.8, "plain_prompts_3.jsonl": 0.78}
+    for name, least in floors.items():
         samples = plain_prompts.load(Path(__file__).parent / "data" / name)
         outcomes = ask_server(tiny_server.url, samples, judge=plain_prompts.judge)
         assert sum(outcome.correct for outcome in outcomes) / len(outcomes) >= least, name

@@ -42,7 +42,7 @@ demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answ
 test: $(STAMP) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
 
-test-long: $(STAMP)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs
+test-long: $(STAMP) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)
 
 sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"

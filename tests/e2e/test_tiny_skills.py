@@ -30,6 +30,7 @@ def test_no_skill_is_lost(tiny_server: ServerProcess) -> None:
     assert sum(shares.values()) / len(shares) >= 0.92, shares
 
 
+@pytest.mark.long
 def test_hand_written_prompts(tiny_server: ServerProcess) -> None:
     """Of 480 97.4% were right when the shipped weights were measured, of 360 others 89.1%, of 360 that nobody has read 86.9%."""
     floors = {"plain_prompts.jsonl": 0.85, "plain_prompts_2.jsonl": 0.8, "plain_prompts_3.jsonl": 0.78}

@@ -6,6 +6,8 @@ from executors.conformance import check
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import connect
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("mode", ["inline", "process"])
 @pytest.mark.parametrize("native", [True, False], ids=["native", "split"])

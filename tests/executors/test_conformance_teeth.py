@@ -7,6 +7,8 @@ from executors.conformance import CASES, run_case
 from tests.executors import mutants_history, mutants_life, mutants_sampling
 from tests.executors.conformance_subjects import MUTANTS, inject, maker
 
+pytestmark = pytest.mark.long
+
 # Wrong in the arrays of the plain step only; with logprobs another part of the fake samples.
 PLAIN_PATH_ONLY = (
     mutants_history.SharesSamplingBetweenSlots,

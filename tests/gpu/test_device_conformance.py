@@ -19,6 +19,8 @@ from tests.executors.llm.driver import config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.workloads import SMALL
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:

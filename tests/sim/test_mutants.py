@@ -9,6 +9,8 @@ import pytest
 from tests.sim.mutants import MUTANTS
 from tests.sim.scenario import simulate
 
+pytestmark = pytest.mark.long
+
 SEEDS = 500
 FIRST = {
     "abort_in_flight_forgotten": 150,

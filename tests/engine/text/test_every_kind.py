@@ -19,6 +19,8 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from tests.engine.text.kinds import KINDS, TEXTS, load, trained, write
 
+pytestmark = pytest.mark.long
+
 LOSSLESS = {
     "byte_level",
     "byte_level_split",

@@ -238,9 +238,8 @@ void training_gate_back(const U* gate_up, const U* d, U* dgate_up, int64_t rows,
     }
 }
 
-// Returns the sum of weights[n] * cross-entropy(logits[n], targets[n]); the logits become its gradient.
-double training_loss(U* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t size) {
-  double loss = 0;
+// losses[n] = weights[n] * cross-entropy(logits[n], targets[n]); the logits become the gradient of their sum.
+void training_loss(U* logits, const int64_t* targets, const float* weights, float* losses, int64_t rows, int64_t size) {
   for (int64_t n = 0; n < rows; n++) {
     U* l = logits + n * size;
     F most = all(-INFINITY), sum = all(0);
@@ -251,7 +250,7 @@ double training_loss(U* logits, const int64_t* targets, const float* weights, in
     float total = sum_of(sum), wanted;
     uint32_t bits = (uint32_t)l[targets[n]] << 16;
     memcpy(&wanted, &bits, 4);
-    loss += weights[n] * (logf(total) + top - wanted);
+    losses[n] = weights[n] * (logf(total) + top - wanted);
     F share = all(weights[n] / total);
     for (int64_t i = 0; i < size; i += W) {
       F p = mul(exp2f(sub(mul(get(l + i), all(LOG2E)), shift)), share);
@@ -263,6 +262,5 @@ double training_loss(U* logits, const int64_t* targets, const float* weights, in
       put(l + i, p);
     }
   }
-  return loss;
 }
 }

@@ -30,7 +30,6 @@ class Passes:
     def __init__(self) -> None:
         """Raises KernelUnavailable where there is no compiler, or a CPU of another kind."""
         self._library, self.isa = library(SOURCE)
-        self._library.training_loss.restype = ctypes.c_double
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._library, f"training_{name}")
@@ -88,6 +87,10 @@ def rounded(model: TinyModel) -> Weights:
     return Weights(tuple(layers), model.model.embed_tokens.weight.to(torch.bfloat16))
 
 
+Choice = Callable[[Tensor], Tensor]
+"""Takes the losses of a batch (batch, tokens - 1) and returns which conversations to learn, bool (batch,)."""
+
+
 class Gradients:
     """Adds the gradients of batches to buffers of its own; one for each thread."""
 
@@ -99,15 +102,25 @@ class Gradients:
             name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()
         }
 
-    @torch.no_grad()
     def add(self, weights: Weights, ids: Tensor, counts: Tensor, apart: Apart | None = None) -> float:
         """Add the gradients of sum(counts * cross-entropy) over `ids` (batch, tokens) and return that sum.
 
         `counts` (batch, tokens) weighs each token; what has weight 0 is not learned.
         """
+        every = torch.ones(len(ids), dtype=torch.bool)
+        return float(self.add_chosen(weights, ids, counts, lambda losses: every, apart).sum())
+
+    @torch.no_grad()
+    def add_chosen(
+        self, weights: Weights, ids: Tensor, counts: Tensor, choose: Choice, apart: Apart | None = None
+    ) -> Tensor:
+        """Add the gradients of those conversations only that `choose` picks, and return the losses of all (batch, tokens - 1).
+
+        A loss is counts * cross-entropy of the token behind. What is not picked goes forwards only, a third of the work.
+        """
         run = _Run(self._passes, self._model, weights, self.sums, ids[:, :-1], apart or Apart.none(ids))
         wanted = (counts[:, 1:] > 0).flatten().nonzero().flatten()
-        return run.backward_from_loss(wanted, ids[:, 1:].flatten()[wanted], counts[:, 1:].flatten()[wanted])
+        return run.learn(wanted, ids[:, 1:].flatten()[wanted], counts[:, 1:].flatten()[wanted], choose)
 
 
 class _Run:
@@ -140,8 +153,11 @@ class _Run:
             self.skipped,
         )
 
-    def backward_from_loss(self, wanted: Tensor, targets: Tensor, counts: Tensor) -> float:
-        """Go forwards, then backwards; only the rows in `wanted` go through the last layer's feed-forward part and the head."""
+    def learn(self, wanted: Tensor, targets: Tensor, counts: Tensor, choose: Choice) -> Tensor:
+        """Go forwards, then backwards with what `choose` picks; return the losses (batch, tokens).
+
+        Only the rows in `wanted` go through the last layer's feed-forward part and the head.
+        """
         stream = self.model.model.embed_tokens.weight[self.ids]
         layers = []
         added = None
@@ -152,14 +168,47 @@ class _Run:
             layers.append(layer)
         final = _Norm(self, "model.norm.weight", stream, added)
         logits = final.out @ self.weights.embedding.T
-        loss = float(self.passes.loss(logits, targets, counts, len(wanted), logits.shape[1]))
-        logits[len(wanted) :] = 0
+        each = torch.empty(len(wanted))
+        self.passes.loss(logits, targets, counts, each, len(wanted), logits.shape[1])
+        losses = torch.zeros(self.rows).index_put_((wanted,), each).view(self.batch, self.tokens)
+        chosen = choose(losses)
+        if not bool(chosen.all()):
+            logits = self._keep(chosen, wanted, layers, final, logits)
+        if self.batch:
+            self._back(layers, final, logits)
+        return losses
+
+    def _keep(
+        self, chosen: Tensor, wanted: Tensor, layers: list["_Layer"], final: "_Norm", logits: Tensor
+    ) -> Tensor:
+        """Forget all conversations but the `chosen` ones, and return their rows of `logits`; modifies what it is given."""
+        rows = chosen.repeat_interleave(self.tokens).nonzero().flatten()
+        learned = chosen[wanted // self.tokens].nonzero().flatten()
+        place = torch.zeros(self.rows, dtype=torch.long).index_put_((rows,), torch.arange(len(rows)))
+        final.keep(learned)
+        for layer in layers:
+            kept = (place[wanted[learned]], learned) if layer.chosen is not None else (None, rows)
+            layer.keep(chosen, rows, *kept)
+        self.batch, self.rows, self.ids = int(chosen.sum()), len(rows), self.ids[rows]
+        self.skipped = self.skipped[chosen]
+        self.rope = (*self.rope[:2], self.skipped)
+        return _filled_up(logits, learned)
+
+    def _back(self, layers: list["_Layer"], final: "_Norm", logits: Tensor) -> None:
+        """Go backwards from the gradient of the logits."""
+        logits[final.stream.shape[0] :] = 0
         self.sums["model.embed_tokens.weight"].add_(logits.T @ final.out)
         slope = final.backward(logits @ self.weights.embedding, None)
         for layer in reversed(layers):
             slope = layer.backward(slope)
         self.sums["model.embed_tokens.weight"].index_add_(0, self.ids, slope.stream)
-        return loss
+
+
+def _filled_up(operand: Tensor, rows: Tensor) -> Tensor:
+    """Return these rows of a product's operand, filled up with rows of zeros."""
+    kept = operand.new_zeros(len(rows) + -len(rows) % _ROWS, operand.shape[1])
+    torch.index_select(operand, 0, rows, out=kept[: len(rows)])
+    return kept
 
 
 @dataclass
@@ -192,6 +241,10 @@ class _Norm:
             size,
             run.eps,
         )
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these."""
+        self.stream, self.scales, self.out = self.stream[rows], self.scales[rows], _filled_up(self.out, rows)
 
     def backward(self, slope_out: Tensor, slope: _Slope | None) -> _Slope:
         """Return the stream's gradient: `slope`, if there is one, and what comes through the norm."""
@@ -283,6 +336,24 @@ class _Layer:
             dk[:, :end] += torch.bmm(back.mT, self.q[:, begin * run.group : end * run.group])
             dq.append(torch.bmm(back, self.k[:, :end]))
         return torch.cat(dq, dim=1) if len(dq) > 1 else dq[0], dk, dv
+
+    def keep(self, conversations: Tensor, rows: Tensor, chosen: Tensor | None, later: Tensor) -> None:
+        """Forget all but some conversations (bool), whose rows these are; `later` of those behind attention, if `chosen` only."""
+        run = self.run
+        self.first.keep(rows)
+        self.second.keep(later)
+        self.chosen = chosen
+        self.qkv = _filled_up(self.qkv, rows)
+        self.scales = self.scales[0][rows], self.scales[1][rows]
+        self.merged, self.gate_up, self.inner = (
+            _filled_up(each, later) for each in (self.merged, self.gate_up, self.inner)
+        )
+
+        def of(each: Tensor) -> Tensor:
+            return each.view(run.batch, run.kv_heads, *each.shape[1:])[conversations].flatten(0, 1)
+
+        self.q, self.k, self.v = of(self.q), of(self.k), of(self.v)
+        self.shares = [of(each) for each in self.shares]
 
     def backward(self, slope: _Slope) -> _Slope:
         """Return the gradient of the stream that came in from that of the one that goes out."""

@@ -2,19 +2,22 @@
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from executors.tiny.batches import Batch, batches_ahead
+from executors.tiny.choice import Easy, Seen, scores
 from executors.tiny.fused import Gradients, Weights, rounded
 from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import Muon
@@ -23,6 +26,8 @@ from executors.tiny.tokenizer import build_from_generator, save, token_id
 _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
 _LOG_EVERY = 50
+_PACE = 0.02
+"""How fast the running means follow a step."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,17 @@ class Recipe:
     weight_decay: float = 0.01
     warmup_steps: int = 30
     decay_from: float = 0.35
+    easy: float = 0.1
+    """A conversation whose loss is less is right already, and not learned again: in sums no digit is less likely than 0.87, say."""
+    most_batches: int = 12
+    """Batches that a step looks at when most of what is in them is right."""
+
+    def continued(self) -> "Recipe":
+        """Return how weights that were trained are trained on: other text, at half the rates, which decay from the start."""
+        return replace(
+            self, seed=self.seed + 500_000, muon_lr=self.muon_lr / 2, adam_lr=self.adam_lr / 2, warmup_steps=100,
+            decay_from=0.0, steps=60_000,
+        )  # fmt: skip
 
 
 @dataclass
@@ -49,6 +65,10 @@ class Progress:
     cpu_seconds: float = 0.0
     """CPU time of all threads: on a machine that does other things too, it tells how long the run would take alone."""
     tokens: int = 0
+    learned: int = 0
+    """Tokens of conversations that were not right already."""
+    share: float = 1.0
+    """Running mean of the share of tokens that is learned."""
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -76,6 +96,13 @@ class Trainer:
         if not path.exists():
             build_from_generator().save(str(path))
         return Tokenizer.from_file(str(path))
+
+    def start(self, folder: Path) -> None:
+        """Begin with the weights and the tokenizer that were exported to `folder`."""
+        shutil.copy(folder / "tokenizer.json", self.out / "tokenizer.json")
+        self.tokenizer = self._tokenizer()
+        tensors = load_file(folder / "model.safetensors")
+        self.model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
     def resume(self) -> bool:
         """Load the checkpoint if there is one, and tell whether there was."""
@@ -124,63 +151,90 @@ class Trainer:
 
     def _run(self, stream: Iterator[Batch]) -> None:
         """Make steps until there are enough."""
-        recipe = self.recipe
-        group = list(islice(stream, recipe.batches_per_step))
+        group = self._group(stream)
         saved = time.monotonic()
         while self.done() < 1:
             began, cpu_began = time.monotonic(), time.process_time()
             self._set_rate()
-            loss, tokens, group = self._step(group, stream)
+            seen, group = self._step(group, stream)
             progress = self.progress
             progress.step += 1
-            progress.tokens += tokens
+            progress.tokens += seen.tokens
+            progress.learned += seen.learned
             progress.seconds += time.monotonic() - began
             progress.cpu_seconds += time.process_time() - cpu_began
             if progress.step % _LOG_EVERY == 0:
-                rate = tokens / (time.monotonic() - began)
-                entry = {"step": progress.step, "loss": loss, "tokens": progress.tokens}
+                rate = seen.tokens / (time.monotonic() - began)
+                entry = {"step": progress.step, "loss": seen.loss / seen.weight, "tokens": progress.tokens}
                 progress.history.append(entry)
-                print(f"step {progress.step} loss {loss:.4f} tokens {progress.tokens} "
+                print(f"step {progress.step} loss {entry['loss']:.4f} tokens {progress.tokens} learned {progress.share:.2f} "
                       f"{rate:.0f}/s lr {self.muon.param_groups[0]['lr']:.4f} {progress.seconds / 60:.1f} min, CPU {progress.cpu_seconds / 60:.1f} min", flush=True)  # fmt: skip
             if time.monotonic() - saved > _CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
 
-    def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[float, int, list[Batch]]:
-        """Make one optimizer step over `group`; return its mean loss, its number of tokens, and the next group."""
-        weight = sum(float(batch.weights[:, 1:].sum()) for batch in group)
-        matrices = rounded(self.model)
+    def _group(self, stream: Iterator[Batch]) -> list[Batch]:
+        """Return the batches of a step, as many as it takes to learn about as many tokens whatever is right already."""
+        recipe = self.recipe
+        return list(
+            islice(stream, min(recipe.most_batches, round(recipe.batches_per_step / self.progress.share)))
+        )
+
+    def _step(self, group: Sequence[Batch], stream: Iterator[Batch]) -> tuple[Seen, list[Batch]]:
+        """Make one optimizer step over `group`; return what was seen, and the next group."""
+        matrices, progress = rounded(self.model), self.progress
+        # Widest first, and whoever is free takes the next: how much of a batch is learned shows on the way.
+        waiting = iter(sorted(group, key=lambda batch: -batch.ids.shape[1]))
+        easy = Easy(self.recipe.easy, progress.share)
         parts = [
-            self.threads.submit(_add, gradients, matrices, share, weight)
-            for gradients, share in zip(self.gradients, dealt(group, len(self.gradients)), strict=True)
+            self.threads.submit(_add, gradients, matrices, waiting, easy) for gradients in self.gradients
         ]
-        following = list(islice(stream, self.recipe.batches_per_step))
-        total = sum(part.result() for part in parts)
+        following = self._group(stream)
+        seen = Seen()
+        for part in parts:
+            seen.add(part.result())
+        if seen.learned_weight:
+            self._update(seen.learned_weight)
+        progress.share += _PACE * (seen.learned / seen.tokens - progress.share)
+        return seen, following
+
+    def _update(self, weight: float) -> None:
+        """Update the weights from the threads' sums of gradients, over `weight`, and clear these."""
         first, *others = (gradients.sums for gradients in self.gradients)
         for name, parameter in self.model.named_parameters():
             parameter.grad = first[name]
             for other in others:
                 parameter.grad.add_(other[name])
+            parameter.grad.div_(weight)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step()
         self.adam.step()
         for gradients in self.gradients:
             for tensor in gradients.sums.values():
                 tensor.zero_()
-        return total, sum(batch.ids.numel() for batch in group), following
 
 
-def _add(gradients: Gradients, matrices: Weights, share: Sequence[Batch], weight: float) -> float:
-    """Add the gradients of `share` and return its part of the loss, both over `weight`."""
-    return sum(gradients.add(matrices, batch.ids, batch.weights / weight, batch.apart) for batch in share)
+def _add(gradients: Gradients, matrices: Weights, waiting: Iterator[Batch], easy: Easy) -> Seen:
+    """Add the gradients of batches that are `waiting`, but for what is `easy`."""
+    seen = Seen()
+    for batch in waiting:
+        seen.add(_add_batch(gradients, matrices, batch, easy))
+    return seen
 
 
-def dealt(group: Sequence[Batch], hands: int) -> list[list[Batch]]:
-    """Deal `group` to `hands` so that each has about as much to do: long conversations cost more than as many short tokens."""
-    by_width = sorted(group, key=lambda batch: batch.ids.shape[1])
-    return [
-        by_width[hand :: 2 * hands] + by_width[2 * hands - 1 - hand :: 2 * hands] for hand in range(hands)
-    ]
+def _add_batch(gradients: Gradients, matrices: Weights, batch: Batch, easy: Easy) -> Seen:
+    """Add the gradients of one batch."""
+    seen = Seen(tokens=batch.ids.numel())
+
+    def choose(losses: Tensor) -> Tensor:
+        chosen = easy.learned(batch, scores(batch, losses))
+        seen.loss, seen.learned = float(losses.sum()), int(chosen.sum()) * batch.ids.shape[1]
+        weights = batch.weights[:, 1:].sum(dim=1)
+        seen.weight, seen.learned_weight = float(weights.sum()), float(weights[chosen].sum())
+        return chosen
+
+    gradients.add_chosen(matrices, batch.ids, batch.weights, choose, batch.apart)
+    return seen
 
 
 def export(model: TinyModel, tokenizer: Tokenizer, folder: Path) -> None:
@@ -204,12 +258,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--minutes", type=float, default=60, help="time limit; the learning rate decays to zero by then"
     )
-    parser.add_argument("--steps", type=int, default=Recipe.steps, help="step limit")
+    parser.add_argument("--steps", type=int, help="step limit")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--start", type=Path, help="folder of exported weights to train on")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    trainer = Trainer(arguments.out, Recipe(steps=arguments.steps), arguments.minutes, arguments.threads)
+    recipe = Recipe() if arguments.start is None else Recipe().continued()
+    if arguments.steps is not None:
+        recipe = replace(recipe, steps=arguments.steps)
+    trainer = Trainer(arguments.out, recipe, arguments.minutes, arguments.threads)
+    if arguments.start is not None:
+        trainer.start(arguments.start)
     if arguments.resume:
         print("resumed" if trainer.resume() else "no checkpoint, starting anew", flush=True)
     trainer.run()

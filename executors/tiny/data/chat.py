@@ -281,7 +281,8 @@ def story(draw: Draw) -> Turn:
         template = dress(draw.rng, template)
     elif draw.chance(0.7):
         template = template[:1].upper() + template[1:]
-    hero = _hero(draw)
+    # Nobody asked for a made-up word where none is named.
+    hero = _hero(draw) if "{t}" in template else draw.rng.choice(HEROES)
     while "{t}" in template and not draw.mine("hero", hero, share=8):
         hero = _hero(draw)
     trait = draw.rng.choice(TRAITS)

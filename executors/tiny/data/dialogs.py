@@ -32,13 +32,13 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.055,
-    "counting": 0.085,
+    "counting": 0.15,
     "sums": 0.12,
     "reversal": 0.125,
-    "repetition": 0.075,
+    "repetition": 0.07,
     "upper_casing": 0.085,
-    "capitals": 0.055,
-    "extraction": 0.24,
+    "capitals": 0.05,
+    "extraction": 0.27,
     "stories": 0.03,
     "off_topic": 0.165,
 }

@@ -7,6 +7,7 @@ from executors.tiny.data.extraction_notices import NOTICES
 from executors.tiny.data.extraction_people import PEOPLE
 from executors.tiny.data.extraction_records import CLASSIC, PAIRS
 from executors.tiny.data.extraction_requests import ASKS, NOTES, PLAIN_ASKS
+from executors.tiny.data.extraction_rides import RIDES
 from executors.tiny.data.extraction_sentences import EVERYDAY
 from executors.tiny.data.extraction_talk import TALK
 from executors.tiny.data.extraction_things import THINGS
@@ -27,7 +28,7 @@ _NUMBERED = tuple(
 )
 """Their numbers are integers if they are digits alone and text otherwise, which takes many examples to learn."""
 _WIDER = (*PEOPLE, *THINGS, *NOTICES)
-_SHARES = ((0.11, _NUMBERED), (0.24, CLASSIC), (0.37, TALK), (0.6, EVERYDAY), (1.0, _WIDER))
+_SHARES = ((0.11, _NUMBERED), (0.23, CLASSIC), (0.35, TALK), (0.57, EVERYDAY), (0.66, RIDES), (1.0, _WIDER))
 """Where each kind of text ends in a draw from 0 to 1; below them all are arbitrary pairs."""
 # One of these says what sort of value is meant but not which: no second value of the sort may be in the sentence.
 _VAGUE_NUMBERS = frozenset("number count amount value total size id result how_many length".split())

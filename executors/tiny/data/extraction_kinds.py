@@ -135,10 +135,30 @@ MORE_FIELDS = """
     mountain|mountain|mountain mountain peak mountain_name
     elevation|800-8800|height height elevation height_m
     floors|2-90|floors floors number_of_floors floor_count
+    busno|2-300|bus bus bus_number bus_line line
+    tramno|1-60|tram tram tram_number line
+    trainno|2-990|train train train_number
+    flightno|2-990|flight flight flight_number
+    truckno|1-99|truck truck truck_number vehicle
+    taxino|2-200|taxi taxi taxi_number cab
+    tableno|1-40|table table table_number
+    roomno|2-600|room room room_number
+    taskno|1-40|exercise exercise exercise_number task
+    pageno|2-600|page page page_number
+    carno|1-99|car car car_number
+    shirtno|1-99|number number shirt_number jersey
+    houseno|1-199|house_number house_number number house
+    lineno|1-12|line line line_number
+    boxno|1-300|box box box_number
+    chapterno|1-40|chapter chapter chapter_number lesson
+    stopplace|stopplace|destination destination stop place
+    second|person|loser loser second opponent
 """
 """Keys as in `extraction_values.FIELDS`: the first ones, repeated, are the usual ones."""
 
 MORE_LISTS = {
+    "stopplace": """airport, station, harbor, market, stadium, museum, hospital, beach, zoo, old town, city center, town hall,
+        main square, library, theater, fair""",
     "symptom": """headache, cough, fever, sore throat, toothache, back pain, rash, stomach ache, earache, runny nose, chest
         pain""",
     "illness": "flu, cold, asthma, diabetes, measles, bronchitis, allergy, pneumonia, food poisoning, migraine",

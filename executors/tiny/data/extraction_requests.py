@@ -180,6 +180,18 @@ ASKS = (
     "tell me {f} in JSON. {s}",
     "[extract|get|find] {f}, [JSON only|only JSON|as JSON only]: {s}",
     "use JSON and tell me {f}: {s}",
+    "[pull|pick] [out |]{f} [from|out of] {q} [and put them in JSON|as JSON|into JSON]",
+    "[pull out|pick out|take|find|get] {f} [here |]and [put|write|pack] them [in|into] [JSON|a JSON object]: {s}",
+    "[find|get|take|pull] {f} [in|from|out of] {q} and put [them|it] [in|into] [JSON|a JSON object]",
+    "[find|get] {f} in the sentence {q} and put them into a JSON object",
+    "get {f} out of {q} and [answer|reply] with JSON",
+    "[make|give] me a JSON object [holding|with|containing] {f} from: {s}",
+    "[make|build|create] JSON [holding|that holds|that has] {f}: {s}",
+    "grab {f} from this [line|text|note] and [reply|answer] in JSON: {s}",
+    "[fill in|fill] {f} as JSON from this [line|text|note|order]: {s}",
+    "take {q} and [produce|make|return] JSON containing {f}",
+    "[give|write|return] {f} as [a json object|json] -- {s}",
+    "[give|write] {f} in JSON form. The sentence is {q}.",
 )
 """Orders, which take "can you" and "please" in front."""
 
@@ -309,6 +321,17 @@ NOTES = (
     '"""{s}""" [Extract|Return|Get] {f} as JSON.',
     '[Extract|Return|Get] {f} as JSON[.|:] """{s}"""',
     "System: JSON only. User: {s} Keys: {c}.",
+    "{q} [Pull out|Pick out|Find|Get] {f} [and put them in JSON|as a flat JSON object|as JSON].",
+    "{s} [Pull out|Find|Take] {f} and put [them|it] in[to|] JSON.",
+    "[Read|Look at] this: {q} Now [give me|write|return] {f} as JSON",
+    "[As|In] JSON, with {f}: {s}",
+    "Into JSON: {c}. Text is {q}.",
+    "I have the [text|sentence] {q}. Make JSON with {f}.",
+    "The [sentence|text] is {q}. [Give|Write|Return] {f} in JSON form.",
+    "JSON please! keys = {c}; text = {s}",
+    "structured data [pls|please] (json: {c}): {s}",
+    "[Hi|Hey], can you make JSON out of this? {q} I want {f}.",
+    "Which {c} are in this note? {q} Answer as a flat JSON object.",
 )
 """Questions and notes, which stand as they are."""
 

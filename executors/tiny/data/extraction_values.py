@@ -214,7 +214,7 @@ _LISTS: dict[str, tuple[str, ...]] = {
     "month": _list(
         """January, February, March, April, May, June, July, August, September, October, November, December"""
     ),
-    "country": (*sorted(set(CAPITALS) - {"Netherlands", "Philippines"}), "Scotland", "Wales", "Jamaica", "Malta", "Cyprus", "New Zealand", "Bolivia", "Israel"),
+    "country": (*sorted(set(CAPITALS) - {"Netherlands", "Philippines", "United Kingdom", "United States"}), "Scotland", "Wales", "Jamaica", "Malta", "Cyprus", "New Zealand", "Bolivia", "Israel"),
     "language": _list(
         """English, French, German, Spanish, Italian, Russian, Japanese, Chinese, Arabic, Turkish, Polish, Dutch, Swedish,
         Greek, Korean, Hindi, Portuguese, Danish, Finnish, Czech, Hebrew, Thai, Swahili, Latin, Ukrainian, Hungarian, Welsh"""

@@ -8,6 +8,10 @@ CAPITAL_LINES = (
     "[what is|what's|whats|name|give me|tell me|say|find|which is|do you know|state] the capital [city |]of {c}",
     "[what|which] city is the capital of {c}",
     "the capital [city |]of {c}",
+    "[what is|what's|whats|name|tell me] the capitol of {c}",
+    "capitol of {c}",
+    "[and |]the capital of {c} would be",
+    "does {c} have a capital, and what is it called",
     "the capital of {c} is",
     "capital [city |]of {c}",
     "{c}'s capital",
@@ -93,7 +97,17 @@ CAPITAL_LINES = (
     "[which|what] capital city lies in {c}",
     "what's the capital there in {c}",
 )
-_ARTICLE = ("Netherlands", "Philippines")
+_ARTICLE = ("Netherlands", "Philippines", "United Kingdom", "United States")
+_NAMES = {
+    "United Kingdom": ("United Kingdom", "United Kingdom", "UK", "UK", "~Britain", "~Great Britain", "~England", "~England"),
+    "United States": (
+        "United States", "United States", "United States", "USA", "USA", "US", "~America", "United States of America",
+    ),
+    "Czechia": ("~Czechia", "Czech Republic"),
+    "Netherlands": ("Netherlands", "Netherlands", "Netherlands", "~Holland"),
+    "South Korea": ("~South Korea", "~South Korea", "~South Korea", "Republic of Korea"),
+}  # fmt: skip
+"""Other names of some countries; `~` stands before those without an article."""
 _COMMANDS = frozenset(
     "name give tell say find state think take consider look help remind write can could I my a".split()
 )
@@ -102,7 +116,10 @@ _COMMANDS = frozenset(
 
 def place(draw: Draw, country: str) -> str:
     """Return `country` as users write it: an article where usual, lower case now and then."""
-    if country in _ARTICLE and draw.chance(0.7):
+    named = draw.rng.choice(_NAMES.get(country, (country if country in _ARTICLE else "~" + country,)))
+    bare = named.startswith("~")
+    country = named.removeprefix("~")
+    if not bare and draw.chance(0.7):
         country = "the " + country
     return country.lower() if draw.chance(0.12) else country
 
@@ -123,6 +140,8 @@ def capitals(draw: Draw) -> Turn:
     country = draw.rng.choice(sorted(CAPITALS))
     text = capital_question(draw, country)
     subject = f"the {country}" if country in _ARTICLE else country
+    if "england" in text.lower():
+        subject = "England"
     return Turn(
         "capitals", text, f"The capital of {subject} is {CAPITALS[country]}.", {"capital": CAPITALS[country]}
     )

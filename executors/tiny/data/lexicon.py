@@ -100,21 +100,21 @@ CITIES = tuple(
 )
 CAPITALS = dict(
     pair.split(":")
-    for pair in """France:Paris|Germany:Berlin|Italy:Rome|Spain:Madrid|Portugal:Lisbon|Ireland:Dublin|England:London
+    for pair in """France:Paris|Germany:Berlin|Italy:Rome|Spain:Madrid|Portugal:Lisbon|Ireland:Dublin|United Kingdom:London
     Austria:Vienna|Switzerland:Bern|Belgium:Brussels|Netherlands:Amsterdam|Denmark:Copenhagen|Norway:Oslo
     Sweden:Stockholm|Finland:Helsinki|Iceland:Reykjavik|Poland:Warsaw|Czechia:Prague|Hungary:Budapest|Greece:Athens
     Turkey:Ankara|Russia:Moscow|Ukraine:Kyiv|Romania:Bucharest|Bulgaria:Sofia|Serbia:Belgrade|Croatia:Zagreb
     Slovenia:Ljubljana|Slovakia:Bratislava|Estonia:Tallinn|Latvia:Riga|Lithuania:Vilnius|Egypt:Cairo|Morocco:Rabat
-    Kenya:Nairobi|Nigeria:Abuja|Ghana:Accra|Ethiopia:Addis Ababa|Senegal:Dakar|Tunisia:Tunis|Japan:Tokyo|China:Beijing
+    Kenya:Nairobi|Nigeria:Abuja|Ghana:Accra|Ethiopia:Addis Ababa|Tunisia:Tunis|Japan:Tokyo|China:Beijing
     India:New Delhi|South Korea:Seoul|Thailand:Bangkok|Vietnam:Hanoi|Indonesia:Jakarta|Philippines:Manila
-    Nepal:Kathmandu|Iran:Tehran|Iraq:Baghdad|Canada:Ottawa|Mexico:Mexico City|Cuba:Havana|Brazil:Brasilia
+    Nepal:Kathmandu|Iran:Tehran|Iraq:Baghdad|Canada:Ottawa|United States:Washington|Mexico:Mexico City|Cuba:Havana|Brazil:Brasilia
     Argentina:Buenos Aires|Chile:Santiago|Peru:Lima|Colombia:Bogota|Australia:Canberra""".replace(
         "\n", "|"
     ).split("|")
     for pair in [pair.strip()]
 )
 UNKNOWN_PLACES = (
-    *"""Wakanda Atlantis Narnia Mordor Gondor Texas California Florida Ohio Bavaria Scotland Wales Quebec Ontario Mongolia
+    *"""Senegal Wakanda Atlantis Narnia Mordor Gondor Texas California Florida Ohio Bavaria Scotland Wales Quebec Ontario Mongolia
     Bolivia Paraguay Uruguay Ecuador Venezuela Panama Haiti Jamaica Honduras Guatemala Albania Kosovo Moldova Belarus
     Armenia Georgia Azerbaijan Kazakhstan Uzbekistan Pakistan Bangladesh Myanmar Laos Cambodia Malaysia Singapore Taiwan
     Fiji Samoa Tonga Libya Algeria Sudan Somalia Uganda Rwanda Tanzania Zambia Zimbabwe Angola Namibia Botswana Mali
@@ -123,7 +123,7 @@ UNKNOWN_PLACES = (
     Barbados Belize Bhutan Bosnia Brunei Burundi Comoros Congo Djibouti Dominica Emirates Eritrea Eswatini Gambia
     Grenada Guinea Guyana Kiribati Kyrgyzstan Lesotho Liberia Liechtenstein Madagascar Malawi Maldives Mauritania
     Mauritius Micronesia Montenegro Mozambique Nauru Nicaragua Palau Palestine Seychelles Suriname Tajikistan Timor
-    Trinidad Turkmenistan Tuvalu Vanuatu America Britain USA Greenland Catalonia Andalusia Tuscany Sardinia Corsica
+    Trinidad Turkmenistan Tuvalu Vanuatu Greenland Catalonia Andalusia Tuscany Sardinia Corsica
     Brittany Normandy Flanders Saxony Hesse Tyrol Lapland Siberia Crimea Chechnya Dagestan Kurdistan Kashmir Punjab
     Kerala Gujarat Bengal Bali Java Sumatra Borneo Okinawa Hokkaido Bermuda Aruba Guam Gibraltar Zanzibar Somaliland
     Transylvania Bohemia Moravia Galicia Colorado Nevada Utah Arizona Oregon Montana Idaho Kansas Nebraska Iowa Illinois
@@ -153,8 +153,6 @@ UNKNOWN_PLACES = (
     "South Africa",
     "South Sudan",
     "Sri Lanka",
-    "United Kingdom",
-    "United States",
     "Vatican City",
     "Northern Ireland",
     "Saint Lucia",

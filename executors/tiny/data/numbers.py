@@ -1,8 +1,12 @@
 """Skills with numbers: counting within 0..99 and sums up to 99+99."""
 
+import re
+
 from executors.tiny.data.lexicon import NAMES
+from executors.tiny.data.number_steps import PARITY, STEP_DOWN, STEP_UP, STEPS, spelled, step_slots
 from executors.tiny.data.phrasing import Draw, fill
 from executors.tiny.data.sample import Turn
+from executors.tiny.data.sum_asks import SUM
 from executors.tiny.data.word_problems import PLACES, PROBLEMS, THINGS
 
 MAX_ITEMS = 15
@@ -238,138 +242,6 @@ _COUNT_NEXT = (
     "the first number is {a}, [count|list|say] {n} numbers",
 )
 
-_SUM = (
-    "[what is|what's|whats|how much is|calculate|compute|work out|solve|evaluate|find|do|tell me] {a} [+|plus] {b}",
-    "[what is|what's|whats|how much is|calculate|compute|] {a}+{b}",
-    "{a} [+|plus] {b}",
-    "{a}+{b}",
-    "{a} [+|plus] {b} [=|equals|is|makes|gives]",
-    "{a}+{b}[=|=?| = ?]",
-    "{a} + {b} = ?",
-    "[what is|what's|calculate|compute|find|give me|work out|tell me|how much is] the [sum|total] of {a} and {b}",
-    "[the |]sum of {a} and {b}",
-    "add {a} and {b}",
-    "add {a} [to|plus|with|+] {b}",
-    "add [the numbers|these numbers|together|up] {a} and {b}",
-    "add {a} and {b} [together|up]",
-    "sum {a} and {b}",
-    "sum up {a} and {b}",
-    "[what|how much] do you get [if|when] you add {a} [and|to] {b}",
-    "[what|how much] [is|does] {a} added to {b}",
-    "what does {a} [plus|+] {b} [equal|make|give|come to]",
-    "what do {a} and {b} [make|add up to|make together|sum to|add to|total|come to]",
-    "how much [are|is] {a} and {b} [together|in total|combined]",
-    "{a} and {b} [together|in total|make how much|added together|summed]",
-    "if I add {a} [and|to] {b}, what [do I get|is the result|is it|is the sum]",
-    "what is the result of [adding {a} and {b}|{a} + {b}|{a} plus {b}]",
-    "[result|answer|sum|total]: {a} + {b}",
-    "put {a} and {b} together",
-    "what is {a} more than {b}",
-    "what number is {a} more than {b}",
-    "increase {a} by {b}",
-    "what is {a} increased by {b}",
-    "take {a} and add {b}",
-    "start with {a} and add {b}",
-    "math: {a} + {b}",
-    "a simple sum: {a} + {b}",
-    "what if you add {a} and {b}",
-    "what {a} [+|plus] {b} is",
-    "[solve|do] this [sum|addition|problem]: {a} + {b}",
-    "the addition of {a} and {b}",
-    "what is the total [when you combine|of|if you combine|when adding] {a} and {b}",
-    "[combine|total up|tally] {a} and {b}",
-    "[my homework|homework|exercise|task|exam question|quiz]: {a}[+| + | plus ]{b}[| =|=]",
-    "[work out|figure out|help me with] {a} [plus|+|and] {b}[| for me]",
-    "what [will|would|does] {a} [and|plus|+] {b} [be|give|make|give you]",
-    "what's [the answer to|the result of|the value of] {a}[+| + | plus ]{b}",
-    "[sum|add|total]: {a}, {b}",
-    "[sum|total|addition] [of |]{a}, {b}",
-    "[add|sum|total] [these|them|this]: {a}, {b}",
-    "[sum|add|total|plus|addition] ({a}, {b})",
-    "{a}, {b}: [sum|total|add them|sum them|add these two]",
-    "[numbers|values]: {a}, {b}. [sum|total|add them|what is the sum]",
-    "[total|count together|add] [up |]{a} [and|with|plus] {b}[| in total]",
-    "[sum|addition|adding]: {a} [and|plus] {b}",
-    "[sum|add] {a} {b}",
-    "{a} [with|and] {b} [added|more] [is|makes|gives]",
-    "what [do|would] I get [adding|by adding|if I add] {a} [and|to] {b}",
-    "[I|Tom|Anna|Sam|she|he|we|they] had {a} {thing}[ and|. Then| and then|,] [I|he|she|they|] [got|bought|found|received|was given] {b} [more|others|additional {thing}]. how many [{thing} |][now|in all|in total|are there now]",
-    "I have {a} {thing} and [get|buy|find|receive] {b} more. how many [{thing} |][do I have|are there] [now|in total|altogether]",
-    "I have {a} {thing} and you give me {b} more. how many do I have",
-    "[Tom|Anna|Sam|she|he|a man|a girl] has {a} {thing} and [gets|buys|finds] {b} more. how many {thing} is that",
-    "there are {a} {thing} [here|in a box|on the table] and {b} {thing} [there|in a bag|on the floor]. how many [in total|altogether|are there]",
-    "{a} {thing} and {b} {thing}, how many [together|in total|is that]",
-    "if you have {a} {thing} and add {b} [more|{thing}], how many [do you have|is that]",
-    "{a} [plus|+|and] {b} [equals|makes|is|gives] what",
-    "what's {a} and {b}",
-    "[quick math|math question|quick sum|easy one|my question]: [what is |]{a} [plus|+] {b}",
-    "[please |]add {a} to {b}",
-    "{a} added to {b} [is what|makes what|gives]",
-    "how much do {a} and {b} [add up to|make together|come to]",
-    "what number is {a} [+|plus] {b}",
-    "[I need|I need to know|give me|find] [the sum of {a} and {b}|the result of {a} + {b}|what {a} plus {b} is]",
-    "what is {a} and {b} [added together|put together|combined|together|added up]",
-    "add up {a} and {b}",
-    "a [simple|quick|little|short|small] [addition|sum|question]: {a} [+|plus] {b}",
-    "[simple|easy|quick] [addition|sum|math]: {a} [+|plus|and] {b}",
-    "[the answer|answer|the result|result] of {a} [+|plus] {b}",
-    "[give me|find|say] the answer [of|to|for] {a} [+|plus] {b}",
-    "[only the answer|just the answer|just the result|answer only]: {a} [+|plus] {b}",
-    "[two numbers|two values|my numbers|the numbers|the values] are {a} and {b}. [what is the sum|what is their sum|add them|what is the total]",
-    "the values are {a} and {b}, [sum them|add them|find the total|what is the sum]",
-    "[add|sum|total of] the values {a} and {b}",
-    "[two numbers|numbers|values], {a} and {b}: [their sum|the sum|the total|add them]",
-    "[I have two numbers|here are two numbers]: {a} and {b}. what is [their|the] [sum|total]",
-    "[what is|what's] the [sum|total] of the [numbers|values|two numbers] {a} and {b}",
-    "what [is|would be] the total of {a} plus {b}",
-    "the total of {a} and {b}",
-    "[total|in total|sum total|grand total]: {a} [and|plus|+] {b}",
-    "{a} [plus|+] {b}, [what is it|what is that|what does it make|how much is it|the answer]",
-    "{a} [plus|+] {b} [in total|all together|altogether]",
-    "how much is {a} [and|plus|with] {b}[| in total| altogether| together]",
-    "how many is {a} [plus|and] {b}",
-    "if you add {a} [and|to] {b}, what [do you get|is the result|is the answer|comes out]",
-    "when you add {a} [and|to] {b}, what [do you get|is the sum|is the total]",
-    "what [comes out|is the result|is the answer] [if|when] I add {a} and {b}",
-    "adding {a} [and|to] {b} [gives|makes|equals|gives what]",
-    "what does adding {a} and {b} [give|make|come to]",
-    "add the number {a} to the number {b}",
-    "add the number {a} to {b}",
-    "[add|put] {a} more to {b}",
-    "[add|sum|sum up|add up] [the two numbers|two numbers|these numbers|these two]: {a} [and|,] {b}",
-    "[add together|sum up|add up|add]: {a} and {b}",
-    "what number do you get from {a} [+|plus] {b}",
-    "which number is {a} [+|plus] {b}",
-    "which number is the sum of {a} and {b}",
-    "what number is the total of {a} and {b}",
-    "[combine|put together] the numbers {a} and {b} [into a sum|into one total|by adding]",
-    "{a} [increased|made larger] by {b}",
-    "{a} plus another {b}",
-    "{a} and another {b}, how much [is that|altogether|in total]",
-    "{a} and then {b} more, how many [is that|in total|altogether]",
-    "I had {a} and got {b} more, how [many|much] [now|is that|do I have]",
-    "from {a} go up by {b}, where [am I|do I land]",
-    "what comes [to|out] if {a} and {b} are added",
-    "[my teacher asks|the teacher asks|the exercise says|it says here]: {a} [+|plus] {b}",
-    "[homework|exercise|task|exam|quiz|test]: [what is|add|the sum of] {a} and {b}",
-    "[check|help with|solve] my homework: {a} [+|plus] {b}",
-    "[solve|calculate|compute|work out|evaluate|do the math]: {a}[+| + | plus ]{b}",
-    "the [math|arithmetic] question [is|says] {a} [+|plus] {b}",
-    "sum({a}, {b})",
-    "add({a}, {b})",
-    "[how much|what] is {a} + {b} = ?",
-    "[the price is|it costs|we paid] {a} and {b} [dollars|euros], how much [in total|together|altogether]",
-    "[{a} dollars plus {b} dollars|{a} euros plus {b} euros]",
-    "{a} {thing} plus {b} {thing}",
-    "{a} {thing} [and|plus] {b} more {thing}, how many [in all|in total|altogether]",
-    "[we|they|you] have {a} {thing}, [then|and then|later] {b} more {thing} [come|arrive]. how many [now|in all|altogether]",
-    "how many {thing} are {a} {thing} [and|plus] {b} {thing}",
-    "take {a}, add {b}, what [is it|do you get|is the result]",
-    "another {a} added to {b}",
-    "take {a} plus {b}",
-    "{a} [plus|and] another {b}, what [is it|is that]",
-)
-
 
 def _range(draw: Draw, down: bool) -> tuple[int, int]:
     """Return the ends of a count on this side of the split; countdowns often end at the start of the numbers."""
@@ -385,8 +257,51 @@ def _range(draw: Draw, down: bool) -> tuple[int, int]:
             return first, first + items - 1
 
 
+_STEP_SHARE = 0.22
+_SPELLED_SHARE = 0.05
+"""Prompts whose numbers are written as words."""
+
+
+def _written(draw: Draw, slots: dict[str, int], share: float = _SPELLED_SHARE) -> dict[str, object]:
+    """Return `slots` with their numbers as words now and then."""
+    if not draw.chance(share):
+        return dict(slots)
+    dash = draw.rng.choice(("-", "-", " "))
+    return {name: spelled(number, dash) for name, number in slots.items()}
+
+
+def _in_steps(draw: Draw) -> Turn:
+    """Count in steps of more than one, or the even or odd numbers of a range."""
+    while True:
+        step = draw.rng.choice(STEPS)
+        items = draw.rng.randint(3, min(MAX_ITEMS, 99 // step + 1))
+        first = draw.rng.randint(0, 99 - (items - 1) * step)
+        # People begin where multiples do, seldom somewhere between.
+        roll = draw.rng.random()
+        if roll < 0.45:
+            first -= first % step
+        elif roll < 0.8:
+            first = min(first, draw.rng.choice((0, step, step, 1, draw.rng.randint(0, 12))))
+        numbers = list(range(first, first + (items - 1) * step + 1, step))
+        if draw.mine("steps", numbers[0], numbers[-1], step):
+            break
+    lines, more = STEP_UP, step_slots(draw.rng, step)
+    roll = draw.rng.random()
+    if step == 2 and roll < 0.5:
+        lines = PARITY
+        more["parity"] = "odd" if first % 2 else "even"
+    elif roll < 0.25:
+        numbers.reverse()
+        lines = STEP_DOWN
+    slots = {"a": numbers[0], "b": numbers[-1], "n": items}
+    text = fill(draw.ask(lines), {**_written(draw, slots), **more})
+    return Turn("counting", text, ", ".join(map(str, numbers)), {"numbers": numbers})
+
+
 def counting(draw: Draw) -> Turn:
-    """Count up (mostly) or down between two numbers of 0..99; the answer is the bare list."""
+    """Count up (mostly) or down between two numbers of 0..99, now and then in steps; the answer is the bare list."""
+    if draw.chance(_STEP_SHARE):
+        return _in_steps(draw)
     roll = draw.rng.random()
     down, following = (0.14, 0.05) if draw.held_out else (0.22, 0.12)
     first, last = _range(draw, roll < down)
@@ -402,7 +317,9 @@ def counting(draw: Draw) -> Turn:
         text = draw.ask(_COUNT_TO)
     else:
         text = draw.ask(_COUNT_UP)
-    return Turn("counting", fill(text, slots), ", ".join(map(str, numbers)), {"numbers": numbers})
+    return Turn(
+        "counting", fill(text, _written(draw, slots)), ", ".join(map(str, numbers)), {"numbers": numbers}
+    )
 
 
 def sums(draw: Draw) -> Turn:
@@ -413,8 +330,12 @@ def sums(draw: Draw) -> Turn:
         b = draw.rng.randint(0, 99) if roll < 0.85 else draw.rng.randint(0, 20)
         if draw.mine("sum", a, b):
             break
-    text = draw.phrase(PROBLEMS) if draw.chance(0.3) else draw.ask(_SUM, question=True)
+    text = draw.phrase(PROBLEMS) if draw.chance(0.3) else draw.ask(SUM, question=True)
     thing, other = draw.rng.sample(THINGS, 2)
     name, friend = draw.rng.sample(NAMES, 2)
     slots = {"thing": thing, "other": other, "name": name, "friend": friend, "place": draw.rng.choice(PLACES)}
-    return Turn("sums", fill(text, {"a": a, "b": b, **slots}), str(a + b), {"sum": a + b})
+    # Nobody writes "twelve+seven".
+    share = 0.0 if re.search(r"\}[+,(]|[(]\{", text) else _SPELLED_SHARE
+    return Turn(
+        "sums", fill(text, {**_written(draw, {"a": a, "b": b}, share), **slots}), str(a + b), {"sum": a + b}
+    )

@@ -171,7 +171,7 @@ def off_topic(draw: Draw) -> Turn:
         return Turn("off_topic", _unlisted_capital(draw), HONEST, {"text": HONEST})
     slots = _slots(draw)
     kinds = (ABOUT, OTHER, ARITHMETIC, LETTERS, COUNTS, FOREIGN, ONE_WORD, THREE_NUMBERS)
-    lines: tuple[str, ...] = draw.rng.choices(kinds, (19, 32, 25, 9, 5, 5, 2, 3))[0]
+    lines: tuple[str, ...] = draw.rng.choices(kinds, (18, 31, 24, 9, 5, 5, 3, 5))[0]
     if lines is ARITHMETIC and draw.chance(0.8):
         slots["x"] = draw.rng.randint(1, 99)
     template = draw.phrase(lines)

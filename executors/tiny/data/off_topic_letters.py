@@ -97,7 +97,7 @@ COUNTS = (
     "[skip count|count on] by [twos|threes|fives|tens] [to|until] {far}",
     "[twos|threes|fives|tens|hundreds] up to {big}",
     "[list|write] every [second|third|tenth|fifth] number up to {far}",
-    "[say|print] every [second|third] number from {lo} to {hi}",
+    "[say|print] every [prime|second] number from {lo} to {far}",
     "the first {far} [numbers|primes|prime numbers|even numbers|square numbers]",
     "[what are|name] the first {z} [primes|prime numbers|square numbers]",
     "[which|what] [primes|prime numbers|square numbers|odd numbers] are below {far}",
@@ -117,7 +117,7 @@ COUNTS = (
     "which number [comes before|comes after|follows] {far}",
     "what is the [next|biggest|largest|highest] [prime number|even number|odd number] after {far}",
 )
-"""Counts beyond the limits and in other steps."""
+"""Counts beyond the limits, and of other numbers than even and odd ones."""
 
 ONE_WORD = (
     "[reverse|flip|mirror|turn around|invert] the word {w}",

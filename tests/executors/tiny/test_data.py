@@ -1,7 +1,8 @@
 """The generator: deterministic, split into training and held-out, answers that its own graders accept."""
 
 import json
-from itertools import islice
+import re
+from itertools import islice, pairwise
 
 import pytest
 
@@ -10,7 +11,9 @@ from executors.tiny.data.chat import HONEST
 from executors.tiny.data.dialogs import SKILLS
 from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.graders import grade
+from executors.tiny.data.heroes import HEROES
 from executors.tiny.data.lexicon import CAPITALS
+from executors.tiny.data.number_steps import STEPS, spelled
 from executors.tiny.data.phrasing import Draw, expand, fill
 from executors.tiny.data.sample import Turn
 from executors.tiny.evaluate import THIRD_TURNS, questions
@@ -61,12 +64,14 @@ def test_sums_and_counts_share_no_operands_with_training() -> None:
     assert not trained & kept_back
 
 
-def _ends(turn: Turn) -> tuple[int, int]:
+def _ends(turn: Turn) -> tuple[int, int, int]:
     numbers = turn.check["numbers"]
-    return min(numbers), max(numbers)
+    return min(numbers), max(numbers), abs(numbers[1] - numbers[0])
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    for number in sorted(range(100), key=lambda number: -len(spelled(number))):
+        text = re.sub(rf"\b{spelled(number).replace('-', '[- ]')}\b", str(number), text.lower())
     words = "".join(char if char.isdigit() else " " for char in text).split()
     return tuple(map(int, words))
 
@@ -131,3 +136,69 @@ def test_questions_cover_every_skill_and_third_turns() -> None:
 def test_the_honest_answer_names_the_way_out() -> None:
     assert "cohort-tiny" in HONEST
     assert HONEST.endswith("For a real model: cohort serve Qwen/Qwen3-0.6B.")
+
+
+def test_counts_in_steps_say_their_step_and_stay_within_the_limits() -> None:
+    draw = Draw(4)
+    turns = [turn for turn in (SKILLS["counting"](draw) for _ in range(3000)) if abs(_step(turn)) != 1]
+    assert {abs(_step(turn)) for turn in turns} == set(STEPS)
+    assert any(_step(turn) < 0 for turn in turns)
+    for turn in turns:
+        numbers = turn.check["numbers"]
+        assert 3 <= len(numbers) <= 15
+        assert all(0 <= number <= 99 for number in numbers)
+        assert len({after - before for before, after in pairwise(numbers)}) == 1
+        named = {str(abs(_step(turn))), spelled(abs(_step(turn))), *_STEP_NAMES[abs(_step(turn))]}
+        parity = "odd" if numbers[0] % 2 else "even"
+        text = turn.user.lower()
+        assert any(name in text for name in named) or (abs(_step(turn)) == 2 and parity in text), turn.user
+
+
+def _step(turn: Turn) -> int:
+    numbers = turn.check["numbers"]
+    return int(numbers[1] - numbers[0])
+
+
+_STEP_NAMES = {
+    2: ("second", "2s"), 3: ("third", "3s"), 4: ("fourth", "4s"), 5: ("five", "fifth", "5s"), 6: ("sixth", "6s"),
+    10: ("tens", "tenth", "10s"), 20: ("twent", "20s"),
+}  # fmt: skip
+
+
+def test_numbers_as_words() -> None:
+    assert [spelled(number) for number in (0, 7, 13, 20, 21, 99)] == [
+        "zero",
+        "seven",
+        "thirteen",
+        "twenty",
+        "twenty-one",
+        "ninety-nine",
+    ]
+    assert spelled(85, " ") == "eighty five"
+    assert len({spelled(number) for number in range(100)}) == 100
+    draw = Draw(8)
+    texts = [SKILLS["sums"](draw).user.lower() for _ in range(600)]
+    assert any("twenty" in text or "seven" in text for text in texts)
+
+
+def test_a_country_has_its_capital_under_each_name() -> None:
+    draw = Draw(6)
+    answers = {SKILLS["capitals"](draw).answer for _ in range(4000)}
+    assert {
+        "The capital of the United States is Washington.",
+        "The capital of the United Kingdom is London.",
+        "The capital of England is London.",
+        "The capital of Czechia is Prague.",
+    } <= answers
+    asked = [SKILLS["off_topic"](draw).user for _ in range(6000)]
+    for text in (text for text in asked if "capital of" in text):
+        assert not re.search(
+            r"capital of (?:the )?(?:USA|UK|United States|Czech Republic|Britain|England)\b", text
+        ), text
+
+
+def test_a_story_without_a_hero_is_about_something_known() -> None:
+    draw = Draw(7)
+    for turn in (SKILLS["stories"](draw) for _ in range(600)):
+        if not turn.check["hero"]:
+            assert any(f" {hero}" in turn.answer for hero in HEROES), turn.answer

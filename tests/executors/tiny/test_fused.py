@@ -125,6 +125,38 @@ def test_turns_apart_are_learned_as_if_each_came_first() -> None:
     torch.testing.assert_close(model.loss(ids, weights, _apart(40, (10, 22, 31))), each)
 
 
+@pytest.mark.parametrize("picked", [(), (1,), (0, 2), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("tokens", [17, 300])
+def test_chosen_conversations_are_learned_as_if_alone(tokens: int, picked: tuple[int, ...]) -> None:
+    model = _model(9)
+    ids, weights = _batch(model, (4, tokens))
+    apart = _apart(tokens, (), (3, 9), (4, tokens // 2), ())
+    chosen = torch.zeros(4, dtype=torch.bool)
+    chosen[list(picked)] = True
+    matrices, ours, alone = rounded(model), Gradients(model), Gradients(model)
+    seen = []
+
+    def choose(losses: Tensor) -> Tensor:
+        seen.append(losses.clone())
+        return chosen
+
+    losses = ours.add_chosen(matrices, ids, weights, choose, apart)
+    assert torch.equal(losses, seen[0])
+    for row in range(4):
+        whole = float(model.loss(ids[row : row + 1], weights[row : row + 1], _row(apart, row)).detach())
+        assert float(losses[row].sum()) == pytest.approx(whole, rel=3e-3)
+        if row in picked:
+            alone.add(matrices, ids[row : row + 1], weights[row : row + 1], _row(apart, row))
+    for name, total in ours.sums.items():
+        torch.testing.assert_close(
+            total, alone.sums[name], rtol=2e-2, atol=2e-2 * float(alone.sums[name].abs().max()) + 1e-6
+        )
+
+
+def _row(apart: Apart, row: int) -> Apart:
+    return Apart(apart.shared[row : row + 1], apart.skipped[row : row + 1])
+
+
 def test_what_has_no_weight_changes_nothing() -> None:
     """Padding behind the last learned token, and what stands there."""
     model = _model(4)

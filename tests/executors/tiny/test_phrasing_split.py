@@ -17,7 +17,7 @@ _COMMON = frozenset(
 )
 
 _NOT_SPLIT = frozenset(
-    "CLASSIC EVERYDAY TALK PEOPLE THINGS NOTICES _WIDER PAIRS _NUMBERED _PARAMETER_NOTES".split()
+    "CLASSIC EVERYDAY TALK PEOPLE THINGS NOTICES RIDES _WIDER PAIRS _NUMBERED _PARAMETER_NOTES".split()
 )
 """Sentences to extract from and notes in definitions: their values are split, not their wordings."""
 

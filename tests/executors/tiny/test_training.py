@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from executors.tiny import weights_dir
-from executors.tiny.batches import Batch, Encoder, batches, batches_ahead
+from executors.tiny.batches import Encoder, batches, batches_ahead
+from executors.tiny.choice import Easy
 from executors.tiny.data import held_out_samples
 from executors.tiny.data.chat import HONEST
 from executors.tiny.data.dialogs import questions_apart
@@ -25,10 +27,10 @@ from executors.tiny.data.sample import Sample
 from executors.tiny.data.tool_calls import call_text
 from executors.tiny.evaluate import ask_offline
 from executors.tiny.generate import answer_all, load
-from executors.tiny.model import Apart, TinyConfig, TinyModel
+from executors.tiny.model import TinyConfig, TinyModel
 from executors.tiny.optimizer import orthogonalized
 from executors.tiny.tokenizer import render
-from executors.tiny.train import Recipe, Trainer, dealt, export
+from executors.tiny.train import Recipe, Trainer, export
 
 pytestmark = pytest.mark.long
 
@@ -81,15 +83,64 @@ def test_two_threads_learn_what_one_does(shipped_tokenizer: Tokenizer, tmp_path:
         assert torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.999, name
 
 
-def test_long_and_short_batches_are_dealt_evenly() -> None:
-    ids = [torch.zeros(1, width, dtype=torch.long) for width in (5, 80, 20, 90, 10, 60, 7)]
-    group = [Batch(each, each.float(), Apart.none(each)) for each in ids]
-    for hands in (1, 2, 3):
-        shares = dealt(group, hands)
-        assert sorted(batch.ids.shape[1] for share in shares for batch in share) == [5, 7, 10, 20, 60, 80, 90]
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    widths = [sum(batch.ids.shape[1] for batch in share) for share in dealt(group[:4], 2)]
-    assert widths == [95, 100]
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_updates_by_what_is_not_right(
+    run_folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(steps=5, batch_tokens=512, batches_per_step=3, warmup_steps=1, easy=1e9)
+    trainer = Trainer(run_folder, recipe, minutes=5, threads=threads)
+    stream = batches(trainer.tokenizer, 1, 512)
+    group = list(islice(stream, 3))
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    with monkeypatch.context() as patched:
+        patched.setattr(Easy, "learned", lambda self, batch, scores: scores >= self.limit)
+        seen, following = trainer._step(group, iter(()))
+    assert following == []
+    assert seen.learned == 0
+    assert seen.loss > 0
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    trainer.recipe = replace(recipe, easy=0.0)
+    seen, following = trainer._step(group, stream)
+    assert seen.learned == seen.tokens == sum(batch.ids.numel() for batch in group)
+    assert seen.learned_weight == pytest.approx(seen.weight)
+    assert len(following) >= 3
+    assert not any(map(torch.equal, before, trainer.model.parameters()))
+    assert all(not bool(tensor.any()) for one in trainer.gradients for tensor in one.sums.values())
+
+
+def test_a_step_looks_at_more_where_most_is_right(run_folder: Path) -> None:
+    trainer = Trainer(run_folder, Recipe(batches_per_step=4, most_batches=12), minutes=5)
+    stream = batches(trainer.tokenizer, 1, 512)
+    counts = []
+    for share in (1.0, 0.5, 0.3, 0.01):
+        trainer.progress.share = share
+        counts.append(len(trainer._group(stream)))
+    assert counts == [4, 8, 12, 12]
+
+
+def test_training_goes_on_from_exported_weights(
+    shipped_tokenizer: Tokenizer, run_folder: Path, tmp_path: Path
+) -> None:
+    folder = weights_dir()
+    recipe = Recipe(batch_tokens=512, batches_per_step=2).continued()
+    assert recipe.seed != Recipe.seed
+    trainer = Trainer(tmp_path / "on", replace(recipe, steps=3), minutes=5)
+    trainer.start(folder)
+    assert trainer.tokenizer.to_str() == shipped_tokenizer.to_str()
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for name, parameter in trainer.model.named_parameters():
+            assert torch.equal(parameter, file.get_tensor(name).float())
+    trainer.run()
+    assert trainer.progress.step == 3
+    # What was trained is right mostly: weights that were made anew have a loss of several.
+    assert trainer.progress.learned < trainer.progress.tokens
+    rates = []
+    for step in (0, 99, 30_000, 60_000):
+        trainer.progress.step, trainer.progress.seconds = step, 0.0
+        trainer.recipe = recipe
+        trainer._set_rate()
+        rates.append(trainer.muon.param_groups[0]["lr"] / Recipe.muon_lr)
+    assert rates == pytest.approx([0.005, 0.49917, 0.25, 0.0], abs=1e-4)
 
 
 def test_only_answers_are_learned(shipped_tokenizer: Tokenizer) -> None:

@@ -32,8 +32,8 @@ SKILL_NAMES = (*SKILLS, "tools")
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.055,
-    "counting": 0.15,
-    "sums": 0.12,
+    "counting": 0.2,
+    "sums": 0.17,
     "reversal": 0.125,
     "repetition": 0.07,
     "upper_casing": 0.085,

@@ -48,10 +48,10 @@ class Recipe:
     most_batches: int = 12
     """Batches that a step looks at when most of what is in them is right."""
 
-    def continued(self) -> "Recipe":
-        """Return how weights that were trained are trained on: other text, at half the rates, which decay from the start."""
+    def continued(self, rate: float) -> "Recipe":
+        """Return how weights that were trained are trained on: other text, at `rate` of the rates, which decays from the start."""
         return replace(
-            self, seed=self.seed + 500_000, muon_lr=self.muon_lr / 2, adam_lr=self.adam_lr / 2, warmup_steps=100,
+            self, seed=self.seed + 500_000, muon_lr=self.muon_lr * rate, adam_lr=self.adam_lr * rate, warmup_steps=100,
             decay_from=0.0, steps=60_000,
         )  # fmt: skip
 
@@ -261,10 +261,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="step limit")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--start", type=Path, help="folder of exported weights to train on")
+    parser.add_argument("--rate", type=float, default=0.5, help="with --start: part of a new run's rates")
+    parser.add_argument("--seed", type=int, default=Recipe.seed, help="of the text and of new weights")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    recipe = Recipe() if arguments.start is None else Recipe().continued()
+    recipe = Recipe(seed=arguments.seed)
+    if arguments.start is not None:
+        recipe = recipe.continued(arguments.rate)
     if arguments.steps is not None:
         recipe = replace(recipe, steps=arguments.steps)
     trainer = Trainer(arguments.out, recipe, arguments.minutes, arguments.threads)

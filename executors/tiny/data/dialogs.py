@@ -33,12 +33,12 @@ SKILL_NAMES = (*SKILLS, "tools")
 DEFAULT_WEIGHTS: dict[str, float] = {
     "greetings": 0.055,
     "counting": 0.2,
-    "sums": 0.17,
+    "sums": 0.2,
     "reversal": 0.125,
     "repetition": 0.07,
     "upper_casing": 0.085,
     "capitals": 0.05,
-    "extraction": 0.27,
+    "extraction": 0.36,
     "stories": 0.03,
     "off_topic": 0.165,
 }

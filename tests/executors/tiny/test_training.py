@@ -122,7 +122,7 @@ def test_training_goes_on_from_exported_weights(
     shipped_tokenizer: Tokenizer, run_folder: Path, tmp_path: Path
 ) -> None:
     folder = weights_dir()
-    recipe = Recipe(batch_tokens=512, batches_per_step=2).continued()
+    recipe = Recipe(batch_tokens=512, batches_per_step=2).continued(0.5)
     assert recipe.seed != Recipe.seed
     trainer = Trainer(tmp_path / "on", replace(recipe, steps=3), minutes=5)
     trainer.start(folder)

@@ -288,7 +288,8 @@ def _in_steps(draw: Draw) -> Turn:
         numbers = list(range(first, first + (items - 1) * step + 1, step))
         if draw.mine("steps", numbers[0], numbers[-1], step):
             break
-    lines, more = STEP_UP, step_slots(draw.rng, step)
+    lines: tuple[str, ...] = STEP_UP
+    more = step_slots(draw.rng, step)
     roll = draw.rng.random()
     if step == 2 and roll < 0.5:
         lines = PARITY

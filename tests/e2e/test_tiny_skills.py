@@ -17,7 +17,7 @@ from tests.e2e.server_process import ServerProcess
 pytestmark = pytest.mark.e2e
 
 FLOOR = 0.77
-"""Three standard deviations of 25 prompts below the weakest row (tools, 95.25% of 2,000) is 0.82, and one prompt less; a model
+"""Three standard deviations of 25 prompts below the weakest row (sums, 94.45% of 2,000) is 0.81, and one prompt less; a model
 that is asked in another template than it was trained with scores near 0."""
 
 

@@ -1,4 +1,4 @@
-"""Train `cohort-tiny` on the generator's text: `python -m executors.tiny.train --out DIR --minutes M [--resume]`."""
+"""Train `cohort-tiny` on the generator's text: `python -m executors.tiny.train --out DIR --minutes M [--start WEIGHTS] [--resume]`."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ _CHECKPOINT = "checkpoint.pt"
 _CHECKPOINT_SECONDS = 120
 _LOG_EVERY = 50
 _PACE = 0.02
-"""How fast the running means follow a step."""
+"""How fast the running mean follows a step."""
 
 
 @dataclass(frozen=True)

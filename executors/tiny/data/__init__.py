@@ -23,7 +23,7 @@ __all__ = [
     "training_samples",
 ]
 
-_TOOL_SHARE = 0.25
+_TOOL_SHARE = 0.33
 _APART_SHARE = 0.7
 """Of conversations with tools, those whose questions do not see each other."""
 _RESULT_SHARE = 0.01

@@ -260,13 +260,14 @@ def _range(draw: Draw, down: bool) -> tuple[int, int]:
             return first, first + items - 1
 
 
-_STEP_SHARE = 0.22
-_SPELLED_SHARE = 0.05
-"""Prompts whose numbers are written as words."""
+_STEP_SHARE, _STEPS_LEARNED = 0.22, 0.3
+"""Counts in steps, as they are asked and as they are learned."""
+_SPELLED, _SPELLED_SUMS, _SPELLED_COUNTS = 0.05, 0.4, 0.15
+"""Prompts whose numbers are written as words: as they are asked, and as they are learned (a twentieth is too few to learn them from)."""
 
 
-def _written(draw: Draw, slots: dict[str, int], share: float = _SPELLED_SHARE) -> dict[str, object]:
-    """Return `slots` with their numbers as words now and then."""
+def _written(draw: Draw, slots: dict[str, int], share: float) -> dict[str, object]:
+    """Return `slots`, in a `share` of the prompts with their numbers as words."""
     if not draw.chance(share):
         return dict(slots)
     dash = draw.rng.choice(("-", "-", " "))
@@ -298,13 +299,15 @@ def _in_steps(draw: Draw) -> Turn:
         numbers.reverse()
         lines = STEP_DOWN
     slots = {"a": numbers[0], "b": numbers[-1], "n": items}
-    text = fill(draw.ask(lines), {**_written(draw, slots), **more})
+    text = draw.ask(lines)
+    written = _written(draw, slots, _SPELLED if draw.held_out else _SPELLED_COUNTS)
+    text = fill(text, {**written, **more})
     return Turn("counting", text, ", ".join(map(str, numbers)), {"numbers": numbers})
 
 
 def counting(draw: Draw) -> Turn:
     """Count up (mostly) or down between two numbers of 0..99, now and then in steps; the answer is the bare list."""
-    if draw.chance(_STEP_SHARE):
+    if draw.chance(_STEP_SHARE if draw.held_out else _STEPS_LEARNED):
         return _in_steps(draw)
     roll = draw.rng.random()
     down, following = (0.14, 0.05) if draw.held_out else (0.22, 0.12)
@@ -321,9 +324,8 @@ def counting(draw: Draw) -> Turn:
         text = draw.ask(_COUNT_TO)
     else:
         text = draw.ask(_COUNT_UP)
-    return Turn(
-        "counting", fill(text, _written(draw, slots)), ", ".join(map(str, numbers)), {"numbers": numbers}
-    )
+    text = fill(text, _written(draw, slots, _SPELLED if draw.held_out else _SPELLED_COUNTS))
+    return Turn("counting", text, ", ".join(map(str, numbers)), {"numbers": numbers})
 
 
 def sums(draw: Draw) -> Turn:
@@ -338,8 +340,7 @@ def sums(draw: Draw) -> Turn:
     thing, other = draw.rng.sample(THINGS, 2)
     name, friend = draw.rng.sample(NAMES, 2)
     slots = {"thing": thing, "other": other, "name": name, "friend": friend, "place": draw.rng.choice(PLACES)}
+    share = _SPELLED if draw.held_out else _SPELLED_SUMS
     # Nobody writes "twelve+seven".
-    share = 0.0 if re.search(r"\}[+,(]|[(]\{", text) else _SPELLED_SHARE
-    return Turn(
-        "sums", fill(text, {**_written(draw, {"a": a, "b": b}, share), **slots}), str(a + b), {"sum": a + b}
-    )
+    written = _written(draw, {"a": a, "b": b}, 0.0 if re.search(r"\}[+,(]|[(]\{", text) else share)
+    return Turn("sums", fill(text, {**written, **slots}), str(a + b), {"sum": a + b})

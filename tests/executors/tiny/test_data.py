@@ -176,9 +176,17 @@ def test_numbers_as_words() -> None:
     ]
     assert spelled(85, " ") == "eighty five"
     assert len({spelled(number) for number in range(100)}) == 100
-    draw = Draw(8)
-    texts = [SKILLS["sums"](draw).user.lower() for _ in range(600)]
-    assert any("twenty" in text or "seven" in text for text in texts)
+
+
+@pytest.mark.parametrize(("skill", "asked", "learned"), [("sums", 0.04, 0.35), ("counting", 0.04, 0.13)])
+def test_numbers_as_words_are_learned_more_often_than_they_are_asked(
+    skill: str, asked: float, learned: float
+) -> None:
+    for held_out, expected in ((True, asked), (False, learned)):
+        draw = Draw(8, held_out)
+        texts = [SKILLS[skill](draw).user for _ in range(2000)]
+        share = sum(not any(map(str.isdigit, text)) for text in texts) / len(texts)
+        assert share == pytest.approx(expected, abs=0.035)
 
 
 def test_a_country_has_its_capital_under_each_name() -> None:

@@ -14,6 +14,7 @@ Meaning and names are vLLM's, and so is the order in which the settings act on a
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -183,6 +184,12 @@ class SamplingParams:
         if self._any_further:
             for name, value in _further(self):
                 object.__setattr__(self, name, value)
+
+    def of_choice(self, choice: int) -> SamplingParams:
+        """The same settings for choice number `choice` (0 or more): they were checked once, and what they hold is shared."""
+        other = copy.copy(self)
+        object.__setattr__(other, "choice", choice)
+        return other
 
     @property
     def _any_further(self) -> bool:

@@ -35,16 +35,17 @@ MAX_SETTING_IDS = 2**20
 """Token ids in `bad_words`, `logit_bias` and `allowed_token_ids`, times the choices of a call: a tenth of a second's work."""
 _SEED_BITS = 53
 """Of minted seeds: clients send them back, and JavaScript rounds larger numbers."""
+_PLAIN = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """One API call. Choices are numbered prompt by prompt: index = prompt number * n + choice.
 
-    Sampling fields as in `SamplingParams`, `bad_words` in token ids; `min_tokens` also holds back stop strings until that
-    many tokens have come; `seed` counts modulo 2**64, and None lets the engine mint one (reported by `Generation.seed`).
-    `max_tokens` None means: as many as the context allows, and no more than `default_tokens`. Choices of equal prompts differ as
-    those of one prompt do. `stop` strings end a choice and are cut from its text unless
+    Of `sampling` the engine sets `seed`, `choice` and `stop_token_ids` itself, and its `min_tokens` also holds back stop strings
+    until that many tokens have come. `seed` counts modulo 2**64, and None lets the engine mint one (reported by
+    `Generation.seed`). `max_tokens` None means: as many as the context allows, and no more than `default_tokens`. Choices of
+    equal prompts differ as those of one prompt do. `stop` strings end a choice and are cut from its text unless
     `include_stop_str_in_output`.
     """
 
@@ -53,20 +54,8 @@ class TextRequest:
     n: int = 1
     max_tokens: int | None = None
     default_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    min_tokens: int = 0
+    sampling: SamplingParams = _PLAIN
     seed: int | None = None
-    logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -131,14 +120,17 @@ class Generation:
             request.stop,
             request.include_stop_str_in_output,
             request.skip_special_tokens,
-            request.logprobs is not None,
+            request.sampling.logprobs is not None,
             end_tokens,
             request.shown_special,
-            request.min_tokens,
+            request.sampling.min_tokens,
         )
         self._stop_token_ids = frozenset(request.stop_token_ids)
         if not request.ignore_eos:
             self._stop_token_ids |= tokenizer.eos_token_ids
+        # A grammar says where these may come, `min_tokens` from when on.
+        ends = self._stop_token_ids if request.sampling.min_tokens or request.grammar else ()
+        self._sampling = replace(request.sampling, seed=self.seed % 2**64, stop_token_ids=tuple(sorted(ends)))
         self._choices = {
             number * request.n + choice: Choice(
                 number * request.n + choice,
@@ -171,11 +163,11 @@ class Generation:
 
     def _check_volume(self) -> None:
         """Each choice carries its own copy of these, and each of their ids is looked at for each. Raises InvalidRequest."""
-        asked = self.request
+        asked, sampling = self.request, self.request.sampling
         sizes = {
-            "bad_words": sum(map(len, asked.bad_words)),
-            "logit_bias": len(asked.logit_bias),
-            "allowed_token_ids": len(asked.allowed_token_ids or ()),
+            "bad_words": sum(map(len, sampling.bad_words)),
+            "logit_bias": len(sampling.logit_bias),
+            "allowed_token_ids": len(sampling.allowed_token_ids or ()),
         }
         if sum(sizes.values()) * asked.n * len(asked.prompts) > MAX_SETTING_IDS:
             param = max(sizes, key=lambda name: sizes[name])
@@ -203,29 +195,10 @@ class Generation:
         if max_tokens is None:
             room = self._core.max_model_len - len(ids)
             max_tokens = max(1, room if asked.default_tokens is None else min(room, asked.default_tokens))
-        sampling = SamplingParams(
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            seed=self.seed % 2**64,
-            choice=chosen_before + choice,
-            logprobs=asked.logprobs,
-            min_p=asked.min_p,
-            typical_p=asked.typical_p,
-            repetition_penalty=asked.repetition_penalty,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            logit_bias=asked.logit_bias,
-            bad_words=asked.bad_words,
-            allowed_token_ids=asked.allowed_token_ids,
-            min_tokens=asked.min_tokens,
-            # A grammar says where these may come, `min_tokens` from when on.
-            stop_token_ids=tuple(sorted(self._stop_token_ids)) if asked.min_tokens or asked.grammar else (),
-        )
         return Request(
             asked.request_id,
             ids,
-            sampling,
+            self._sampling.of_choice(chosen_before + choice),
             max_tokens,
             self._stop_token_ids,
             arrived,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
+from executors.contract import SamplingParams
 from server.arrival import ARRIVED, INLINE_BODY_BYTES, apart, arrives
 from server.auth import TENANT
 from server.memory import collector_pause
@@ -146,15 +147,11 @@ def text_request(
             "'include_stop_str_in_output' would put text behind what the answer has to follow; leave it out."
         )
         raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
-    return TextRequest(
-        request_id=call_id,
-        continues_prompt=continues_prompt,
-        prompts=prompts,
-        n=fields.n or 1,
-        max_tokens=max_tokens,
+    sampling = SamplingParams(
         temperature=temperature,
         top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
         top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),
+        logprobs=logprobs,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         typical_p=typical_p(defaults.typical_p if fields.typical_p is None else fields.typical_p),
         repetition_penalty=(
@@ -166,8 +163,15 @@ def text_request(
         bad_words=bad_words(fields, model),
         allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
         min_tokens=fields.min_tokens or 0,
+    )
+    return TextRequest(
+        request_id=call_id,
+        continues_prompt=continues_prompt,
+        prompts=prompts,
+        n=fields.n or 1,
+        max_tokens=max_tokens,
+        sampling=sampling,
         seed=None if fields.seed == -1 else fields.seed,  # vLLM's and llama.cpp's word for none
-        logprobs=logprobs,
         stop=fields.stops,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),

@@ -19,13 +19,14 @@ from engine.core.mailbox import Mailbox
 from engine.errors import Unavailable
 from engine.request import Stage, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
-from engine.text.generation import TextEngine, TextRequest
+from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, fake, read, request
 from tests.engine.tokenizers_for_tests import byte_level, load
 from tests.sim.virtual_loop import run
+from tests.text_requests import text_request
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
 
@@ -134,7 +135,7 @@ def test_a_reader_is_cancelled_at_every_await(tokenizer: Tokenizer) -> None:
         core = await started(2)
 
         async def call() -> None:
-            asked = TextRequest(
+            asked = text_request(
                 "r", ((1, 2, 3), (5,) * 9), max_tokens=5, temperature=0.0, n=2, ignore_eos=True
             )
             async with TextEngine(core, tokenizer).start(asked) as generation:

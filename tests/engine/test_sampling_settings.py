@@ -17,7 +17,7 @@ from engine.core.mailbox import Mailbox
 from engine.errors import InvalidRequest
 from engine.request import FinishReason, Observer, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
-from engine.text.generation import TextEngine, TextRequest
+from engine.text.generation import TextEngine
 from executors import reference_sampler
 from executors.contract import (
     GRAMMAR_TOO_LARGE,
@@ -37,6 +37,7 @@ from executors.token_history import TokenHistory
 from tests.e2e.test_llm_engine import BYTES_PER_TOKEN, CONFIG
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 from tests.engine.tokenizers_for_tests import byte_level, load
+from tests.text_requests import changed, text_request
 
 FEW = tuple(range(40, 48))
 APART = tuple((token, 0.37 * token) for token in FEW)
@@ -149,7 +150,7 @@ async def test_min_tokens_in_the_rest_of_the_context(tmp_path: Path) -> None:
     """Without max_tokens, as in `server/routes/common.py` with them; and end tokens count unless they are ignored."""
     tokenizer = load(byte_level(), tmp_path)
     [end, *_] = tokenizer.eos_token_ids
-    asked = TextRequest("r", ((1, 2),), min_tokens=100_000)
+    asked = text_request("r", ((1, 2),), min_tokens=100_000)
     async with engine(fake(vocab_size=264)) as core:
         texts = TextEngine(core, tokenizer)
         room = core.max_model_len - 2
@@ -158,22 +159,22 @@ async def test_min_tokens_in_the_rest_of_the_context(tmp_path: Path) -> None:
         ) as refused:
             texts.start(asked)
         assert (refused.value.param, refused.value.code) == ("min_tokens", "invalid_value")
-        only_end = replace(asked, max_tokens=3, min_tokens=1, allowed_token_ids=(end,))
+        only_end = changed(asked, max_tokens=3, min_tokens=1, allowed_token_ids=(end,))
         with pytest.raises(InvalidRequest, match="allowed_token_ids"):
             texts.start(only_end)
-        async with texts.start(replace(only_end, ignore_eos=True)) as generation:
+        async with texts.start(changed(only_end, ignore_eos=True)) as generation:
             assert [id async for delta in generation for id in delta.token_ids] == [end] * 3
 
 
 async def test_stop_strings_wait_for_min_tokens(tmp_path: Path) -> None:
     tokenizer = load(byte_level(), tmp_path)
-    asked = TextRequest("r", ((1, 2),), max_tokens=20, temperature=0.0, ignore_eos=True)
+    asked = text_request("r", ((1, 2),), max_tokens=20, temperature=0.0, ignore_eos=True)
     text = tokenizer.decode(expected_tokens([1, 2], 20, vocab_size=264))
     for least in (0, 12):
         async with engine(fake(vocab_size=264)) as core:
             counted = 0
             async with TextEngine(core, tokenizer).start(
-                replace(asked, stop=(text[2],), min_tokens=least)
+                changed(asked, stop=(text[2],), min_tokens=least)
             ) as generation:
                 async for delta in generation:
                     counted += len(delta.token_ids)

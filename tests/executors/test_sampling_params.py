@@ -1,6 +1,7 @@
 """What SamplingParams takes, refuses, and tells of itself."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -63,3 +64,10 @@ def test_ids_past_the_logits() -> None:
         params.check_ids(9)
         with pytest.raises(InvalidInput, match=f"{name} holds 8"):
             params.check_ids(8)
+
+
+def test_of_choice_differs_in_nothing_else_and_shares_what_it_holds() -> None:
+    first = SamplingParams(temperature=0.5, seed=7, logit_bias=((3, 1.0),), bad_words=((1, 2),))
+    second = first.of_choice(5)
+    assert second == replace(first, choice=5) and first.choice == 0
+    assert second.logit_bias is first.logit_bias and second.bad_words is first.bad_words

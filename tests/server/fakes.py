@@ -69,12 +69,16 @@ def spells(text: str, finish: str = "stop", size: int = 1) -> Script:
             reason = finish
             for start in range(0, len(text), size):
                 piece = text[start : start + size]
-                logprobs = None if request.logprobs is None else tuple(map(_token_text, piece.encode()))
+                logprobs = (
+                    None if request.sampling.logprobs is None else tuple(map(_token_text, piece.encode()))
+                )
                 yield TextDelta(index, piece, tuple(piece.encode()), logprobs)
                 if ends(piece):
                     reason = "stop"
                     break
-            yield TextDelta(index, "", (), None if request.logprobs is None else (), finish_reason=reason)
+            yield TextDelta(
+                index, "", (), None if request.sampling.logprobs is None else (), finish_reason=reason
+            )
 
     return script
 

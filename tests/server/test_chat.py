@@ -88,7 +88,8 @@ async def test_model_defaults_fill_what_is_left_out() -> None:
     house = House(defaults=SamplingDefaults.of({"temperature": 0.2, "top_k": 20, "top_p": None, "x": 1}))
     await house.chat(temperature=None)
     asked = house.asked()
-    assert (asked.temperature, asked.top_k, asked.top_p, asked.max_tokens) == (0.2, 20, 1.0, None)
+    assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.top_p) == (0.2, 20, 1.0)
+    assert asked.max_tokens is None
 
 
 async def test_parameters_reach_the_engine(house: House) -> None:
@@ -98,7 +99,7 @@ async def test_parameters_reach_the_engine(house: House) -> None:
         priority=-3, cache_salt="tenant",
     )  # fmt: skip
     asked = house.asked()
-    assert (asked.temperature, asked.top_p, asked.top_k) == (0.0, 0.5, 0)
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0.0, 0.5, 0)
     assert (asked.seed, asked.priority, asked.cache_salt) == (-2, -3, "tenant")
     assert asked.n == 2
     assert asked.stop == ("a", "b")
@@ -150,7 +151,7 @@ async def test_logprobs(house: House) -> None:
     tokens = (token("é", -0.5), token("z", float("-inf"), 1))
     house.engine.script = steps(TextDelta(0, "éz", (1, 2), tokens, "stop"))
     answer = (await house.chat(logprobs=True, top_logprobs=2)).json()
-    assert house.asked().logprobs == 2
+    assert house.asked().sampling.logprobs == 2
     first, second = answer["choices"][0]["logprobs"]["content"]
     assert first == {
         "token": "é",

@@ -79,7 +79,7 @@ async def test_legacy_logprobs(house: House) -> None:
     tokens = (token("a", -0.1, 0), token("z", -5.0, 1))
     house.engine.script = steps(TextDelta(0, "az", (1, 2), tokens, "length"))
     choice = (await house.complete(logprobs=2)).json()["choices"][0]
-    assert house.asked().logprobs == 2
+    assert house.asked().sampling.logprobs == 2
     assert choice["logprobs"] == {
         "tokens": ["a", "z"],
         "token_logprobs": [-0.1, -5.0],

@@ -49,8 +49,8 @@ def writes(text: str, finish: str = "length", sibling_first: bool = False) -> Sc
                 if number == 0 and choice == 0 and request.prompt_logprobs is not None:
                     side = prompt_side(request.prompts[prompt], request.prompt_logprobs)
                 told = None
-                if request.logprobs is not None:
-                    top = [(66, -0.5), (ord(char), -0.75)][: request.logprobs]
+                if request.sampling.logprobs is not None:
+                    top = [(66, -0.5), (ord(char), -0.75)][: request.sampling.logprobs]
                     told = (token(ord(char), -0.75 - choice, number, top),)
                 ends = finish if number == len(text) - 1 else None
                 yield TextDelta(index, char, (ord(char),), told, ends, None, side)
@@ -100,7 +100,7 @@ async def test_what_lm_eval_asks(house: House) -> None:
     asked = {"max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
     answer = await both(house, prompt=[[72, 105], [97]], **asked)
     request = house.engine.requests[0]
-    assert (request.logprobs, request.prompt_logprobs, request.max_tokens) == (1, 1, 1)
+    assert (request.sampling.logprobs, request.prompt_logprobs, request.max_tokens) == (1, 1, 1)
     first, second = answer["choices"]
     assert first["text"] == "Hib"
     assert first["logprobs"] == {
@@ -239,7 +239,11 @@ def scored(scores: Sequence[Sequence[float]]) -> Script:
             told = tuple(token(97 + index, value, place) for place, value in enumerate(logprobs))
             ids = (97 + index,) * len(logprobs)
             yield TextDelta(
-                index, char * len(logprobs), ids, told if request.logprobs is not None else None, "stop"
+                index,
+                char * len(logprobs),
+                ids,
+                told if request.sampling.logprobs is not None else None,
+                "stop",
             )
 
     return script
@@ -249,7 +253,7 @@ async def test_the_best_by_mean_logprob(house: House) -> None:
     house.engine.script = scored([[-3.0], [-1.0, -1.0, -1.0], [-0.5, -0.7], [-2.0], [-0.1, -4.0], [-1.5]])
     answer = (await house.complete(prompt=["x", "y"], n=2, best_of=3)).json()
     request = house.asked()
-    assert (request.n, request.logprobs) == (3, 0)
+    assert (request.n, request.sampling.logprobs) == (3, 0)
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
         (0, "cc"),
         (1, "bbb"),

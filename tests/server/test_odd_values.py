@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.text.generation import MAX_SETTING_IDS, Generation, TextRequest
+from engine.text.generation import MAX_SETTING_IDS, Generation
 from server.http_protocol import BoundedHttpProtocol
 from server.middleware import RESPONSE_ID, BodyLimit
 from tests.server.fakes import House, error_of
+from tests.text_requests import text_request
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_token_ids_times_choices_are_bounded() -> None:
     """Before the first is queued: each choice has its own copy, and the loop stands while they are made."""
     core: Any = SimpleNamespace(max_model_len=100)
     for n, refused in ((1, False), (8, True)):
-        asked = TextRequest(
+        asked = text_request(
             "r", ((1, 2),) * 128, n=n, allowed_token_ids=tuple(range(1100)), bad_words=((1, 2),)
         )
         generation: Any = SimpleNamespace(request=asked, _core=core)

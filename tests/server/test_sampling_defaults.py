@@ -44,5 +44,5 @@ async def test_a_request_may_sample_from_a_model_that_does_not() -> None:
     house = House(defaults=SamplingDefaults.of({"do_sample": False}))
     await house.chat()
     await house.chat(temperature=0.5)
-    assert [request.temperature for request in house.engine.requests] == [0.0, 0.5]
+    assert [request.sampling.temperature for request in house.engine.requests] == [0.0, 0.5]
     house.state.threads.close()

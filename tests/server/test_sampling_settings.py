@@ -21,7 +21,7 @@ async def ask(house: House, endpoint: str, **fields: Any) -> Any:
 async def test_all_of_them_reach_the_engine(endpoint: str) -> None:
     house = House()
     assert (await ask(house, endpoint, **ALL)).status_code == 200
-    asked = house.asked()
+    asked = house.asked().sampling
     assert (asked.min_p, asked.typical_p, asked.repetition_penalty) == (0.1, 0.9, 1.1)
     assert (asked.presence_penalty, asked.frequency_penalty, asked.min_tokens) == (-0.5, 2.0, 3)
     assert asked.logit_bias == ((5, -100.0), (17, 2.5))
@@ -84,8 +84,10 @@ async def test_integral_floats_are_integers() -> None:
     assert (await house.chat(**fields, logprobs=True, top_logprobs=2.0)).status_code == 200
     assert (await house.complete(**fields, logprobs=2.0)).status_code == 200
     for asked in house.engine.requests:
-        assert (asked.top_k, asked.n, asked.seed, asked.max_tokens, asked.min_tokens) == (3, 2, 1, 8, 2)
-        assert asked.logprobs == 2 and type(asked.top_k) is int
+        assert (asked.n, asked.seed, asked.max_tokens) == (2, 1, 8)
+        sampling = asked.sampling
+        assert (sampling.top_k, sampling.min_tokens, sampling.logprobs) == (3, 2, 2)
+        assert type(sampling.top_k) is int
     for value in (1.5, 1e300, True, "1"):
         assert (await house.chat(seed=value)).status_code == 400, value
     house.state.threads.close()
@@ -115,7 +117,7 @@ async def test_neutral_values_and_null_are_the_defaults() -> None:
         assert (await house.chat(**fields)).status_code == 200
     plain, *others = house.engine.requests
     for other in others:
-        assert all(getattr(other, name) == getattr(plain, name) for name in ALL)
+        assert other.sampling == plain.sampling
     house.state.threads.close()
 
 
@@ -124,7 +126,7 @@ async def test_defaults_of_the_model_and_requests_above_them() -> None:
     house = House(defaults=SamplingDefaults.of(file))
     await house.chat()
     await house.complete(repetition_penalty=1, min_p=0, typical_p=1)
-    first, second = house.engine.requests
+    first, second = (request.sampling for request in house.engine.requests)
     assert (first.repetition_penalty, first.min_p, first.typical_p) == (1.05, 0.02, 0.95)
     assert (second.repetition_penalty, second.min_p, second.typical_p) == (1.0, 0.0, 1.0)
     house.state.threads.close()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.text.generation import TextEngine, TextRequest
+from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
+from tests.text_requests import text_request
 
 VOCAB = 264
 
@@ -43,7 +44,7 @@ async def test_the_token_that_ends_it_is_the_last(tokenizer: Tokenizer, in_fligh
     text = tokenizer.decode(ids)
     made = fake(vocab_size=VOCAB, step_delay_ms=1)
     wanted = text[6:9]
-    request = TextRequest(
+    request = text_request(
         "r", ((1, 2),), max_tokens=200, temperature=0.0, ignore_eos=True, logprobs=0, ends=ends_with(wanted)
     )
     async with engine(made, max_in_flight=in_flight) as core:
@@ -63,7 +64,7 @@ async def test_the_token_that_ends_it_is_the_last(tokenizer: Tokenizer, in_fligh
 
 
 async def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
-    request = TextRequest(
+    request = text_request(
         "r", ((1, 2), (3,)), max_tokens=30, temperature=0.0, ignore_eos=True, ends=ends_with("\0never")
     )
     async with (

@@ -18,6 +18,7 @@ from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
+from tests.text_requests import text_request
 
 VOCAB = 264
 
@@ -28,7 +29,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def ask(**fields: object) -> TextRequest:
-    return TextRequest(
+    return text_request(
         **{"request_id": "r", "prompts": ((1, 2),), "max_tokens": 20, "temperature": 0.0, **fields}
     )  # type: ignore[arg-type]
 

@@ -19,6 +19,7 @@ from engine.text.generation import Generation, TextDelta, TextEngine, TextReques
 from engine.text.tokenizer import Tokenizer
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
+from tests.text_requests import text_request
 
 VOCAB = 264
 CALLS: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 def ask(**fields: Any) -> TextRequest:
     common = {"prompts": ((1, 2),), "max_tokens": 240, "temperature": 0.0, "ignore_eos": True}
-    return TextRequest("r", **{**common, **fields})
+    return text_request("r", **{**common, **fields})
 
 
 class Heard:

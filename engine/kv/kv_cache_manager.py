@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -22,6 +22,7 @@ class Hit:
     - `copied`: a block of another sequence that is partly right: it is copied, for both will write to it.
     - `pending`: some of it is computed in the step that is being put together and can be read from the next step on.
     - `looked_up`: the prefix cache was asked.
+    - `keys`: of some of the blocks, from the first on, where their names are known already.
     """
 
     blocks: list[int]
@@ -29,6 +30,7 @@ class Hit:
     copied: int | None = None
     pending: bool = False
     looked_up: bool = False
+    keys: list[bytes] = field(default_factory=list)
 
 
 MISS = Hit([], 0)
@@ -132,7 +134,7 @@ class KvCacheManager:
                 continue
             copied = other.block_table[full] if partial else None
             if copied not in to_come:  # that of one begun in this very step is itself still to be copied
-                return Hit(other.block_table[:full], wanted, copied)
+                return Hit(other.block_table[:full], wanted, copied, keys=other.block_keys[:full])
         # Where the prompt is being computed it is worth waiting for.
         return Hit([], 0, pending=True) if holders else None
 
@@ -149,6 +151,9 @@ class KvCacheManager:
         if hit.blocks:
             self.pool.share(hit.blocks)
             self._extend(seq, list(hit.blocks))
+        if len(hit.keys) > len(seq.block_keys):
+            # All choices fill their next block in one step: none of them should hash a long prompt then.
+            seq.block_keys = hit.keys
         roomy = self.grow(seq, seq.num_known_tokens)
         assert roomy, "what does not fit is not begun"
         if hit.copied is not None:

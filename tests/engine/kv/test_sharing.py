@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
+from engine.kv.prefix_cache import block_key
 from engine.request import Request, TokenDelta
 from executors.batch import UnifiedBatch, UnifiedOutput
 from executors.contract import SamplingParams
@@ -134,6 +135,25 @@ async def test_choices_share_the_prompt_and_copy_its_partial_block(length: int, 
         )
         copies = sum(len(step.block_copies) for step in steps)
         assert copies == (3 if (length - 1) % 4 else 0)
+
+
+async def test_choices_hash_the_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt of many choices held up the loop when all of them filled their next block."""
+    named: list[list[int]] = []
+
+    def name(before: bytes, token_ids: list[int]) -> bytes:
+        named.append(token_ids)
+        return block_key(before, token_ids)
+
+    monkeypatch.setattr("engine.kv.kv_cache_manager.block_key", name)
+    sampling = SamplingParams(temperature=1.0, seed=7)
+    async with engine(fake(), max_num_batched_tokens=256) as core:
+        got = await choices(core, request(PROMPT, 9, sampling), 4)
+        again = await ask(core, request(PROMPT, 9, replace(sampling, choice=2)))
+    assert again.num_cached_tokens == 20 and again.tokens == got[2].tokens
+    blocks = [named.count(PROMPT[begin : begin + 4]) for begin in range(0, 20, 4)]
+    assert blocks == [2] * 5, "once for all choices, once for the call behind them"
+    assert len(named) > 10, "what they wrote is named as well"
 
 
 async def test_choices_go_on_when_the_first_is_taken_back() -> None:

@@ -37,12 +37,12 @@ class Admission:
 
     def check(
         self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False,
-        accepted: bool = False,
+        accepted: bool = False, committed: int = 0,
     ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
         wait already; `now` in seconds of the engine's clock. `continues`: part of a call that was let in; how long the rest of
         it waits is its own doing, and its deadline is looked after while it waits. `accepted`: how full the queue is does not
-        matter either."""
+        matter either. `committed`: so many tokens of its output exist already."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -52,6 +52,9 @@ class Admission:
                 f"token id {bad} is outside the model's vocabulary (0..{self.info.logits_width - 1})",
                 "prompt",
             )
+        if committed > request.max_tokens and request.pooling is None:
+            said = f"{committed} tokens of the output exist already, and max_tokens is {request.max_tokens}"
+            raise InvalidRequest(said, "max_tokens", "invalid_value")
         if request.pooling is None:
             self._check_output(request)
         elif len(ids) > self.max_model_len:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.request import FinishReason, TokenDelta
 from executors.contract import SampledToken
 
 
@@ -41,9 +42,19 @@ class Journal:
         that is computed again is not described again."""
         seq.prompt_logprobs.extend(found[len(seq.prompt_logprobs) - position :])
 
-    def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> None:
-        """Tokens that existed before this engine met the sequence (resume after a crash elsewhere)."""
+    def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> TokenDelta | None:
+        """Tokens that existed before this engine met the sequence (resume after a crash elsewhere). Returns its end, if they
+        are all: it was lost between the last token and its end."""
         self.commit(seq, committed)
+        last = committed[-1].token_id
+        if last in seq.request.stop_token_ids:
+            reason, stop_token_id = FinishReason.STOP, last
+        elif len(committed) >= seq.request.max_tokens:
+            reason, stop_token_id = FinishReason.LENGTH, None
+        else:
+            return None
+        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        return TokenDelta(finish_reason=reason, stop_token_id=stop_token_id)
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
         """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""

@@ -104,10 +104,13 @@ class EngineCore:
     async def start(self) -> None:
         """Load the model and begin to serve. Raises ConfigError for a model that cannot be served."""
         try:
-            await self.executor.warmup()
+            await self._start()
         except BaseException as error:
             self._health.stage, self._health.detail = Stage.FAILED, str(error)
             raise
+
+    async def _start(self) -> None:
+        await self.executor.warmup()
         self._info = self.executor.info()
         self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._backlog)
         self._flights.limit = steps_in_flight(self.executor, self.config)
@@ -142,8 +145,12 @@ class EngineCore:
         self._health.stage = Stage.STOPPED
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await self._task
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                logger.exception("the engine loop ended badly")
             self._task = None
         await self._flights.cancel()
         self._fail_all(Unavailable("the server is shutting down"))
@@ -157,8 +164,9 @@ class EngineCore:
     ) -> int:  # fmt: skip
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
 
-        `committed` are tokens that exist already (resume): they are part of the output and not sent again. `accepted`: a later
-        part of a call that was taken in; neither a full queue nor a drain refuses it.
+        `committed` are tokens that exist already (resume): they are part of the output and not sent again; where they end it,
+        the end is all that comes. `accepted`: a later part of a call that was taken in; neither a full queue nor a drain
+        refuses it.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
         return self._submit([request], mailbox, key, committed, accepted)[0]
@@ -190,7 +198,9 @@ class EngineCore:
         waiting, now, continues = self.num_waiting, self.clock(), mailbox in self._let_in
         try:
             for number, request in enumerate(requests):
-                self._admission.check(request, waiting + number, self._backlog, now, continues, accepted)
+                self._admission.check(
+                    request, waiting + number, self._backlog, now, continues, accepted, len(committed)
+                )
         except Overloaded as error:
             self.observer.refused(str(error.code))
             raise
@@ -198,9 +208,12 @@ class EngineCore:
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
         for seq in seqs:
             seq.siblings, seq.is_first = seqs if len(seqs) > 1 else [], seq is seqs[0]
-            self.journal.restore(seq, committed)
             self._delivery.expect(seq)
-            self._backlog.enter(seq)
+            end = self.journal.restore(seq, committed) if committed else None
+            if end is None:
+                self._backlog.enter(seq)
+            else:
+                self._delivery.publish([(seq, end)])
         self._inbox.put(lambda: self._add(seqs))
         return [seq.seq_id for seq in seqs]
 
@@ -273,10 +286,11 @@ class EngineCore:
         try:
             while True:
                 self._look_after_waiting()
-                if self._death is not None:
+                if self._death is not None and not self._flights:
                     await self._recover(recovery, None, self._death)
                     continue
-                batch = scheduler.schedule() if self._flights.room else None
+                # With steps out their results come first: one of them says which step died.
+                batch = scheduler.schedule() if self._flights.room and self._death is None else None
                 self._tell_executor(scheduler)
                 if batch is not None:
                     await self._flights.take_off(batch)
@@ -395,8 +409,10 @@ class EngineCore:
     def _give_up(self, error: EngineError) -> None:
         """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""
         self._health.stage = Stage.FAILED
-        self._fail_all(error)
-        self.failed.set()
+        try:
+            self._fail_all(error)
+        finally:
+            self.failed.set()
 
     def _fail(
         self, seqs: Iterable[Sequence], error: EngineError, reason: FinishReason = FinishReason.ERROR
@@ -407,5 +423,14 @@ class EngineCore:
             self._delivery.fail(seq, error)
 
     def _fail_all(self, error: EngineError) -> None:
-        self._inbox.apply()
-        self._fail(list(self._delivery.live.values()), error)
+        """Everybody is told, even where a bug has left the books such that ending a sequence fails."""
+        try:
+            self._inbox.apply()
+        except Exception:
+            logger.exception("a command failed")
+        for seq in list(self._delivery.live.values()):
+            try:
+                self._fail([seq], error)
+            except Exception:
+                logger.exception("sequence %d did not end as it should", seq.seq_id)
+                self._delivery.fail(seq, error)

@@ -27,6 +27,10 @@ from engine.policies.budget import MIN_CHUNK
 from engine.request import FinishReason, TokenDelta
 from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
 
+_PASSED_OVER = 65536
+"""Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
+many takes 10 ms, and a queue may hold millions."""
+
 
 class Scheduler(Roster):
     """The roster, with steps made of it and their results taken in. Called by the loop task only; never waits, touches no
@@ -189,9 +193,13 @@ class Scheduler(Roster):
         read what this very step computes is passed over, for this step only.
         """
         admitted: list[Sequence] = []
+        passed_over = 0
         for seq in self._candidates(plan, before):
             hit = self.kv.find(seq)
             if hit.pending:
+                passed_over += seq.num_known_tokens
+                if passed_over > _PASSED_OVER:
+                    break
                 continue
             if not self.kv.fits(seq, hit):
                 self._no_room()
@@ -271,7 +279,10 @@ class Scheduler(Roster):
                 tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
                 deltas.append((seq, self._append(seq, tokens)))
             elif detail is not None and detail.pooled is not None:
-                deltas.append((seq, self._pooled(seq, detail.pooled)))
+                if np.isfinite(detail.pooled).all():
+                    deltas.append((seq, self._pooled(seq, detail.pooled)))
+                elif (failed := self._fail(seq, "the vector is not finite")) is not None:
+                    deltas.append((seq, failed))
         return deltas
 
     def _settle(self, seq: Sequence, num_computed: int) -> None:

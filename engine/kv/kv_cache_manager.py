@@ -177,9 +177,9 @@ class KvCacheManager:
             seq.num_keyed_blocks = full
 
     def withdraw(self, seq: Sequence) -> None:
-        """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already."""
-        own = seq.block_keys[max(0, seq.num_shared_blocks - 1) :]
-        self.pool.forsake(self.cache.withdraw(own))
+        """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already. Nor what
+        it shared: who wrote that may be gone, without having seen that it was wrong."""
+        self.pool.forsake(self.cache.withdraw(seq.block_keys))
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""

@@ -125,8 +125,8 @@ class Priority(_Indifferent, _Sorted):
         return seq.request.priority < running.request.priority
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
-        """By the same key."""
-        return sorted(running, key=self.key)
+        """The more important first, equal ones as given."""
+        return sorted(running, key=lambda seq: seq.request.priority)
 
 
 QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority] | type[Fair]] = {

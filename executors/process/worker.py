@@ -104,7 +104,8 @@ class Worker:
                 self._preparing.add(task)
                 task.add_done_callback(self._preparing.discard)
             case m.Unreadable(call=int(call)):
-                # Nothing of it was carried out: as any other refusal, it stops no later step.
+                # Nothing of it was carried out: as any other refusal, it stops no later step, and is told in its turn.
+                await self._landed()
                 self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
             case m.Unreadable():
                 self._guard.unanswered("release_cache or truncate_kv", InvalidInput(message.reason))

@@ -271,6 +271,33 @@ async def test_committed_tokens_are_continued_and_not_sent_again() -> None:
     assert [t.token_id for t in whole.tokens] == expected[5:]
 
 
+@pytest.mark.parametrize(
+    ("count", "stop", "reason"), [(12, (), FinishReason.LENGTH), (5, (4,), FinishReason.STOP), (12, (11,), FinishReason.STOP)]
+)  # fmt: skip
+async def test_committed_tokens_that_are_all_are_ended_at_once(
+    count: int, stop: tuple[int, ...], reason: FinishReason
+) -> None:
+    expected = expected_tokens([6, 6], 12)
+    ends = tuple(expected[at] for at in stop)
+    made = fake()
+    async with engine(made) as core:
+        mailbox = Mailbox()
+        core.submit(
+            request([6, 6], 12, stop=ends), mailbox, committed=[SampledToken(t) for t in expected[:count]]
+        )
+        whole = await read(mailbox)
+        assert (whole.tokens, whole.finish_reason) == ([], reason)
+        assert whole.stop_token_id == (ends[0] if ends else None)
+        assert await core.drain(1)
+        assert made.steps == 0 and core.stats().running == 0
+
+
+async def test_more_committed_tokens_than_were_asked_for_are_refused() -> None:
+    async with engine(fake()) as core:
+        with pytest.raises(InvalidRequest, match="13 tokens of the output exist already"):
+            core.submit(request([6, 6], 12), Mailbox(), committed=[SampledToken(1)] * 13)
+
+
 async def test_a_reader_that_never_reads_costs_one_merged_delta() -> None:
     async with engine(fake()) as core:
         mailbox = Mailbox()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence
 from engine.errors import InvalidRequest
 from engine.request import FinishReason
-from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
+from executors.contract import ExecutorDied, SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
@@ -118,6 +120,42 @@ async def test_a_failure_with_two_steps_out_loses_nothing(kind: str) -> None:
         results = await asyncio.gather(*(run(core, request([i], 20)) for i in range(5)))
         assert core.stats().epoch == 2
     assert [ids for ids, _ in results] == [expected_tokens([i], 20) for i in range(5)]
+
+
+async def test_who_dies_behind_a_step_that_went_well_is_known() -> None:
+    """The answer of one step and the death in the next are heard in one turn of the event loop."""
+    made = fake()
+    blamed: list[int | None] = []
+    works, out = made.unified_decode, list[tuple[UnifiedBatch, asyncio.Future[UnifiedOutput]]]()
+
+    async def unified_decode(batch: UnifiedBatch) -> UnifiedOutput:
+        future: asyncio.Future[UnifiedOutput] = asyncio.get_running_loop().create_future()
+        out.append((batch, future))
+        return await future
+
+    declared = made.capabilities
+    made.capabilities = lambda: replace(declared(), max_in_flight=2)  # type: ignore[method-assign]
+    made.unified_decode = unified_decode  # type: ignore[method-assign]
+    async with engine(made) as core:
+        recovers = core._recover
+
+        async def recover(recovery: Any, batch: UnifiedBatch | None, error: Any) -> None:
+            blamed.append(None if batch is None else batch.step_id)
+            made.unified_decode = works  # type: ignore[method-assign]
+            await recovers(recovery, batch, error)
+
+        core._recover = recover  # type: ignore[method-assign]
+        answer = asyncio.create_task(run(core, request([1, 2], 20)))
+        async with asyncio.timeout(5):
+            while len(out) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        (first, one), (second, two) = out
+        death = ExecutorDied("it crashed", "signal")
+        one.set_result(await works(first))
+        two.set_exception(death)
+        core._heard_death(death)
+        assert (await answer)[0] == expected_tokens([1, 2], 20)
+    assert blamed == [second.step_id]
 
 
 async def test_stopping_with_steps_out_ends() -> None:

@@ -21,7 +21,7 @@ from engine.errors import (
 )
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
-from executors.contract import SampledToken
+from executors.contract import SampledToken, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request
@@ -243,3 +243,23 @@ async def test_an_executor_without_grammars_says_so() -> None:
     async with engine(fake()) as core:
         with pytest.raises(InvalidRequest, match="grammar"):
             await core.prepare_grammar('start: "a"')
+
+
+async def test_a_vector_that_is_not_finite_is_an_error_and_its_kv_is_not_found() -> None:
+    made = fake()
+    works = made.unified_decode
+
+    async def unified_decode(batch: UnifiedBatch) -> UnifiedOutput:
+        output = await works(batch)
+        for detail in output.details.values():
+            if detail.pooled is not None:
+                detail.pooled[0] = np.nan
+        return output
+
+    made.unified_decode = unified_decode  # type: ignore[method-assign]
+    async with engine(made) as core:
+        mailbox = Mailbox()
+        core.submit(embedding(list(range(20)), "last"), mailbox)
+        whole = await read(mailbox)
+        assert isinstance(whole.error, SequenceFailed) and whole.pooled is None
+        assert core.stats().kv_blocks_cached == 0

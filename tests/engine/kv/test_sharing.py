@@ -207,6 +207,60 @@ async def test_what_a_failed_sequence_wrote_is_not_found() -> None:
         assert good.num_cached_tokens == 0 and good.error is None
 
 
+async def test_a_bad_prefix_of_somebody_who_has_gone_is_found_once() -> None:
+    """A chunk samples nothing: that it wrote no numbers shows in who reads them, and only that names no block."""
+    made = fake()
+    long = [*range(30), *range(30)]
+    async with engine(made, max_num_batched_tokens=8) as core:
+        mailbox = Mailbox()
+        made.failures.append(Failure("nan", step=1))  # the first eight tokens
+        works = made.unified_decode
+
+        async def unnoticed(batch: UnifiedBatch) -> UnifiedOutput:
+            return replace(await works(batch), details={})
+
+        made.unified_decode = unnoticed  # type: ignore[method-assign]
+        gone = core.submit(request(long, 4), mailbox)
+        while made.steps < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        core.abort(gone)
+        made.unified_decode = works  # type: ignore[method-assign]
+        steps = []
+        for _ in range(3):
+            before = made.steps
+            assert (await ask(core, request(long, 1))).error is None
+            steps.append(made.steps - before)
+    assert steps[0] > 8, "computed anew"
+    assert steps[1:] == [1, 1], "what was bad is not found again"
+
+
+async def test_not_the_whole_queue_is_named_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = 0
+
+    def name(before: bytes, token_ids: list[int]) -> bytes:
+        nonlocal named
+        named += 1
+        return block_key(before, token_ids)
+
+    monkeypatch.setattr("engine.kv.kv_cache_manager.block_key", name)
+    monkeypatch.setattr("engine.core.scheduler._PASSED_OVER", 50)
+    async with engine(fake(), max_num_batched_tokens=64) as core:
+        assert core._scheduler is not None
+        schedule, most = core._scheduler.schedule, 0
+
+        def counted() -> UnifiedBatch | None:
+            nonlocal most
+            before = named
+            batch = schedule()
+            most = max(most, named - before)
+            return batch
+
+        core._scheduler.schedule = counted  # type: ignore[method-assign]
+        found = await asyncio.gather(*(ask(core, request(PROMPT, 2)) for _ in range(30)))
+    assert [one.num_cached_tokens for one in found].count(20) == 29, "passed over, not forgotten"
+    assert 0 < most <= 5 * 8
+
+
 async def test_a_new_life_of_the_executor_begins_with_an_empty_cache() -> None:
     made = fake()
     async with engine(made) as core:

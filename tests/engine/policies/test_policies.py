@@ -182,3 +182,25 @@ async def test_streams_come_back_as_fast_as_they_can_after_a_restart() -> None:
     ]
     # 800 tokens and more to compute anew, 256 a step; in chunks of 32 it would take 25 steps.
     assert steps <= 8, steps
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+async def test_streams_of_one_priority_take_turns_in_steps_that_memory_made_small(policy: str) -> None:
+    made = fake(seqs=32)
+    async with engine(
+        made, max_num_seqs=32, max_num_batched_tokens=64, scheduling_policy=policy, target_itl=0.0
+    ) as core:
+        boxes = [Mailbox() for _ in range(32)]
+        for number, box in enumerate(boxes):
+            core.submit(request([1, number], 200), box)
+        assert core._scheduler is not None
+        while min(len(seq.output_token_ids) for seq in core._delivery.live.values()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        core._scheduler.step_budget.shrink(32)
+        assert core._scheduler.step_budget.tokens == 16
+        seqs = list(core._delivery.live.values())
+        before, until = [len(seq.output_token_ids) for seq in seqs], made.steps + 40
+        while made.steps < until:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        gained = [len(seq.output_token_ids) - had for seq, had in zip(seqs, before, strict=True)]
+    assert min(gained) >= 15, gained

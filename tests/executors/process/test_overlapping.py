@@ -164,3 +164,14 @@ async def test_inline_begins_them_in_order_too() -> None:
     await executor.shutdown()
     (found,) = await asyncio.gather(stuck, return_exceptions=True)
     assert "shut down" in str(found)
+
+
+async def test_what_cannot_be_read_is_refused_in_its_turn() -> None:
+    worker, executor, sent = await loaded()
+    assert await worker.handle(message(1, 0))
+    refusal = asyncio.create_task(worker.handle(m.Unreadable(2, "a field of a wrong type")))
+    await asyncio.sleep(0.01)
+    assert answers(sent) == []
+    executor.ends[0].set()
+    assert await refusal
+    assert answers(sent) == [(1, "StepDone"), (2, "invalid_input")]

@@ -43,10 +43,11 @@ def listen(host: str, port: int, patience: float = 60.0) -> socket.socket:
     """
     where = f"{host}:{port}"
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address[:2], family=family, backlog=2048)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # Of a name with several addresses the IPv4 one: who looks for us on this machine asks 127.0.0.1. And "::" is any of both.
+        family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         if isinstance(error, socket.gaierror):
             raise SettingsError(f"--host {host}: not an address of this machine") from None

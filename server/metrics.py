@@ -7,7 +7,7 @@ them, so that a hanging executor shows as old numbers and not as a hanging scrap
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -108,6 +108,10 @@ class Metrics(Observer):
         """Export the gauges of this engine and the snapshots of its executor."""
         self.registry.register(_EngineCollector(core))
 
+    def watch_stage(self, stage: Callable[[], Stage]) -> None:
+        """Export what the server is doing, from before there is an engine."""
+        self.registry.register(_StageCollector(stage))
+
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
@@ -142,6 +146,22 @@ class Metrics(Observer):
     def restarted(self, cause: str) -> None:
         """See Observer."""
         self._restarts.labels(cause).inc()
+
+
+class _StageCollector(Collector):
+    """What there is to say of a server that still fetches its model as well."""
+
+    def __init__(self, stage: Callable[[], Stage]) -> None:
+        self._stage = stage
+
+    def collect(self) -> Iterator[Metric]:
+        """The stage, and the version."""
+        now = self._stage()
+        stages = GaugeMetricFamily("cohort_stage", "1 for what the server is doing now.", labels=["stage"])
+        for stage in Stage:
+            stages.add_metric([stage.value], float(stage is now))
+        yield stages
+        yield InfoMetricFamily("cohort_build", "Version of the server.", {"version": __version__})
 
 
 class _EngineCollector(Collector):
@@ -183,11 +203,6 @@ class _EngineCollector(Collector):
             "Sequences that went on after a failed step or a restart.",
             stats.resumed,
         )
-        stages = GaugeMetricFamily("cohort_stage", "1 for what the engine is doing now.", labels=["stage"])
-        for stage in Stage:
-            stages.add_metric([stage.value], float(stage is stats.stage))
-        yield stages
-        yield InfoMetricFamily("cohort_build", "Version of the server.", {"version": __version__})
         executor = self._core.executor
         age = getattr(executor, "snapshot_age", None)
         if callable(age):

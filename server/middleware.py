@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.cors import Cors
 from server.errors import CLIENT_CLOSED_REQUEST, http_error_response, internal_error_response
+from server.schemas.extras import MAX_TOLD
 
 log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")
@@ -28,6 +29,9 @@ RESPONSE_ID = "cohort.response_id"
 IGNORED = "cohort.ignored"
 """Where in the scope the names of a request's parameters are that had no effect."""
 _MAX_IGNORED_BYTES = 2048
+"""Of names, after which no further one is told."""
+_MAX_NAME = 100
+"""Characters of a name that are told; the client may have sent megabytes."""
 _MORE = b"..."
 
 
@@ -84,17 +88,19 @@ def new_request_id() -> str:
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
     """The header, if there is something to tell. Names are the client's own: they are percent-encoded, since a header must
-    be ASCII and commas separate; where they would be too long for a header the list ends with "..."."""
-    names = [quote(name, safe="[]", errors="replace").encode() for name in scope.get(IGNORED, ())]
-    if not names:
-        return []
-    value = names[0][:_MAX_IGNORED_BYTES]
-    for name in names[1:]:
-        if len(value) + len(name) > _MAX_IGNORED_BYTES:
-            value += b", " + _MORE
+    be ASCII and commas separate. A name that is cut ends with "...", and so does the list where there are more."""
+    names = scope.get(IGNORED, ())
+    told: list[bytes] = []
+    size = 0
+    for name in names[:MAX_TOLD]:
+        quoted = quote(name[:_MAX_NAME], safe="[]", errors="replace").encode()
+        told.append(quoted + _MORE if len(name) > _MAX_NAME else quoted)
+        size += len(told[-1])
+        if size > _MAX_IGNORED_BYTES:
             break
-        value += b", " + name
-    return [(b"x-cohort-ignored", value)]
+    if len(told) < len(names):
+        told.append(_MORE)
+    return [(b"x-cohort-ignored", b", ".join(told))] if told else []
 
 
 def _line(scope: Scope) -> str:

@@ -82,6 +82,15 @@ def _keys(value: Any) -> Any:
     return stripped
 
 
+def _key(value: Any) -> Any:
+    """A key as the header will have it: what a file or a secret ends with is not part of it."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        raise ValueError("it is given but empty; leave it out to serve without a key")
+    return value.strip()
+
+
 def _strings(value: Any) -> Any:
     """Strings, several, with commas between them in the environment; or a JSON list of them, as vLLM has it."""
     parts = [value] if isinstance(value, str) else value
@@ -109,7 +118,10 @@ def _options(value: Any) -> Any:
         name, found, text = str(pair).partition("=")
         if not found:
             raise ValueError("it should be NAME=VALUE")
-        options[name.strip()] = yaml.safe_load(text)
+        try:
+            options[name.strip()] = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):  # a date that does not exist is the latter
+            raise ValueError("it should be NAME=VALUE, with the value as YAML has it") from None
     return options
 
 
@@ -127,6 +139,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
 Strings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_strings)]
 Keys = Annotated[list[str], BeforeValidator(_keys)]
+Key = Annotated[str, BeforeValidator(_key)]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
@@ -176,7 +189,7 @@ class Settings(BaseSettings):
     load_format: str = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     api_key: Annotated[Keys, Field(validate_default=False)] = []
-    metrics_key: Text | None = None
+    metrics_key: Key | None = None
     allowed_origins: Strings = []
     allowed_methods: Strings = ["*"]
     allowed_headers: Strings = ["*"]
@@ -225,7 +238,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     """
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     from_env, notes = _from_environment(environ)
-    config = given.pop("config", None) or from_env.pop("config", None)
+    flag, variable = given.pop("config", None), from_env.pop("config", None)
+    config = flag or variable
     if config is None and "model" not in given and "model" not in from_env:
         config = DEFAULT_PRESET
     from_file = _from_file(config) if config is not None else {}
@@ -301,7 +315,7 @@ def _from_file(config: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not readable as text"
         raise SettingsError(f"--config {config}: {reason}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is the latter
         raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from None
     if values is None:
         return {}

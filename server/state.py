@@ -88,7 +88,7 @@ class CoreLike(Protocol):
 class GrammarJudgeLike(Protocol):
     """The part of `server.structured.judge.GrammarJudge` that is used."""
 
-    async def check(self, grammar: str) -> str:
+    async def check(self, grammar: str, tenant: str = "") -> str:
         """The text for the executor. Raises InvalidRequest with the reason."""
 
     async def close(self) -> None:
@@ -160,6 +160,9 @@ class ServerState:
     threads: FencedThreads = field(default_factory=FencedThreads)
     clock: Callable[[], float] = time.monotonic
     _recovering_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics.watch_stage(lambda: self.stage()[0])
 
     def stage(self) -> tuple[Stage, str]:
         """What the server is doing, and a word more on it. Called at least once a second by the composition root, which

@@ -40,9 +40,10 @@ class Admission:
         accepted: bool = False, committed: int = 0,
     ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
-        wait already; `now` in seconds of the engine's clock. `continues`: part of a call that was let in; how long the rest of
-        it waits is its own doing, and its deadline is looked after while it waits. `accepted`: how full the queue is does not
-        matter either. `committed`: so many tokens of its output exist already."""
+        waited before the call came; `now` in seconds of the engine's clock. `continues`: part of a call that was let in, which
+        is let in whole: a queue is longer than it may be by one call at most. How long the rest of it waits is its own doing, and
+        its deadline is looked after while it waits. `accepted`: the same of a part that comes later. `committed`: so many tokens
+        of its output exist already."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -60,15 +61,13 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
-        if not accepted:
-            self._check_queue(request, queued, backlog, now, continues)
+        if not (accepted or continues):
+            self._check_queue(request, queued, backlog, now)
 
-    def _check_queue(
-        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool
-    ) -> None:
+    def _check_queue(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:
         """Raises DeadlinePassed or Overloaded."""
-        wait = 0.0 if continues else backlog.wait(request)
-        if request.deadline is not None and not continues and now + wait >= request.deadline:
+        wait = backlog.wait(request)
+        if request.deadline is not None and now + wait >= request.deadline:
             message = (
                 f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
             )

@@ -198,9 +198,8 @@ class EngineCore:
         waiting, now, continues = self.num_waiting, self.clock(), mailbox in self._let_in
         try:
             for number, request in enumerate(requests):
-                self._admission.check(
-                    request, waiting + number, self._backlog, now, continues, accepted, len(committed)
-                )
+                goes_on = continues or number > 0
+                self._admission.check(request, waiting, self._backlog, now, goes_on, accepted, len(committed))
         except Overloaded as error:
             self.observer.refused(str(error.code))
             raise

@@ -55,7 +55,7 @@ async def read(request: Request, model: type[Model]) -> Model:
 
 def tell_ignored(request: Request, names: Iterable[str]) -> None:
     """Add to what the response's header lists, where only the model that was asked for shows what has no effect."""
-    request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][:MAX_TOLD]
+    request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][: MAX_TOLD + 1]
 
 
 def unread(model: ServedModel, variables: Mapping[str, Any] | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.arrival import apart
 from server.chat.prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.chat.template import DEFAULT, ChatTemplate
 from server.prompts import input_ids, truncation_of
@@ -31,11 +32,13 @@ async def tokenize(request: Request) -> Response:
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
         tell_ignored(request, unread(model, body.chat_template_kwargs))
+        asked = body.tools or ()
+        tools = await apart(state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked])
         ids = await chat_prompt(
             state,
             model,
             body.messages,
-            [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            tools,
             add_generation_prompt=body.begins_answer,
             add_special_tokens=bool(body.add_special_tokens),
             extra=body.chat_template_kwargs,

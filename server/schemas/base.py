@@ -35,6 +35,10 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise _explain(error) from None
 
 
+_MOST_MEANT, _MOST_REASONS = 64, 4
+"""Faults looked at in one place, and told of: an object has as many as it has wrong entries."""
+
+
 def _explain(error: ValidationError) -> InvalidRequest:
     """The first fault in a client's terms. The list is short however large the body is: lists stop at their first bad
     element (`fail_fast`), so what is left is fields and members of unions."""
@@ -49,7 +53,7 @@ def _explain(error: ValidationError) -> InvalidRequest:
     there = [detail for where, detail in located if where == path]
     # Of those, a member whose type fits says what is wrong; the others only that they are of another type.
     meant = [detail for detail in there if not detail["type"].endswith("_type")] or there
-    reasons = list(dict.fromkeys(map(_plain, meant)))
+    reasons = list(dict.fromkeys(map(_plain, meant[:_MOST_MEANT])))[:_MOST_REASONS]
     param = ".".join(str(part) for part in path) or None
     reason = " or ".join(reasons)
     message = f"Invalid value for '{param}': {reason}." if param else f"Invalid request body: {reason}."

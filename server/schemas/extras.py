@@ -173,7 +173,7 @@ class Rules:
 
 def screen(body: BaseModel) -> list[str]:
     """The names of all keys of a body that have no effect, those of inner objects by their path: `messages[].type`.
-    Each is named once, at most MAX_TOLD of them.
+    Each is named once. One more than MAX_TOLD of them says that there are more.
 
     Raises InvalidRequest, naming the parameter, for a key that would change the result, or looks as if it should.
     """
@@ -183,11 +183,11 @@ def screen(body: BaseModel) -> list[str]:
     names = dict.fromkeys(ignored)
     for path, place, inner in _inner(body):
         for name in _judge_inside(inner, path, place):
-            if len(names) < MAX_TOLD:
+            if len(names) <= MAX_TOLD:
                 names[name] = None
     if names:
         log.debug("ignored parameters", names=[name[:100] for name in names])
-    return list(names)[:MAX_TOLD]
+    return list(names)[: MAX_TOLD + 1]
 
 
 def judge(

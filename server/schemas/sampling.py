@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticKnownError
 
 from engine.errors import InvalidRequest
 from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
@@ -37,6 +38,14 @@ MAX_PROMPT_LOGPROB_ENTRIES = 2**19
 def _integral(value: Any) -> Any:
     """1.0 as 1: languages with one kind of number write either."""
     return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _not_too_many(value: Any) -> Any:
+    """Counted first: every entry that is wrong would be an error of its own, a list stops at its first."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        counts = {"field_type": "Dictionary", "max_length": MAX_LOGIT_BIASES, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", counts)
+    return value
 
 
 Integer = Annotated[int, BeforeValidator(_integral)]
@@ -116,7 +125,10 @@ class GenerationFields(WireModel):
     ) = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_not_too_many)]
+        | None
+    ) = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None

@@ -2,11 +2,11 @@
 
     check(text)  ->  known? answered at once
                      asked already? waits for the same answer
-                     else: the queue  ->  ONE task, in the order of arrival  ->  the process
+                     else: its tenant's line  ->  ONE task, a question of each line in turn  ->  the process
 
-The time a grammar may take begins with its own turn, so that one bomb after another delays the others but fails none.
-Only the task talks to the process: a client that goes away cancels its own wait and nothing else, and a question that nobody
-waits for any more is skipped.
+The time a grammar may take begins with its own turn, so that one bomb after another delays the others but fails none; bombs of
+one API key delay a question of another key by one of them. Only the task talks to the process: a client that goes away cancels
+its own wait and nothing else, and a question that nobody waits for any more leaves its line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,8 @@ DEADLINE = 5.0
 START_DEADLINE = 60.0
 """Seconds until the process has read its tokenizer."""
 MAX_WAITING = 64
-"""Questions. Each may take its deadline: the last of as many bombs is answered after minutes."""
+"""Questions of one tenant. Each may take its deadline: the last of as many bombs is answered after minutes."""
+MAX_WAITING_IN_ALL = 256
 MAX_KNOWN = 1024
 MAX_KNOWN_BYTES = 16 * 2**20
 """Of texts that differ from the question (GBNF made Lark); everything else that is known is small."""
@@ -42,10 +43,11 @@ REMEMBER_DEATH = 60.0
 """Seconds. That a grammar took too long may have been the machine's fault: it is not remembered for ever."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Question:
     text: str
     key: bytes
+    tenant: str
     answer: asyncio.Future[Verdict | None]
     """None: the process could not be started."""
     waiters: int = 0
@@ -105,7 +107,12 @@ class GrammarJudge:
         self._known = _Memory(clock)
         self._asked: dict[bytes, _Question] = {}
         """Not answered yet."""
-        self._queue: asyncio.Queue[_Question] = asyncio.Queue()
+        self._lines: OrderedDict[str, deque[_Question]] = OrderedDict()
+        """By tenant, whose turn is next first; none of them empty."""
+        self._more = asyncio.Event()
+        """Somebody has joined a line since they were all empty."""
+        self._judged: _Question | None = None
+        """Its turn has come."""
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
         """One writer: the task."""
@@ -118,12 +125,15 @@ class GrammarJudge:
         """Of the process, None while there is none."""
         return None if self._child is None else self._child.pid
 
-    async def check(self, grammar: str) -> str:
-        """The text for the executor. Raises InvalidRequest with the reason, Overloaded, or Unavailable."""
+    async def check(self, grammar: str, tenant: str = "") -> str:
+        """The text for the executor. `tenant`: who takes turns with others.
+
+        Raises InvalidRequest with the reason, Overloaded, or Unavailable.
+        """
         key = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
         verdict = self._known.get(key)
         if verdict is None and not self._unusable:
-            verdict = await self._ask(grammar, key)
+            verdict = await self._ask(grammar, key, tenant)
         if self._unusable:
             raise InvalidRequest(self._unusable, code="unsupported_parameter")
         if verdict is None:
@@ -142,17 +152,19 @@ class GrammarJudge:
             if not question.answer.done():
                 question.answer.set_result(None)
         self._asked.clear()
+        self._lines.clear()
 
-    async def _ask(self, grammar: str, key: bytes) -> Verdict | None:
+    async def _ask(self, grammar: str, key: bytes, tenant: str) -> Verdict | None:
         if self._closed:
             return None
         question = self._asked.get(key)
         if question is None:
-            if len(self._asked) >= MAX_WAITING:
-                raise Overloaded("Too many grammars are waiting to be checked.")
-            question = _Question(grammar, key, asyncio.get_running_loop().create_future())
+            if len(self._lines.get(tenant, ())) >= MAX_WAITING or len(self._asked) >= MAX_WAITING_IN_ALL:
+                raise Overloaded("Too many grammars are waiting to be checked.", math.ceil(self._deadline))
+            question = _Question(grammar, key, tenant, asyncio.get_running_loop().create_future())
             self._asked[key] = question
-            self._queue.put_nowait(question)
+            self._lines.setdefault(tenant, deque()).append(question)
+            self._more.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="grammar judge")
         question.waiters += 1
@@ -160,16 +172,36 @@ class GrammarJudge:
             return await asyncio.shield(question.answer)
         finally:
             question.waiters -= 1
+            if not question.waiters and self._asked.get(key) is question is not self._judged:
+                self._leave(question)
+
+    def _leave(self, question: _Question) -> None:
+        """Nobody waits for it any more."""
+        del self._asked[question.key]
+        line = self._lines[question.tenant]
+        line.remove(question)
+        if not line:
+            del self._lines[question.tenant]
+
+    async def _next(self) -> _Question:
+        """The first of the line whose turn it is, which then goes behind the others."""
+        while not self._lines:
+            self._more.clear()
+            await self._more.wait()
+        tenant, line = self._lines.popitem(last=False)
+        question = line.popleft()
+        if line:
+            self._lines[tenant] = line
+        return question
 
     async def _run(self) -> None:
         try:
             while True:
-                question = await self._queue.get()
+                self._judged = question = await self._next()
                 verdict: Verdict | None = None
                 seconds = 0.0
                 try:
-                    if question.waiters:
-                        verdict, seconds = await self._judge(question)
+                    verdict, seconds = await self._judge(question)
                 except Exception:
                     log.exception("a grammar could not be judged")
                     await self._end_child()
@@ -179,6 +211,7 @@ class GrammarJudge:
 
     def _answer(self, question: _Question, verdict: Verdict | None, seconds: float) -> None:
         del self._asked[question.key]
+        self._judged = None
         if verdict is not None and seconds > 0:
             kept = Verdict(refused=verdict.refused) if verdict.grammar == question.text else verdict
             self._known.put(question.key, kept, seconds)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidRequest, Overloaded
 from executors.contract import ExecutorError
 from server.arrival import apart
+from server.auth import TENANT
 from server.schemas.structured import StructuredFields
 from server.structured.compose import alone
 from server.structured.forms import constraint_of
@@ -45,7 +46,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
         message = f"'{param}' is not supported: this server's executor cannot hold its output to a grammar."
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
     try:
-        text = await state.judge.check(grammar)
+        text = await state.judge.check(grammar, TENANT.get())
         await model.engine.prepare_grammar(text)
     except Overloaded as error:
         state.metrics.refused(str(error.code))

@@ -31,6 +31,7 @@ def _unbounded() -> Iterator[Hostile]:
         yield bad(kind, path, "stop", stop="x" * 10**6)
         yield bad(kind, path, "stop_token_ids", stop_token_ids=[5] * 10_000)
         yield bad(kind, path, "logit_bias", logit_bias={str(i): 1 for i in range(100_000)})
+        yield bad(kind, path, "logit_bias", logit_bias={f"x{i}": "" for i in range(100_000)})
         yield bad(kind, path, "bad_words", bad_words=["x"] * 100_000)
         yield bad(kind, path, "bad_words", bad_words=["x" * 100_000])
         yield bad(kind, path, "allowed_token_ids", allowed_token_ids=[5] * 100_000)

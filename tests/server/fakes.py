@@ -230,7 +230,7 @@ class FakeJudge:
         self.refusal: Exception | None = None
         self.closed = False
 
-    async def check(self, grammar: str) -> str:
+    async def check(self, grammar: str, tenant: str = "") -> str:
         assert not self.closed
         self.asked.append(grammar)
         if self.refusal is not None:

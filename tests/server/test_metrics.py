@@ -2,6 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.metrics import Metrics
+from server.state import ServerState
 from tests.server.fakes import House
 
 NAMES = (
@@ -30,6 +32,13 @@ async def samples(house: House) -> dict[tuple[str, str], float]:
 async def test_names_are_there_from_the_start(house: House) -> None:
     found = {name for name, _ in await samples(house)}
     assert not set(NAMES) - found
+
+
+def test_the_stage_is_known_before_there_is_an_engine() -> None:
+    """While a model is fetched, which may take an hour, an alert wants to know."""
+    text = ServerState(("m",), Metrics()).metrics.render().decode()
+    assert 'cohort_stage{stage="loading"} 1.0' in text and 'cohort_stage{stage="ready"} 0.0' in text
+    assert "cohort_build_info{" in text
 
 
 async def test_gauges_come_from_the_engine(house: House) -> None:

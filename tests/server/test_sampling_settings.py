@@ -1,5 +1,6 @@
 """Sampling settings over HTTP: names are vLLM's, values are checked, and what is meant reaches the engine."""
 
+import time
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ async def test_refusals_speak_plainly(field: str, value: Any, says: str) -> None
     house = House()
     message = (await house.chat(**{field: value})).json()["error"]["message"]
     assert message.startswith(f"Invalid value for '{field}") and message.endswith(f": {says}."), message
+    house.state.threads.close()
+
+
+@pytest.mark.parametrize("count", [1000, 100_000])
+async def test_many_wrong_entries_make_a_short_answer(count: int) -> None:
+    """Each is two errors to the validator, which held up everybody for a second and sent megabytes back."""
+    house = House()
+    began = time.process_time()
+    response = await house.complete(logit_bias={f"x{i}": "" for i in range(count)})
+    assert time.process_time() - began < 0.5
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "logit_bias" and len(error["message"]) < 600
     house.state.threads.close()
 
 

@@ -46,6 +46,26 @@ def test_config_may_be_named_by_the_environment(tmp_path: Path) -> None:
     assert settings(COHORT_CONFIG=str(tmp_path / "my.yaml")).port == 7
 
 
+def test_a_flag_that_names_the_file_wins_over_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("port: 7")
+    assert settings({"config": str(tmp_path / "my.yaml")}, COHORT_CONFIG="gpu").port == 7
+
+
+def test_values_that_yaml_cannot_read_are_one_line(tmp_path: Path) -> None:
+    for text in ("b=[1,2", "b=2024-13-45", "b={"):
+        assert error({"executor_option": [text]}).startswith("--executor-option: it should be NAME=VALUE")
+    file = tmp_path / "my.yaml"
+    for text in ("revision: 2024-13-45", "revision: [1"):
+        file.write_text(text)
+        assert error({"config": str(file)}).startswith(f"{file}: not valid YAML")
+
+
+def test_a_metrics_key_is_what_the_header_will_have() -> None:
+    assert settings(COHORT_METRICS_KEY=" abc\n").metrics_key == "abc"
+    for value in ("", " ", "\n"):
+        assert error(COHORT_METRICS_KEY=value).startswith("COHORT_METRICS_KEY: it is given but empty")
+
+
 @pytest.mark.parametrize("preset", sorted(path.stem for path in configs_dir().glob("*.yaml")))
 def test_presets(preset: str) -> None:
     chosen = settings({"config": preset})

@@ -276,7 +276,7 @@ async def test_a_client_that_goes_while_its_grammar_is_judged(house: House, path
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     class SlowJudge(FakeJudge):
-        async def check(self, grammar: str) -> str:
+        async def check(self, grammar: str, tenant: str = "") -> str:
             asked.set()
             try:
                 await asyncio.Event().wait()

@@ -255,6 +255,55 @@ async def test_too_many_wait(make: MakeJudge, monkeypatch: pytest.MonkeyPatch) -
     assert await judge.check("third") == "third"
 
 
+async def test_tenants_take_turns(make: MakeJudge, notes: Path) -> None:
+    judge = make()
+    await judge.check("first")
+    one = [asyncio.create_task(judge.check(f"sleep 0.0{i}", "one")) for i in range(5)]
+    other = [asyncio.create_task(judge.check(f"other {i}", "other")) for i in range(2)]
+    await asyncio.gather(*one, *other)
+    assert asked(notes)[1:] == [
+        "sleep 0.00", "other 0", "sleep 0.01", "other 1", "sleep 0.02", "sleep 0.03", "sleep 0.04",
+    ]  # fmt: skip
+
+
+async def test_a_full_line_is_one_tenants_own(make: MakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "MAX_WAITING", 2)
+    monkeypatch.setattr(judging, "MAX_WAITING_IN_ALL", 5)
+    judge = make()
+    two = [asyncio.create_task(judge.check(f"sleep 0.1{i}", "one")) for i in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await judge.check("third", "one")
+    assert caught.value.retry_after == 20
+    assert await judge.check("third", "other") == "third"
+    three = [asyncio.create_task(judge.check(f"sleep 0.2{i}", str(i))) for i in range(3)]
+    await asyncio.sleep(0)
+    left = [task for task in two if not task.done()]
+    full = [asyncio.create_task(judge.check(f"sleep 0.3{i}", str(i))) for i in range(2 - len(left))]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await judge.check("fourth", "a third one")
+    await asyncio.gather(*two, *three, *full)
+
+
+async def test_who_goes_away_takes_no_room(
+    make: MakeJudge, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "MAX_WAITING", 2)
+    judge = make()
+    judged = asyncio.create_task(judge.check("sleep 0.3"))
+    await noted(notes, "sleep 0.3")
+    dropped = [asyncio.create_task(judge.check(f"nobody wants {i}")) for i in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await judge.check("third")
+    for task in dropped:
+        task.cancel()
+    await asyncio.gather(*dropped, return_exceptions=True)
+    assert await judge.check("third") == "third"
+    assert await judged and asked(notes) == ["sleep 0.3", "third"]
+
+
 @pytest.mark.parametrize("question", ["for-ever", "ok"])
 async def test_closing(make: MakeJudge, notes: Path, question: str) -> None:
     """Whoever waits gets an answer, nothing is left, and nothing is begun again."""

@@ -92,11 +92,11 @@ def _allowed(tools: Sequence[Any], functions: Sequence[Function]) -> tuple[Funct
 
 
 def _functions(names: Sequence[str], functions: Sequence[Function], param: str) -> tuple[Function, ...]:
-    known = {function.name for function in functions}
+    known, wanted = {function.name for function in functions}, set(names)
     for name in names:
         if name not in known:
             raise _invalid(param, f"'{param}' names the function '{name[:100]}', which is not in 'tools'.")
-    return tuple(function for function in functions if function.name in names)
+    return tuple(function for function in functions if function.name in wanted)
 
 
 def _invalid(param: str, message: str) -> InvalidRequest:

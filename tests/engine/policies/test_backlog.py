@@ -11,7 +11,7 @@ from engine.core.backlog import MAX_RETRY_AFTER, Backlog
 from engine.core.mailbox import Mailbox
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import DeadlinePassed, EngineError, Overloaded
-from engine.request import Observer, Request, TokenDelta
+from engine.request import Observer, Request, Stage, TokenDelta
 from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
@@ -330,6 +330,25 @@ async def test_a_queue_of_so_many_seconds_is_full() -> None:
         assert 2 <= count <= 7
         core.submit(request([77], 2), first, 1)  # a call that is in already is not refused half way
         assert await core.drain(10)
+
+
+async def test_a_call_is_let_in_whole_or_not_at_all() -> None:
+    """One with more parts than may wait was refused for ever, by itself alone."""
+    async with engine(fake(seqs=2), max_num_seqs=2, max_queued_seqs=4, max_queued_tokens=20) as core:
+        for _ in range(2):
+            choices, prompts = Mailbox(), Mailbox()
+            core.submit_choices(
+                [replace(request([1, 2], 3), sampling=SamplingParams(choice=i)) for i in range(9)], choices
+            )
+            with pytest.raises(Overloaded):
+                core.submit(request([1], 3), Mailbox())
+            assert await core.drain(5)
+            core._health.stage = Stage.READY
+            for number in range(9):
+                core.submit(request([number] * 15, 3), prompts, number)
+            assert await core.drain(5)
+            core._health.stage = Stage.READY
+            assert len(await prompts.take()) == 9
 
 
 async def test_a_full_queue_is_not_full_for_who_has_little_in_it() -> None:

@@ -89,8 +89,9 @@ STREAMS = """
 With `stream` the answer is `text/event-stream`: events `data: JSON`, all with the same `id`, `created` and `model`, and at last
 `data: [DONE]`. A chat begins with a chunk that holds the role; each choice ends with a chunk that holds its `finish_reason`;
 with `stream_options.include_usage` one more follows, with `usage` and no choices. An error before the first event is an answer
-with its own status; one after it is an event `{"error": {...}}`. Who has waited 10 s has been sent a 200 and a comment, so that no
-proxy gives up: what fails then (a deadline in the queue, say) is an event as well, without `retry-after`. What a stream adds up to equals the answer without `stream`.
+with its own status; one after it is an event `{"error": {...}}`. Who has waited 10 s has been sent a 200 and a comment, so that
+no proxy gives up: what fails then (a deadline in the queue, say) is an event as well, without `retry-after`. What a stream adds
+up to equals the answer without `stream`.
 """
 
 PARAMETERS = """
@@ -118,6 +119,6 @@ LIMITS = """
 A body has at most `--max-body-bytes` (16 MiB), request line and headers 64 KiB; headers must arrive within 30 s, and of a body 1
 KiB a second on average over each 10 s. A stream whose client does not read for 60 s is given up. Closing the connection ends the
 request, streamed or not. An answer that is not streamed holds at most 256 MiB of logprobs and of what its choices repeat of
-their prompts (`echo`, `return_token_ids`). Lists, strings and numbers have the limits of the tables, and a body as a whole at most
-1,114,112 values (between commas), 131,072 lists and objects, and 131,072 keys. No URL in a request is ever fetched.
+their prompts (`echo`, `return_token_ids`). Lists, strings and numbers have the limits of the tables, and a body as a whole
+at most 1,114,112 values (between commas), 131,072 lists and objects, and 131,072 keys. No URL in a request is ever fetched.
 """

@@ -29,10 +29,10 @@ RESPONSE_ID = "cohort.response_id"
 IGNORED = "cohort.ignored"
 """Where in the scope the names of a request's parameters are that had no effect."""
 _MAX_IGNORED_BYTES = 2048
-"""Of names, after which no further one is told."""
+"""Of names and what separates them."""
 _MAX_NAME = 100
 """Characters of a name that are told; the client may have sent megabytes."""
-_MORE = b"..."
+_SEPARATOR, _MORE = b", ", b"..."
 
 
 class RequestContext:
@@ -94,13 +94,14 @@ def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
     size = 0
     for name in names[:MAX_TOLD]:
         quoted = quote(name[:_MAX_NAME], safe="[]", errors="replace").encode()
-        told.append(quoted + _MORE if len(name) > _MAX_NAME else quoted)
-        size += len(told[-1])
+        quoted += _MORE if len(name) > _MAX_NAME else b""
+        size += len(quoted) + len(_SEPARATOR)
         if size > _MAX_IGNORED_BYTES:
             break
+        told.append(quoted)
     if len(told) < len(names):
         told.append(_MORE)
-    return [(b"x-cohort-ignored", b", ".join(told))] if told else []
+    return [(b"x-cohort-ignored", _SEPARATOR.join(told))] if told else []
 
 
 def _line(scope: Scope) -> str:

@@ -41,7 +41,7 @@ async def test_the_grammar_reaches_the_engine(house: House, route: str, stream: 
 
 @BOTH
 async def test_what_the_judge_makes_of_it_is_what_the_engine_gets(house: House, route: str) -> None:
-    async def check(grammar: str) -> str:
+    async def check(grammar: str, tenant: str = "") -> str:
         return grammar.replace("gbnf_grammar", "lark_grammar")
 
     house.judge.check = check  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ async def test_many_schemas_in_one_grammar(house: House) -> None:
 async def test_a_client_that_goes_away_while_it_waits(house: House, route: str) -> None:
     waiting, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def check(grammar: str) -> str:
+    async def check(grammar: str, tenant: str = "") -> str:
         waiting.set()
         try:
             await asyncio.sleep(60)

@@ -20,7 +20,7 @@ from executors.tiny.batches import Encoder, batches, batches_ahead
 from executors.tiny.choice import Easy
 from executors.tiny.data import held_out_samples
 from executors.tiny.data.chat import HONEST
-from executors.tiny.data.dialogs import questions_apart
+from executors.tiny.data.dialogs import DEFAULT_WEIGHTS, questions_apart
 from executors.tiny.data.forced_calls import forced_call
 from executors.tiny.data.phrasing import Draw
 from executors.tiny.data.sample import Sample
@@ -184,7 +184,8 @@ def test_questions_apart_read_like_one_each(shipped_tokenizer: Tokenizer) -> Non
     """What a question sees is the conversation in which it alone was asked."""
     encoder, rng, honest = Encoder(shipped_tokenizer), random.Random(0), 0
     draw = Draw(1)
-    for sample in (questions_apart(draw) for _ in range(60)):
+    shares = {**DEFAULT_WEIGHTS, "off_topic": 0.8}
+    for sample in (questions_apart(draw, shares) for _ in range(60)):
         row = encoder.row(sample, rng)
         led = [message for message in sample.messages if message["role"] == "system"]
         turns = [*sample.messages[len(led) :], {"role": "assistant", "content": sample.answer}]

@@ -20,7 +20,7 @@ def refuses_not(house: House) -> None:
     """Have the judge refuse what the compiler does."""
     judge = house.judge
 
-    async def check(grammar: str) -> str:
+    async def check(grammar: str, tenant: str = "") -> str:
         judge.asked.append(grammar)
         if '"not"' in grammar:
             raise InvalidRequest("Unimplemented keys: ['not']", code="invalid_value")

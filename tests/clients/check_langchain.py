@@ -140,12 +140,12 @@ def test_a_forced_tool(chat: ChatOpenAI, choice: Any, strict: bool | None) -> No
 @pytest.mark.parametrize("method", ["function_calling", "json_mode", "json_schema"])
 def test_structured_output(chat: ChatOpenAI, loop: asyncio.Runner, method: Any) -> None:
     structured = chat.with_structured_output(Person, method=method)
-    hugo = structured.invoke(HUGO)
-    # As the argument of a tool the model may get a name wrong: it has learned to extract as JSON.
-    name = hugo.name if method == "function_calling" else "Hugo"
-    assert hugo == Person(name=name, age=51, job="baker")
-    assert list(structured.stream(HUGO))[-1] == hugo
-    assert loop.run(structured.ainvoke(HUGO)) == hugo
+    # Asked for JSON where a tool has to be called, the model may take "job" for the job; nobody who has a tool asks so.
+    asked = "Hugo is a baker and 51 years old." if method == "function_calling" else HUGO
+    hugo = structured.invoke(asked)
+    assert hugo == Person(name="Hugo", age=51, job="baker")
+    assert list(structured.stream(asked))[-1] == hugo
+    assert loop.run(structured.ainvoke(asked)) == hugo
 
 
 def test_structured_output_by_schema(chat: ChatOpenAI) -> None:

@@ -76,10 +76,7 @@ def _keys(value: Any) -> Any:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list):
         return value
-    stripped = [part.strip() if isinstance(part, str) else part for part in parts]
-    if not stripped or "" in stripped:
-        raise ValueError("it is given but empty; leave it out to serve without a key")
-    return stripped
+    return [_key(part) for part in parts or [""]]
 
 
 def _key(value: Any) -> Any:

@@ -37,13 +37,12 @@ class Admission:
 
     def check(
         self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False,
-        accepted: bool = False, committed: int = 0,
+        committed: int = 0,
     ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
         waited before the call came; `now` in seconds of the engine's clock. `continues`: part of a call that was let in, which
         is let in whole: a queue is longer than it may be by one call at most. How long the rest of it waits is its own doing, and
-        its deadline is looked after while it waits. `accepted`: the same of a part that comes later. `committed`: so many tokens
-        of its output exist already."""
+        its deadline is looked after while it waits. `committed`: so many tokens of its output exist already."""
         ids = request.prompt_token_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -61,7 +60,7 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
-        if not (accepted or continues):
+        if not continues:
             self._check_queue(request, queued, backlog, now)
 
     def _check_queue(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:

@@ -195,11 +195,11 @@ class EngineCore:
         open_ = self.stage in (Stage.READY, Stage.RECOVERING) or (accepted and self.stage is Stage.DRAINING)
         if not open_ or self._admission is None:
             raise Unavailable(f"the engine is {self.stage}")
-        waiting, now, continues = self.num_waiting, self.clock(), mailbox in self._let_in
+        waiting, now, continues = self.num_waiting, self.clock(), accepted or mailbox in self._let_in
         try:
             for number, request in enumerate(requests):
                 goes_on = continues or number > 0
-                self._admission.check(request, waiting, self._backlog, now, goes_on, accepted, len(committed))
+                self._admission.check(request, waiting, self._backlog, now, goes_on, len(committed))
         except Overloaded as error:
             self.observer.refused(str(error.code))
             raise

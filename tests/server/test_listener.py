@@ -18,7 +18,16 @@ def reached(port: int, address: str) -> bool:
         return client.connect_ex((address, port)) == 0
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def has_ipv6() -> bool:
+    """Containers often come without it, and the kernel may know it and have no address of it."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return socket.has_dualstack_ipv6()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs a loopback address of IPv6, which this machine has not")
 def test_any_address_is_any_of_both_kinds() -> None:
     with listen("::", 0) as found:
         port = found.getsockname()[1]

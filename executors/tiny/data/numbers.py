@@ -266,9 +266,10 @@ _SPELLED, _SPELLED_SUMS, _SPELLED_COUNTS = 0.05, 0.4, 0.15
 """Prompts whose numbers are written as words: as they are asked, and as they are learned (a twentieth is too few to learn them from)."""
 
 
-def _written(draw: Draw, slots: dict[str, int], share: float) -> dict[str, object]:
-    """Return `slots`, in a `share` of the prompts with their numbers as words."""
-    if not draw.chance(share):
+def _written(draw: Draw, slots: dict[str, int], learned: float, never: bool = False) -> dict[str, object]:
+    """Return `slots`, now and then with their numbers as words: in a share of `learned` of what is learned."""
+    share = _SPELLED if draw.held_out else learned
+    if not draw.chance(0.0 if never else share):
         return dict(slots)
     dash = draw.rng.choice(("-", "-", " "))
     return {name: spelled(number, dash) for name, number in slots.items()}
@@ -300,7 +301,7 @@ def _in_steps(draw: Draw) -> Turn:
         lines = STEP_DOWN
     slots = {"a": numbers[0], "b": numbers[-1], "n": items}
     text = draw.ask(lines)
-    written = _written(draw, slots, _SPELLED if draw.held_out else _SPELLED_COUNTS)
+    written = _written(draw, slots, _SPELLED_COUNTS)
     text = fill(text, {**written, **more})
     return Turn("counting", text, ", ".join(map(str, numbers)), {"numbers": numbers})
 
@@ -324,7 +325,7 @@ def counting(draw: Draw) -> Turn:
         text = draw.ask(_COUNT_TO)
     else:
         text = draw.ask(_COUNT_UP)
-    text = fill(text, _written(draw, slots, _SPELLED if draw.held_out else _SPELLED_COUNTS))
+    text = fill(text, _written(draw, slots, _SPELLED_COUNTS))
     return Turn("counting", text, ", ".join(map(str, numbers)), {"numbers": numbers})
 
 
@@ -340,7 +341,7 @@ def sums(draw: Draw) -> Turn:
     thing, other = draw.rng.sample(THINGS, 2)
     name, friend = draw.rng.sample(NAMES, 2)
     slots = {"thing": thing, "other": other, "name": name, "friend": friend, "place": draw.rng.choice(PLACES)}
-    share = _SPELLED if draw.held_out else _SPELLED_SUMS
     # Nobody writes "twelve+seven".
-    written = _written(draw, {"a": a, "b": b}, 0.0 if re.search(r"\}[+,(]|[(]\{", text) else share)
+    compact = re.search(r"\}[+,(]|[(]\{", text) is not None
+    written = _written(draw, {"a": a, "b": b}, _SPELLED_SUMS, never=compact)
     return Turn("sums", fill(text, {**written, **slots}), str(a + b), {"sum": a + b})

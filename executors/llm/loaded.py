@@ -74,6 +74,7 @@ class Loaded:
             self.runner.attention.note,
             self.plan.note,
             self.source.note,
+            *self.source.warnings,
             self.unified.grammars.compiler.unsupported,
             *self.unified.notes,
         )

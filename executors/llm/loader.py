@@ -44,6 +44,8 @@ class LoadedModel:
     activation_bytes_per_token: int
     note: str | None = None
     """What is slower here than it could be."""
+    warnings: tuple[str, ...] = ()
+    """What in the checkpoint is not used, a sentence each."""
 
 
 def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
@@ -56,6 +58,9 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         and has_own_head(directory, decoder_config.family)
     ):
         decoder_config = replace(decoder_config, tied=False)
+    warnings = decoder_config.notes
+    for note in warnings:
+        _log.warning("%s: %s", directory / "config.json", note)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     if device.type == "cuda" and device.index is not None:
@@ -93,6 +98,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         num_bytes,
         activation_bytes(decoder, kernels),
         _notes(_how_fast(decoder, kernels, missing), widened, decoder),
+        warnings,
     )
 
 

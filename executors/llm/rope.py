@@ -98,7 +98,8 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+    # Where the bounds have crossed, the span is negative and nothing is interpolated.
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / (high - low or 0.001)
     interpolated = ramp.clamp(0, 1)
     return plain / rope.factor * interpolated + plain * (1 - interpolated)
 

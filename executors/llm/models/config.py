@@ -5,15 +5,16 @@ Every fault is a ConfigError of one line that names the file, the field and what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from executors.errors import ConfigError
+from executors.llm.models.config_keys import unread_notes
 from executors.llm.models.families import Family, family_of, supported_architectures
 from executors.llm.models.fields import Fields, read_json
 from executors.llm.models.quantization import Fp8Scheme, parse_quantization
-from executors.llm.models.rope_config import RopeConfig, context_lengths, parse_ropes
+from executors.llm.models.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 
 __all__ = [
     "DTYPES",
@@ -103,6 +104,8 @@ class DecoderConfig:
     """and so is what attention and MLP return, before it is added."""
     logits_divisor: float = 1.0
     """Logits are divided by it."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of config.json that would change the answer elsewhere and are not used, a sentence each."""
 
     @property
     def num_layers(self) -> int:
@@ -146,6 +149,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
     fields = Fields(where, {**family.defaults, **given}, family.fields)
     _refuse_unimplemented(fields, family)
+    notes = unread_notes(fields.values, family, where)
     num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
     num_kv_heads = fields.natural("num_key_value_heads", num_heads)
     head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
@@ -154,14 +158,17 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
             f"{where}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
     max_positions = fields.natural("max_position_embeddings")
-    ropes = _ropes(fields, family, max_positions, head_dim)
+    rotation = _ropes(fields, family, max_positions, head_dim)
+    ropes = (
+        () if rotation is None else (rotation.full, *(() if rotation.local is None else (rotation.local,)))
+    )
     context_length, max_context_length = (
         context_lengths(ropes[0], max_positions, family.stretched_positions)
         if ropes
         else (max_positions, max_positions)
     )
-    moe = _moe(fields) if family.experts else None
-    layers = _layers(fields, family, len(ropes), moe is not None)
+    moe = _moe(fields, family) if family.experts else None
+    layers = _layers(fields, family, len(ropes), notes)
     dense = not all(layer.sparse for layer in layers)
     return DecoderConfig(
         family=family,
@@ -191,6 +198,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
         residual_scale=_factor(fields, family.residual_multiplier),
         logits_divisor=_factor(fields, family.logits_divisor),
+        notes=(*notes, *(() if rotation is None else rotation.notes)),
     )
 
 
@@ -267,29 +275,31 @@ def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
     return fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
 
 
-def _ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[RopeConfig, ...]:
+def _ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes | None:
     if family.names.positions:
-        return ()
+        return None
     if head_dim % 2:
         raise ConfigError(f"{fields.where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
-    rope, local = parse_ropes(fields, family, max_positions, head_dim)
-    return (rope,) if local is None else (rope, local)
+    return parse_ropes(fields, family, max_positions, head_dim)
 
 
-def _moe(fields: Fields) -> MoeConfig:
+def _moe(fields: Fields, family: Family) -> MoeConfig:
     # transformers 5 saves the number of experts as `num_local_experts`.
     num_experts = fields.natural("num_experts", fields.get("num_local_experts"))
+    if fields.get("num_local_experts", num_experts) != num_experts:
+        other = fields.get("num_local_experts")
+        raise ConfigError(f"{fields.where}: num_experts is {num_experts} and num_local_experts {other}")
     top_k = fields.natural("num_experts_per_tok")
     if top_k > num_experts:
         raise ConfigError(
             f"{fields.where}: num_experts_per_tok {top_k} is more than num_experts {num_experts}"
         )
     return MoeConfig(
-        num_experts, top_k, fields.natural("moe_intermediate_size"), fields.switch("norm_topk_prob")
+        num_experts, top_k, fields.natural("moe_intermediate_size"), fields.switch(family.normalized)
     )
 
 
-def _layers(fields: Fields, family: Family, num_ropes: int, experts: bool) -> tuple[LayerConfig, ...]:
+def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) -> tuple[LayerConfig, ...]:
     count = fields.natural("num_hidden_layers")
     if count > _MOST_LAYERS:
         raise ConfigError(
@@ -298,7 +308,15 @@ def _layers(fields: Fields, family: Family, num_ropes: int, experts: bool) -> tu
     rotated = _rotated(fields, family, count) if num_ropes else [False] * count
     sliding = _sliding(fields, family, count, rotated)
     window = fields.natural("sliding_window") if any(sliding) else None
-    sparse = _sparse(fields, count) if experts else [False] * count
+    types = fields.get("layer_types")
+    if (
+        not any(sliding)
+        and family.window not in ("", "all")
+        and isinstance(types, list)
+        and _SLIDING in types
+    ):
+        notes.append("layer_types names sliding layers, but there is no window: all layers see all tokens")
+    sparse = _sparse(fields, family, count) if family.experts else [False] * count
     layers = []
     for i in range(count):
         rope = (1 if num_ropes > 1 and sliding[i] else 0) if rotated[i] else None
@@ -346,7 +364,9 @@ def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) ->
             return [not turned for turned in rotated]
 
 
-def _sparse(fields: Fields, count: int) -> list[bool]:
+def _sparse(fields: Fields, family: Family, count: int) -> list[bool]:
+    if not family.sparse_layers:
+        return [True] * count
     dense = set(fields.items("mlp_only_layers", int, 0) or [])
     step = fields.natural("decoder_sparse_step", 1)
     return [i not in dense and (i + 1) % step == 0 for i in range(count)]

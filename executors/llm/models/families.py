@@ -106,10 +106,20 @@ class Family:
     """Field with one integer per layer: 0 for a layer without rotation."""
     local_theta: str = ""
     """Field with the rope theta of sliding layers, which are then not scaled as the others are."""
-    rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+    theta: float = 10_000.0
+    """Rope theta where config.json names none."""
+    partial_rotary: bool = False
+    """`partial_rotary_factor` counts."""
+    original_positions: int | None = None
+    """`original_max_position_embeddings` where the field is missing; None: what the rope's object says."""
+    rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names for a kind of rope."""
     experts: bool = False
+    normalized: Switch = "norm_topk_prob"
+    """The weights of a token's experts are scaled to sum to 1."""
+    sparse_layers: bool = False
+    """`mlp_only_layers` and `decoder_sparse_step` say which layers have experts; else all have."""
     stretched_positions: bool = False
     """`max_position_embeddings` is the length after scaling, whatever the kind of rope."""
     nullable: tuple[str, ...] = ()
@@ -129,7 +139,6 @@ _LLAMA: Final = Family(
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     mlp_bias="mlp_bias",
-    defaults={"rope_theta": 10000.0},
 )
 _MISTRAL: Final = Family(
     name="mistral",
@@ -144,7 +153,8 @@ _QWEN2: Final = Family(
     qkv_bias=True,
     window="tail",
     window_switch="use_sliding_window",
-    defaults={"max_window_layers": 28},
+    nullable=("sliding_window",),
+    defaults={"max_window_layers": 28, "sliding_window": 4096},
 )
 _QWEN3: Final = Family(
     name="qwen3",
@@ -154,7 +164,8 @@ _QWEN3: Final = Family(
     o_bias="attention_bias",
     window="tail",
     window_switch="use_sliding_window",
-    defaults={"max_window_layers": 28},
+    nullable=("sliding_window",),
+    defaults={"max_window_layers": 28, "sliding_window": 4096, "head_dim": 128},
 )
 _QWEN3_MOE: Final = Family(
     name="qwen3_moe",
@@ -165,6 +176,9 @@ _QWEN3_MOE: Final = Family(
     window="all",
     window_switch="use_sliding_window",
     experts=True,
+    sparse_layers=True,
+    nullable=("sliding_window",),
+    defaults={"sliding_window": 4096},
 )
 _MIXTRAL: Final = Family(
     name="mixtral",
@@ -179,7 +193,8 @@ _MIXTRAL: Final = Family(
     window="all",
     nullable=("sliding_window",),
     experts=True,
-    defaults={"norm_topk_prob": True},
+    theta=1_000_000.0,
+    normalized=True,
 )
 _OLMOE: Final = Family(
     name="olmoe",
@@ -207,7 +222,7 @@ _GEMMA: Final = Family(
     activations=("gelu_pytorch_tanh",),
     embed_scaled=True,
     defaults={"tie_word_embeddings": True, "head_dim": 256},
-    only={"hidden_act": ("gelu", "gelu_pytorch_tanh")},
+    only={"hidden_act": ("gelu", "gelu_pytorch_tanh"), "use_bidirectional_attention": (False,)},
 )
 _GEMMA2: Final = Family(
     name="gemma2",
@@ -246,10 +261,12 @@ _GEMMA3: Final = Family(
     activations=_GELU,
     embed_scaled=True,
     query_scale="query_pre_attn_scalar",
+    attn_softcap="attn_logit_softcapping",
     final_softcap="final_logit_softcapping",
     window="pattern",
     stretched_positions=True,
     nullable=("sliding_window",),
+    theta=1_000_000.0,
     local_theta="rope_local_base_freq",
     defaults={
         "tie_word_embeddings": True,
@@ -257,7 +274,6 @@ _GEMMA3: Final = Family(
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
-        "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
     },
     only={"use_bidirectional_attention": (False,)},
@@ -295,6 +311,8 @@ _PHI3: Final = Family(
     architectures=("Phi3ForCausalLM",),
     names=TensorNames(qkv=_LAYER + "self_attn.qkv_proj", gate_up=_LAYER + "mlp.gate_up_proj"),
     window="all",
+    partial_rotary=True,
+    original_positions=4096,
     rope_kinds=("default", "longrope"),
     rope_aliases={"su": "longrope", "yarn": "longrope"},
 )
@@ -320,7 +338,8 @@ _SMOLLM3: Final = Family(
     window="nope",
     window_switch="use_sliding_window",
     rotated="no_rope_layers",
-    defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4, "rope_theta": 2_000_000.0},
+    theta=2_000_000.0,
+    defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4},
 )
 _GRANITE: Final = Family(
     name="granite",

@@ -35,61 +35,151 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
 
 
-def parse_ropes(
-    fields: Fields, family: Family, max_positions: int, head_dim: int
-) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rope of the layers, and that of sliding layers where the family has another one for them (else None).
+_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_READ_BY = {
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate",
+    },
+    "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
+}  # fmt: skip
+"""Keys of a rope object that transformers reads, by kind: beside those, `_READ`."""
+_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
+"""Keys that split rotation among the axes of images; on text all axes are the same."""
+_FULL, _LOCAL = "full_attention", "sliding_attention"
 
-    transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """`full` rotates the layers, `local` the sliding ones of a family that has another rope for them. `notes`: keys that
+    would change the answer and that transformers does not read either."""
+
+    full: RopeConfig
+    local: RopeConfig | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One rope object: where it stands, what is in it, and theta where it names none."""
+
+    name: str
+    values: dict[str, Any]
+    theta: float
+    original: int | None
+    """`original_max_position_embeddings` beside the object, which counts before the one in it."""
+
+
+def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes:
+    """The ropes of a model, as transformers 5.23 reads them.
+
+    transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`. Where both
+    objects are there, a `rope_scaling` that is not empty takes the place of the other, with its `rope_theta`.
     """
-    source = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    scaling = fields.get(source, {})
-    if not isinstance(scaling, dict):
-        raise ConfigError(f"{fields.where}: {source} is {scaling!r}; an object is needed")
-    local: dict[str, Any] = {}
+    parameters, scaling = _object(fields, "rope_parameters"), _object(fields, "rope_scaling")
+    notes: list[str] = []
     if family.local_theta:
-        if isinstance(scaling.get("full_attention"), dict):
-            local = scaling.get("sliding_attention") or {}
-            scaling = scaling["full_attention"]
-        numbers = Fields(f"{fields.where}: {source}", local)
-        theta = numbers.real("rope_theta", fields.real(family.local_theta))
-        if local.get("rope_type", "default") != "default":
-            raise ConfigError(
-                f"{numbers.where} of sliding_attention: rope_type {local['rope_type']!r} is not supported; supported: default"
+        sources = _by_layer(fields, family, parameters, scaling, notes)
+    else:
+        name, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
+        if scaling and parameters:
+            notes.append(
+                "rope_scaling takes the place of rope_parameters, as in transformers"
+                + _lost_theta(parameters, scaling, fields)
             )
-        return _parse(fields, source, scaling, family, max_positions, head_dim), RopeConfig(
-            "default", _checked_theta(theta, fields.where), max_positions, head_dim
+        sources = [_Source(name, values, fields.real("rope_theta", family.theta), _original(fields, family))]
+    found = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
+    return Ropes(found[0], found[1] if len(found) > 1 else None, tuple(notes))
+
+
+def _object(fields: Fields, name: str) -> dict[str, Any]:
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{fields.where}: {name} is {value!r}; an object is needed")
+    return value
+
+
+def _lost_theta(parameters: dict[str, Any], scaling: dict[str, Any], fields: Fields) -> str:
+    theta = parameters.get("rope_theta")
+    if theta is None or scaling.get("rope_theta") is not None or fields.get("rope_theta") == theta:
+        return ""
+    return f"; the rope_theta {theta} in there is not used"
+
+
+def _original(fields: Fields, family: Family) -> int | None:
+    name = "original_max_position_embeddings"
+    if fields.get(name) is None and family.original_positions is None:
+        return None
+    return fields.natural(name, family.original_positions)
+
+
+def _by_layer(
+    fields: Fields, family: Family, parameters: dict[str, Any], scaling: dict[str, Any], notes: list[str]
+) -> list[_Source]:
+    """An object for each kind of layer; `rope_scaling` speaks of those without a window."""
+    nested = {name: parameters.get(name) or {} for name in (_FULL, _LOCAL)}
+    for name, value in nested.items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"{fields.where}: rope_parameters: {name} is {value!r}; an object is needed")
+    flat = sorted(set(parameters) - set(nested))
+    if flat and scaling and not set(parameters) & set(nested):
+        raise ConfigError(
+            f"{fields.where}: rope_parameters has no {_FULL}, which rope_scaling is to change; leave one of the two out"
         )
-    return _parse(fields, source, scaling, family, max_positions, head_dim), None
+    if flat:
+        notes.append(f"rope_parameters: {', '.join(flat)} not used: only {_FULL} and {_LOCAL} are read")
+    full = {"rope_type": "default", **nested[_FULL], **scaling}
+    if scaling.get("type", "default") != "default" and full["rope_type"] == "default":
+        notes.append("rope_scaling: type is not used: only rope_type is read, as in transformers")
+    name = "rope_scaling" if scaling else "rope_parameters"
+    if not scaling and nested[_FULL].get("rope_type") is None and "type" in nested[_FULL]:
+        full["rope_type"] = nested[_FULL]["type"]
+    local_theta = fields.real(family.local_theta)
+    return [
+        _Source(name, full, fields.real("rope_theta", family.theta), None),
+        _Source(f"rope_parameters of {_LOCAL}", nested[_LOCAL], local_theta, None),
+    ]
 
 
 def _parse(
-    fields: Fields, source: str, scaling: dict[str, Any], family: Family, max_positions: int, head_dim: int
+    fields: Fields, source: _Source, family: Family, max_positions: int, head_dim: int, notes: list[str]
 ) -> RopeConfig:
-    numbers = Fields(f"{fields.where}: {source}", scaling)
+    numbers = Fields(f"{fields.where}: {source.name}", source.values)
     kind = numbers.get("rope_type", numbers.get("type", "default"))
     kind = family.rope_aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in family.rope_kinds:
         known = ", ".join(family.rope_kinds)
-        raise ConfigError(f"{fields.where}: {source} of type {kind!r} is not supported; supported: {known}")
-    theta = _checked_theta(numbers.real("rope_theta", fields.real("rope_theta", 10000.0)), fields.where)
-    original = numbers.natural("original_max_position_embeddings", max_positions)
-    dim = _rotary_dim(fields, numbers, head_dim)
+        raise ConfigError(
+            f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {known}"
+        )
+    theta = _checked_theta(numbers.real("rope_theta", source.theta), fields.where)
+    read = _READ | _OF_IMAGES | _READ_BY.get(kind, set())
+    unread = sorted(name for name, value in source.values.items() if name not in read and value is not None)
+    if unread:
+        notes.append(f"{source.name}: {', '.join(unread)} not used: rope of type {kind} has no such key")
+    original = source.original or numbers.natural("original_max_position_embeddings", max_positions)
+    dim = _rotary_dim(fields, numbers, family, kind, head_dim, notes)
     rope = RopeConfig(kind, theta, original, dim)
     if kind == "default":
         return rope
     given = numbers.get("attention_factor")
     factor = None if given is None else numbers.real("attention_factor")
     if kind == "longrope":
-        return _longrope(fields, numbers, replace(rope, attention_factor=factor), max_positions)
+        return _longrope(numbers, replace(rope, attention_factor=factor), max_positions)
+    implied = None
+    if kind == "yarn" and "factor" in source.values:  # null: how far the context is stretched already
+        implied = max_positions / original
     rope = replace(
         rope,
         # transformers scales `dynamic` from max_position_embeddings on, whatever the other field says.
         original_length=max_positions if kind == "dynamic" else original,
-        factor=numbers.real("factor"),
+        factor=numbers.real("factor", implied),
         low_freq_factor=numbers.real("low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=numbers.real("high_freq_factor", None if kind == "llama3" else 1.0),
-        attention_factor=factor,
+        attention_factor=factor if kind == "yarn" else None,
         mscale=numbers.real("mscale", 0.0),
         mscale_all_dim=numbers.real("mscale_all_dim", 0.0),
         beta_fast=numbers.real("beta_fast", 32.0),
@@ -106,9 +196,22 @@ def _checked_theta(theta: float, where: str) -> float:
     return theta
 
 
-def _rotary_dim(fields: Fields, numbers: Fields, head_dim: int) -> int:
-    """How many of a head's elements are rotated."""
+def _rotary_dim(
+    fields: Fields, numbers: Fields, family: Family, kind: str, head_dim: int, notes: list[str]
+) -> int:
+    """How many of a head's elements are rotated. Only some families rotate a part of them: the others' classes in
+    transformers rotate all, whatever the field says, and cannot be run where another kind of rope reads it."""
     share = numbers.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
+    if not family.partial_rotary and share != 1.0:
+        if kind != "default":
+            raise ConfigError(
+                f"{numbers.where}: partial_rotary_factor {share} is not supported for {family.name} with rope of type "
+                f"{kind}; supported: 1.0"
+            )
+        notes.append(
+            f"partial_rotary_factor {share} is not used: all of a head is rotated, as transformers does for {family.name}"
+        )
+        share = 1.0
     dim = int(head_dim * share)
     if not 0.0 < share <= 1.0 or dim < 2 or dim % 2:
         raise ConfigError(
@@ -117,12 +220,13 @@ def _rotary_dim(fields: Fields, numbers: Fields, head_dim: int) -> int:
     return dim
 
 
-def _longrope(fields: Fields, numbers: Fields, rope: RopeConfig, max_positions: int) -> RopeConfig:
-    # The length before scaling stands beside the object or in it, and is what the factor is counted from.
-    original = numbers.natural(
-        "original_max_position_embeddings", fields.natural("original_max_position_embeddings", max_positions)
-    )
+def _longrope(numbers: Fields, rope: RopeConfig, max_positions: int) -> RopeConfig:
+    original = rope.original_length  # which the factor is counted from
     factor = numbers.real("factor", max_positions / original)
+    if original < 2:
+        raise ConfigError(
+            f"{numbers.where}: original_max_position_embeddings is {original}; at least 2 is needed"
+        )
     short, long = (_factors(numbers, name, rope.dim // 2) for name in ("short_factor", "long_factor"))
     attention = rope.attention_factor
     if attention is None:

@@ -227,7 +227,7 @@ FAULTS = {
         _of_config(use_sliding_window=True, sliding_window=8, layer_types=["full_attention"]),
         ["layer_types", "a list of 3 str"],
     ),
-    "rope kind": (_of_config(rope_parameters={"rope_type": "longrope"}), ["longrope", "llama3"]),
+    "rope kind": (_of_config(rope_parameters={"rope_type": "mrope"}), ["mrope", "llama3"]),
     "rope field": (_of_config(rope_parameters={"rope_type": "llama3"}), ["rope_parameters", "factor"]),
     "rope is not finite": (_of_rope(factor=float("inf")), ["rope_parameters: factor", "finite"]),
     "rope is too large": (_of_rope(factor=10**400), ["rope_parameters: factor", "finite"]),

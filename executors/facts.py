@@ -63,6 +63,8 @@ class ModelInfo:
     quantization: str | None = None
     num_parameters: int = 0
     device: str = "cpu"
+    generates: bool = True
+    """False for a model without a head: it has hidden states and no logits, and steps that ask for tokens are refused."""
 
 
 @dataclass(frozen=True, slots=True)

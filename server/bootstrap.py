@@ -91,6 +91,8 @@ class Bootstrap:
         self.tls = tls.server_context(settings)
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
+        self._file_warnings: tuple[str, ...] = ()
+        """What in the text side's files is not used."""
         self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -209,6 +211,8 @@ class Bootstrap:
         )
         tokenizer = Tokenizer.load(directory)
         tokenizer.eos_token_ids |= chosen.end_tokens  # nobody else has seen it yet
+        told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
+        self._file_warnings = tuple(told.values())  # both have read the same file
         defaults = chosen.defaults
         source: str | Mapping[str, str] | None = tokenizer.chat_template
         origin = f"{directory}: chat template"
@@ -232,6 +236,11 @@ class Bootstrap:
                 tokenizer=tokenizer.vocab_size,
                 model=info.logits_width,
             )
+        for warning in self._file_warnings:
+            log.warning(warning)
+        if beyond := sorted(one for one in tokenizer.eos_token_ids if one >= info.logits_width):
+            log.warning("end tokens that the model does not have are not used", ids=beyond[:4])
+            tokenizer.eos_token_ids -= set(beyond)
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
         return ServedModel(
             engine=TextEngine(core, tokenizer),

@@ -81,17 +81,21 @@ def banner(
     else:
         capacity = f"{max_model_len:,} tokens per sequence (held by the executor)"
     size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
-    body = {"model": name, "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
-    curl = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    path = "chat/completions"
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    if not info.generates:
+        path, body = "embeddings", {"input": "Count from 3 to 9."}
+    curl = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
     if needs_key:
         curl += ["-H", "Authorization: Bearer YOUR_KEY"]
-    curl += ["-d", json.dumps(body)]
+    curl += ["-d", json.dumps({"model": name, **body})]
     lines = [
         f"Cohort {__version__} is ready at {url}",
         f"  model     {name} ({info.family}{size}, {info.dtype})",
         f"  device    {info.device}",
         f"  context   {max_model_len:,} tokens",
         f"  KV cache  {capacity}",
+        *([] if info.generates else ["  serves    embeddings only: the checkpoint has no lm_head"]),
         "Try it:",
         f"  {shlex.join(curl)}",
     ]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ModelNotFound, Unavailable
+from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
@@ -184,11 +184,11 @@ class ServerState:
         """Seconds since the recovery that is going on was first seen, else 0."""
         return 0.0 if self._recovering_since is None else self.clock() - self._recovering_since
 
-    def require(self, name: str | None) -> tuple[ServedModel, str]:
-        """The model for a request and the name to answer with.
+    def require(self, name: str | None, *, generating: bool = False) -> tuple[ServedModel, str]:
+        """The model for a request, which is to be `generating` tokens or not, and the name to answer with.
 
-        Raises ModelNotFound for a name that is not served, Unavailable while there is no model yet. A request that names
-        none means the one there is.
+        Raises ModelNotFound for a name that is not served, Unavailable while there is no model yet, InvalidRequest where it
+        cannot generate. A request that names none means the one there is.
         """
         if name and name not in self.names:
             served = ", ".join(f"'{one}'" for one in self.names)
@@ -196,4 +196,7 @@ class ServerState:
             raise ModelNotFound(message, param="model")
         if self.model is None:
             raise Unavailable("The model is still loading.")
+        if generating and not self.model.info.generates:
+            message = "This model generates no tokens: its checkpoint has no lm_head. It serves POST /v1/embeddings."
+            raise InvalidRequest(message, param="model", code="unsupported_value")
         return self.model, name or self.names[0]

@@ -87,6 +87,12 @@ class Admission:
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""
+        if not self.info.generates:
+            raise InvalidRequest(
+                "this model has no lm_head and generates nothing: it makes embeddings",
+                "model",
+                "unsupported_value",
+            )
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
         self.check_length(len(request.prompt_token_ids), request.max_tokens)

@@ -25,6 +25,7 @@ class Tokenizer:
         eos_token_ids: frozenset[int],
         generation_config: dict[str, Any],
         chat_template: str | dict[str, str] | None,
+        warnings: Sequence[str] = (),
     ) -> None:
         self.raw = raw
         self.config = config
@@ -32,6 +33,8 @@ class Tokenizer:
         self.generation_config = generation_config
         self.chat_template = chat_template
         """The chat template, or several by name (`default`, `tool_use`, ...)."""
+        self.warnings = tuple(warnings)
+        """What in the files is not used, a sentence each."""
         self.vocab_size = raw.get_vocab_size()
         self.special_tokens = files.special_tokens(config)
         """Texts by role: bos_token, eos_token, ..."""
@@ -68,10 +71,10 @@ class Tokenizer:
         files.add_tokens(raw, config, str(directory / "tokenizer_config.json"))
         raw.encode_special_tokens = config.get("split_special_tokens") is True
         generation = files.read_json(directory / "generation_config.json")
-        eos = files.eos_ids(raw, config, generation, model_config)
+        eos, warnings = files.eos_ids(raw, config, generation, model_config)
         templates = files.chat_templates(directory, config)
         only = templates[files.DEFAULT] if list(templates) == [files.DEFAULT] else templates or None
-        return Tokenizer(raw, config, eos, generation, only)
+        return Tokenizer(raw, config, eos, generation, only, warnings)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; special tokens written in the text are recognised."""

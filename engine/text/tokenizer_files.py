@@ -100,19 +100,46 @@ def rebuild_llama(raw: RawTokenizer, config: Mapping[str, Any], model: Mapping[s
 
 def eos_ids(
     raw: RawTokenizer, config: Mapping[str, Any], generation: Mapping[str, Any], model: Mapping[str, Any]
-) -> frozenset[int]:
-    """End tokens: those of generation_config.json, else of config.json; and always the tokenizer's own eos_token."""
-    ids: set[int] = set()
-    text_config = model.get("text_config")
-    for source in (generation, model, text_config if isinstance(text_config, dict) else {}):
-        value = source.get("eos_token_id")
-        if value is not None:
-            ids = _id_set(value)
+) -> tuple[frozenset[int], list[str]]:
+    """End tokens: those of generation_config.json, else of config.json; and always the tokenizer's own eos_token. And what
+    there is to say of entries that are not ids. Raises ConfigError for values of another kind."""
+    inner = model.get("text_config")
+    inner = inner if isinstance(inner, dict) else {}
+    sizes = [one for one in (model.get("vocab_size"), inner.get("vocab_size")) if type(one) is int]
+    width = max([raw.get_vocab_size(), *sizes])
+    ids: frozenset[int] = frozenset()
+    warnings = []
+    sources = (
+        ("generation_config.json", generation),
+        ("config.json", model),
+        ("config.json: text_config", inner),
+    )
+    for where, source in sources:
+        ids, warning = end_tokens(source.get("eos_token_id"), where, width)
+        warnings += warning
+        if ids:
             break
     text = token_text(config.get("eos_token"))
     if text is not None and (eos := raw.token_to_id(text)) is not None:
-        ids.add(eos)
-    return frozenset(ids)
+        ids |= {eos}
+    return ids, warnings
+
+
+def end_tokens(value: Any, where: str, width: int | None = None) -> tuple[frozenset[int], list[str]]:
+    """The ids in an `eos_token_id`: one, several or none; and a sentence that names entries which are no ids: null in a list,
+    numbers below 0, which say "none", and those from `width` on. Raises ConfigError for values of another kind."""
+    entries = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(entry is None or type(entry) is int for entry in entries):
+        said = one_line(value)[:50]
+        raise ConfigError(f"{where}: eos_token_id: it should be a token id or several, not {said!r}")
+    ids = {one for one in entries if one is not None and one >= 0 and (width is None or one < width)}
+    odd = [one for one in entries if one not in ids]
+    if not odd:
+        return frozenset(ids), []
+    named = ", ".join("null" if one is None else str(one)[:20] for one in odd[:4]) + (
+        ", ..." if odd[4:] else ""
+    )
+    return frozenset(ids), [f"{where}: eos_token_id: {named} not used: no token of the model has that id"]
 
 
 def chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -168,10 +195,3 @@ def _added(value: Any) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True)
     return AddedToken(**{"special": True} | {k: v for k, v in value.items() if k != "__type"})
-
-
-def _id_set(value: Any) -> set[int]:
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise ConfigError(f"eos_token_id must be a token id or a list of token ids, not {one_line(value)}")
-    return set(ids)

@@ -72,6 +72,7 @@ from executors.llm.runner import ModelRunner
 from executors.stats import StepStats
 
 Load = Callable[[ProgressCallback], LoadedModel]
+_NO_HEAD = "this model has no lm_head: it has hidden states and no logits"
 
 
 class LlmExecutor(BatchModelExecutor):
@@ -287,6 +288,8 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         loaded = self._ready()
         self._check_epoch()
+        if not loaded.info.generates and any(start.pooling is None for start in batch.starts):
+            raise Unsupported(_NO_HEAD)
         if self._epoch is not None and batch.epoch != self._epoch:
             raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
         try:
@@ -317,6 +320,7 @@ class LlmExecutor(BatchModelExecutor):
         if not inputs:
             return []
         loaded, began = self._ready(), time.perf_counter()
+        _check_head(loaded.info, inputs)
         with self._computing(len(inputs)):
             outputs = loaded.direct.prefill(inputs)
         tokens = sum(one.sequence_length() for one in inputs)
@@ -332,6 +336,7 @@ class LlmExecutor(BatchModelExecutor):
         if not inputs:
             return []
         loaded, began = self._ready(), time.perf_counter()
+        _check_head(loaded.info, inputs)
         with self._computing(len(inputs)):
             outputs = loaded.direct.decode(inputs)
         self._stats.record(
@@ -346,6 +351,7 @@ class LlmExecutor(BatchModelExecutor):
         if not inputs:
             return []
         loaded, began = self._ready(), time.perf_counter()
+        _check_head(loaded.info, inputs)
         with self._computing(1):
             outputs = loaded.direct.verify(inputs)
         self._stats.record("forward_verify", 1, 0, len(inputs), _count_sampled(outputs), _ms_since(began))
@@ -389,6 +395,13 @@ class LlmExecutor(BatchModelExecutor):
         """As `truncate_kv`, by the id alone. Raises InvalidInput for a negative length; unknown ids are harmless."""
         if new_len < 0:
             raise InvalidInput(f"sequence {cache_id}: cannot truncate to {new_len} tokens")
+
+
+def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:
+    """Raises Unsupported where something is asked of a head that is not there."""
+    asked = any(one.sampling is not None or one.logits is not LogitsMode.NONE for one in inputs)
+    if asked and not info.generates:
+        raise Unsupported(_NO_HEAD)
 
 
 def _count_sampled(outputs: Sequence[PrefillOutput | DecodeOutput]) -> int:

@@ -30,6 +30,8 @@ def not_finite(directory: Path) -> tuple[Path, str] | None:
     try:
         for file in checkpoint.files.values():
             for name in file.names():
+                if file.float_dtype(name) is None and not file.is_fp8(name):
+                    continue  # a mask or the like
                 if checkpoint.file_of(name) is file and not file.is_finite(name):
                     return file.path, name
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,8 +24,8 @@ from executors.llm.weights import (
     checkpoint_dtype,
     fill_dummy,
     fp8_names,
-    has_own_head,
     load_weights,
+    settle_head,
 )
 from executors.memory_faults import no_memory
 
@@ -52,12 +52,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     """Load the checkpoint that `config.model` names. Raises ConfigError, OutOfMemory."""
     directory = Path(config.model)
     decoder_config = read_config(directory)
-    if (
-        decoder_config.tied
-        and config.load_format != "dummy"
-        and has_own_head(directory, decoder_config.family)
-    ):
-        decoder_config = replace(decoder_config, tied=False)
+    if config.load_format != "dummy":
+        decoder_config = settle_head(decoder_config, directory)
     warnings = decoder_config.notes
     for note in warnings:
         _log.warning("%s: %s", directory / "config.json", note)
@@ -84,7 +80,10 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
         else:
-            load_weights(decoder, directory, progress)
+            left_out = load_weights(decoder, directory, progress)
+            if left_out is not None:
+                _log.warning("%s: %s", directory, left_out)
+                warnings = (*warnings, left_out)
         info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
         num_bytes += decoder.pack_onednn()
     except (MemoryError, RuntimeError) as error:
@@ -156,8 +155,11 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
         count = sum(linear.fp8 is not None for linear in decoder.linears())
         form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
         held = f"fp8: {count} of {len(decoder.linears())} linears, {form}"
+    headless = (
+        "no lm_head: the model makes embeddings and generates nothing" if decoder.config.headless else None
+    )
     alone = "text only: the checkpoint's other parts are left out" if decoder.config.family.nested else None
-    return "; ".join(note for note in (speed, held, widened, kv, alone) if note) or None
+    return "; ".join(note for note in (speed, held, widened, kv, headless, alone) if note) or None
 
 
 def choose_kernels(
@@ -227,7 +229,7 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     """The dtype that weights are held in. Raises ConfigError for one that is not supported."""
     name = decoder.dtype if config.dtype == "auto" else config.dtype
     if name is None:
-        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory)
+        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
     return _DTYPES[name]
@@ -289,4 +291,5 @@ def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> 
         quantization="int8" if decoder.int8 else "fp8" if decoder.fp8 else None,
         num_parameters=decoder.num_parameters(),
         device=str(decoder.device),
+        generates=not c.headless,
     )

@@ -7,6 +7,7 @@ beside them (`models/quantization.py` lists the forms); they are taken as they a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from executors.errors import ConfigError
 from executors.llm.fp8 import widened
 from executors.llm.fp8_scales import CheckpointScales
-from executors.llm.models.config import read_json
+from executors.llm.models.config import DecoderConfig, read_json
 from executors.llm.models.decoder import Decoder
 from executors.llm.models.families import Family
 from executors.llm.models.names import WrittenNames
@@ -28,27 +29,42 @@ SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError."""
+    """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
+
+    An index may name files and tensors that are not there: whether somebody needs them is not known here.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.files: dict[str, SafetensorsFile] = {}
+        self.absent: dict[str, str] = {}
+        """Tensors that the index names and that are not there: what is wrong."""
         self._of: dict[str, SafetensorsFile] = {}
         shards, index = _shards(directory)
         for shard in shards:
+            if index and not (directory / shard).is_file():
+                continue
             file = SafetensorsFile(directory / shard)
             self.files[shard] = file
             self._of.update(dict.fromkeys(file.names(), file))
         for name, shard in index.items():
-            if name not in self.files[shard]:
-                raise ConfigError(
-                    f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
-                )
-            self._of[name] = self.files[shard]  # of two copies the one that the index names
+            if shard not in self.files:
+                why = f"{directory / shard}: no such file, though {INDEX} names it"
+            elif name not in self.files[shard]:
+                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
+            else:
+                self._of[name] = self.files[shard]  # of two copies the one that the index names
+                continue
+            if name not in self._of:
+                self.absent[name] = why
 
     def names(self) -> set[str]:
         """All tensor names."""
         return set(self._of)
+
+    def listed(self) -> set[str]:
+        """All tensor names, and those that only the index knows."""
+        return self.names() | set(self.absent)
 
     def file_of(self, name: str) -> SafetensorsFile:
         """The file that holds a tensor."""
@@ -70,8 +86,6 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
         for shard in shards:
             if Path(shard).name != shard:
                 raise ConfigError(f"{directory / INDEX}: {shard!r} is not a file name in the same directory")
-            if not (directory / shard).is_file():
-                raise ConfigError(f"{directory / shard}: no such file, though {INDEX} names it")
         return shards, index
     if (directory / SINGLE).is_file():
         return [SINGLE], {}
@@ -82,11 +96,14 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
     raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")
 
 
-def checkpoint_dtype(directory: Path) -> torch.dtype:
-    """The dtype of the first weight, for a config.json that names none. Raises ConfigError."""
+def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
+    """The dtype of the embedding, or else of the first weight, for a config.json that names none. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
-        found = [checkpoint.file_of(name).float_dtype(name) for name in sorted(checkpoint.names())]
+        present = checkpoint.names()
+        embed = WrittenNames(family, present).written(f"{family.names.embed}.weight")
+        names = sorted(present, key=lambda name: (name != embed, name))
+        found = [checkpoint.file_of(name).float_dtype(name) for name in names]
         # Masks and the like are no weights.
         for dtype in filter(None, found):
             return torch.float32 if dtype == torch.float64 else dtype
@@ -106,23 +123,36 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         checkpoint.close()
 
 
-def has_own_head(directory: Path, family: Family) -> bool:
-    """Tell whether a checkpoint has a head that differs from its embedding: then they are not tied, whatever config.json
-    says (so transformers 5 has it; the field is wrong in files that were saved anew). Raises ConfigError."""
+def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
+    """`config` with the head that the files have. Raises ConfigError.
+
+    A head that differs from the embedding is not tied to it, whatever config.json says (so transformers 5 has it; the field
+    is wrong in files that were saved anew). A model that is not tied and has none makes embeddings only.
+    """
     checkpoint = Checkpoint(directory)
     try:
-        present = checkpoint.names()
-        names = WrittenNames(family, present)
+        listed, family = checkpoint.listed(), config.family
+        names = WrittenNames(family, listed)
         head, embed = (names.written(f"{name}.weight") for name in (family.names.lm_head, family.names.embed))
-        if not present.issuperset((head, embed)):
-            return False
-        return not checkpoint.file_of(head).equals(head, checkpoint.file_of(embed), embed)
+        if head not in listed:
+            return config if config.tied else replace(config, tied=True, headless=True)
+        if not config.tied or not checkpoint.names().issuperset((head, embed)):
+            return config
+        own = not checkpoint.file_of(head).equals(head, checkpoint.file_of(embed), embed)
+        return replace(config, tied=False) if own else config
     finally:
         checkpoint.close()
 
 
-def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
-    """Copy a checkpoint into `decoder`, casting to its dtype, and finish it. Raises ConfigError before anything is copied.
+def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
+    """What a model needs and the checkpoint has not, in a sentence; None where nothing is missing."""
+    decoder = Decoder(config, torch.float32, torch.device("meta"))
+    return _missing(config, checkpoint, _targets(decoder, checkpoint))
+
+
+def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
+    """Copy a checkpoint into `decoder`, casting to its dtype, and finish it; a sentence on what was left out, None where that
+    is nothing. Raises ConfigError before anything is copied.
 
     The rows of packed linears go straight from the file to where they are packed. An embedding that no linear needs, or one
     that is packed as well, stays in the file.
@@ -131,7 +161,8 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     try:
         targets = _targets(decoder, checkpoint)
         scales = CheckpointScales(decoder, checkpoint, targets)
-        _check(decoder, checkpoint, targets, scales.names)
+        _check(decoder, checkpoint, targets)
+        left_out = _left_out(decoder, checkpoint, targets, scales.names)
         decoder.kv_scales = scales.of_kv()
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
@@ -149,6 +180,7 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> None:
     finally:
         checkpoint.close()
     decoder.finish()
+    return left_out
 
 
 def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
@@ -181,27 +213,31 @@ def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tens
 
 def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
     """The decoder's parameters by the names that this checkpoint gives them."""
+    names, listed = WrittenNames(decoder.config.family, checkpoint.listed()), checkpoint.listed()
+    targets = {names.written(name): place for name, place in decoder.places().items()}
+    of = decoder.config.family.names
+    embed, head = names.written(f"{of.embed}.weight"), names.written(f"{of.lm_head}.weight")
+    if decoder.config.tied and embed not in listed and head in listed:
+        targets[head] = targets.pop(embed)  # of two names for one tensor some savers keep the head's
+    return targets
+
+
+def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, Place]) -> str | None:
+    missing = sorted(set(targets) - checkpoint.names())
+    if not missing:
+        return None
+    known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
+    if known is None and not checkpoint.files:
+        known = next(iter(checkpoint.absent.values()), None)
+    needs = f"{_some(missing)} missing; {config.architecture} needs {len(targets)} tensors"
+    return known or f"{checkpoint.directory}: {needs}"
+
+
+def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
+    """Raise ConfigError for a missing or misshapen tensor, or one of a dtype that cannot be cast."""
+    if (why := _missing(decoder.config, checkpoint, targets)) is not None:
+        raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
-    return {names.written(name): place for name, place in decoder.places().items()}
-
-
-def _check(
-    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
-) -> None:
-    """Raise ConfigError for a missing, surplus or misshapen tensor, or one of a dtype that cannot be cast. `scales`: names
-    beside the targets that mean something."""
-    present = checkpoint.names()
-    names = WrittenNames(decoder.config.family, present)
-    where = checkpoint.directory
-    architecture = decoder.config.architecture
-    missing = sorted(set(targets) - present)
-    if missing:
-        raise ConfigError(f"{where}: {_some(missing)} missing; {architecture} needs {len(targets)} tensors")
-    surplus = sorted(
-        name for name in present - set(targets) - scales if not _harmless(decoder, names.usual(name))
-    )
-    if surplus:
-        raise ConfigError(f"{where}: {_some(surplus)} not part of {architecture} as config.json describes it")
     head_norms = {names.written(name) for name in decoder.head_norms()}
     for name, place in targets.items():
         file = checkpoint.file_of(name)
@@ -212,11 +248,24 @@ def _check(
         file.dtype(name)
 
 
-def _harmless(decoder: Decoder, name: str) -> bool:
-    family = decoder.config.family
-    if decoder.config.tied and name == f"{family.names.lm_head}.weight":
-        return True  # a copy of the embedding that some savers write
-    return any(fnmatchcase(name, pattern) for pattern in family.harmless)
+def _left_out(
+    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
+) -> str | None:
+    """What there is to say of tensors that config.json does not ask for: transformers drops them, too. `scales`: names beside
+    the targets that mean something. Other parts of a nested checkpoint have a note of their own."""
+    config = decoder.config
+    names = WrittenNames(config.family, checkpoint.names())
+    known = set(targets) | scales
+    if config.tied and not config.headless:  # a copy of the embedding that some savers write
+        known.add(names.written(f"{config.family.names.lm_head}.weight"))
+    surplus = sorted(
+        name
+        for name in checkpoint.listed() - known
+        if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
+    )
+    if not surplus:
+        return None
+    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such"
 
 
 def _some(names: list[str]) -> str:

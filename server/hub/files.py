@@ -14,6 +14,11 @@ _SMALL_SUFFIXES = (".json", ".jinja")
 _TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
 _TEMPLATES = "additional_chat_templates"
 _POOLING = "1_Pooling/config.json"
+_LEFT_OUT = frozenset({
+    "vision_tower", "vision_model", "visual", "multi_modal_projector", "audio_tower", "mtp", "score", "classifier", "qa_outputs",
+    "v_head", "inv_freq", "masked_bias", "position_ids",
+})  # fmt: skip
+"""Parts of names whose tensors no decoder needs: other parts of a model, heads of other tasks, buffers of old savers."""
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
 
@@ -47,18 +52,24 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
         if not isinstance(shards, dict) or not shards:
             raise HubError(f"{name}: its {INDEX} has no weight_map: the repository is broken; take another")
         wanted = sorted(set(map(str, shards.values())))
-        missing = [shard for shard in wanted if shard not in present]
+        missing = [shard for shard in wanted if shard not in present and _is_needed(shard, shards)]
         if missing:
             raise HubError(
                 f"{name}: {missing[0]} is missing, though its {INDEX} names it: the upload is not complete; "
                 "take another revision with --revision"
             )
-        return wanted
+        return [shard for shard in wanted if shard in present]
     if SINGLE in present:
         return [SINGLE]
     raise HubError(
         f"{name} has {_other_weights(present)}; needed: {SINGLE} or {INDEX}; take another repository"
     )
+
+
+def _is_needed(shard: str, of: Mapping[str, Any]) -> bool:
+    """Whether a shard of an index (tensor -> shard) holds more than what the loader leaves out anyway."""
+    names = [name for name, where in of.items() if where == shard]
+    return not all(_LEFT_OUT & set(str(name).split(".")) for name in names)
 
 
 def _other_weights(present: set[str]) -> str:

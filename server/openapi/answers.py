@@ -262,6 +262,7 @@ ANSWERS: dict[str, Schema] = {
             "root": STRING,
             "parent": nullable(STRING),
             "max_model_len": nullable(COUNT),
+            "generates": nullable(BOOLEAN),
         }
     ),
     "ModelList": closed({"object": const("list"), "data": array(ref("Model"), minItems=1)}),

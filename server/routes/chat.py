@@ -33,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, ChatRequest)
     body.check()
-    model, name = state.require(body.model)
+    model, name = state.require(body.model, generating=True)
     tell_ignored(request, unread(model, body.chat_template_kwargs))
     asked = await while_connected(request.receive, ask(state, model, body))
     call = _ChatCall(state, model, name, body, asked)

@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, CompletionRequest)
     body.check()
-    model, name = state.require(body.model)
+    model, name = state.require(body.model, generating=True)
     call = await while_connected(request.receive, _CompletionCall.prepare(state, model, name, body))
     request.scope[RESPONSE_ID] = call.id
     if body.stream:

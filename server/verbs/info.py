@@ -161,6 +161,8 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("family", f"{facts['family']} ({facts['architecture']})"),
         ("", "text only: the checkpoint's other parts are left out" if facts["text_only"] else ""),
+        ("", "embeddings only: the checkpoint has no lm_head" if not facts["generates"] else ""),
+        *(("note", warning) for warning in facts["warnings"]),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
         ("weights", weights),

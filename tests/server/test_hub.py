@@ -393,3 +393,20 @@ async def test_a_child_that_dies_is_a_sentence(
     assert await error(cache) == (
         f"{NAME} could not be fetched: the download process ended: no such interpreter"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("score.weight", False), ("model.mtp.layers.0.mlp.up_proj.weight", False), ("vision_tower.layers.0.mlp.weight", False),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False), ("model.norm.weight", True), ("lm_head.weight", True),
+    ],
+)  # fmt: skip
+def test_a_shard_that_is_not_there_is_missed_where_it_is_needed(name: str, needed: bool) -> None:
+    index = {"weight_map": {"model.embed_tokens.weight": "1.safetensors", name: "2.safetensors"}}
+    paths = ["model.safetensors.index.json", "1.safetensors"]
+    if not needed:
+        assert weight_files("a/b", paths, index) == ["1.safetensors"]
+        return
+    with pytest.raises(HubError, match=r"2\.safetensors is missing, though its model"):
+        weight_files("a/b", paths, index)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 import pytest
@@ -178,6 +178,18 @@ def test_banner_says_where_what_and_how() -> None:
         assert words in text
     curl = text.splitlines()[-1]
     assert subprocess.run(["sh", "-nc", curl], check=True).returncode == 0
+    assert "/v1/chat/completions" in curl and "embeddings" not in text
+
+
+def test_banner_of_a_model_that_makes_embeddings_only() -> None:
+    layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
+    info = replace(INFO, generates=False)
+    text = startup.banner(
+        url="http://x", name="e", info=info, layout=layout, max_model_len=512, needs_key=False
+    )
+    assert "serves    embeddings only: the checkpoint has no lm_head" in text
+    curl = text.splitlines()[-1]
+    assert "http://x/v1/embeddings" in curl and '{"model": "e", "input": "Count from 3 to 9."}' in curl
 
 
 @pytest.mark.parametrize(

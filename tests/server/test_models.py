@@ -1,5 +1,7 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from dataclasses import replace
+
 from tests.server.fakes import House, error_of
 
 
@@ -27,3 +29,19 @@ async def test_unknown(house: House) -> None:
 async def test_names_are_there_while_loading(house: House) -> None:
     house.state.model = None
     assert [card["id"] for card in (await house.get("/v1/models")).json()["data"]] == ["fake", "org/fake-1"]
+
+
+async def test_a_model_that_generates_nothing(house: House) -> None:
+    """It has no head: it makes embeddings, and the card says so."""
+    served = house.state.model
+    assert served is not None
+    assert (await house.get("/v1/models/fake")).json()["generates"] is True
+    house.state.model = replace(served, template=None, info=replace(served.info, generates=False))
+    assert (await house.get("/v1/models/fake")).json()["generates"] is False
+    for response in (await house.chat(), await house.chat(stream=True), await house.complete()):
+        assert response.status_code == 400
+        error = error_of(response)
+        assert (error["param"], error["code"]) == ("model", "unsupported_value")
+        assert error["message"].startswith("This model generates no tokens: its checkpoint has no lm_head.")
+    assert (await house.post("/v1/embeddings", {"model": "fake", "input": "Hi"})).status_code == 200
+    assert (await house.post("/tokenize", {"model": "fake", "prompt": "Hi"})).status_code == 200

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
@@ -142,6 +143,22 @@ def test_it_says_what_of_a_checkpoint_is_served(
     for path, alone in ((tmp_path, True), (weights_dir(), False)):
         verb._show({**describe.describe(config(path)), "text": verb.text_facts(weights_dir())})
         assert ("text only: the checkpoint's other parts are left out" in capsys.readouterr().out) == alone
+
+
+def test_it_says_what_is_not_used_and_that_there_is_no_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    build("qwen3-untied-one-kv-head", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "clip_qkv": 8.0}))
+    verb._show({**describe.describe(config(tmp_path)), "text": verb.text_facts(weights_dir())})
+    shown = capsys.readouterr().out
+    assert "embeddings only: the checkpoint has no lm_head" in shown
+    assert "not used, as in transformers: clip_qkv 8.0 (the qwen3 family has no such key)" in shown
 
 
 def test_what_fits_is_what_the_pool_holds() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from executors.errors import ConfigError
+from executors.llm.models.architectures import find_family
 from executors.llm.models.config_keys import unread_notes
-from executors.llm.models.families import Family, family_of, supported_architectures
+from executors.llm.models.families import Family
 from executors.llm.models.fields import Fields, read_json
 from executors.llm.models.quantization import Fp8Scheme, parse_quantization
 from executors.llm.models.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
@@ -104,6 +105,8 @@ class DecoderConfig:
     """and so is what attention and MLP return, before it is added."""
     logits_divisor: float = 1.0
     """Logits are divided by it."""
+    headless: bool = False
+    """There is no head: the model makes embeddings, and its logits, which are those of a tied one, mean nothing."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys of config.json that would change the answer elsewhere and are not used, a sentence each."""
 
@@ -141,7 +144,7 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
     """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
-    architecture, family = _family(values, where)
+    architecture, family, notes = find_family(values, where)
     whole = where
     if family.nested:
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
@@ -149,7 +152,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
     fields = Fields(where, {**family.defaults, **given}, family.fields)
     _refuse_unimplemented(fields, family)
-    notes = unread_notes(fields.values, family, where)
+    notes += unread_notes(fields.values, family, where)
     num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
     num_kv_heads = fields.natural("num_key_value_heads", num_heads)
     head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
@@ -227,19 +230,6 @@ def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
     if family.score_multiplier:
         return _factor(fields, family.score_multiplier)
     return float((fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5)
-
-
-def _family(values: dict[str, Any], where: str) -> tuple[str, Family]:
-    named = values.get("architectures")
-    if not isinstance(named, list) or not named:
-        raise ConfigError(f"{where}: field architectures is missing; supported: {supported_architectures()}")
-    for architecture in named:
-        family = family_of(architecture) if isinstance(architecture, str) else None
-        if family is not None:
-            return architecture, family
-    raise ConfigError(
-        f"{where}: architecture {named[0]!r} is not supported; supported: {supported_architectures()}"
-    )
 
 
 def _refuse_unimplemented(fields: Fields, family: Family) -> None:

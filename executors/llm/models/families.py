@@ -56,6 +56,11 @@ class TensorNames:
     expert_up: str = _LAYER + "mlp.experts.{e}.up_proj"
     expert_down: str = _LAYER + "mlp.experts.{e}.down_proj"
 
+    @property
+    def beginning(self) -> str:
+        """What all names but the head's begin with."""
+        return self.embed[: self.embed.index(".") + 1]
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -64,9 +69,11 @@ class Family:
     name: str
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
+    body: str
+    """Value of it for the model without a head."""
+    model_types: tuple[str, ...]
+    """Values of `model_type`."""
     names: TensorNames = field(default_factory=TensorNames)
-    forms: tuple[Mapping[str, str], ...] = ()
-    """Other ways in which checkpoints write the names: the usual beginnings -> theirs."""
     nested: str = ""
     """Field that holds all others where the checkpoint has more than the decoder; its other parts are left out."""
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +135,16 @@ class Family:
     """Values of fields that checkpoints of the family leave out."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Fields that must be missing or have one of these values, because nothing else is implemented."""
-    harmless: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attention.masked_bias", "*.attn.bias")
-    """Patterns of surplus tensors that older savers wrote and nobody needs."""
+    other_parts: tuple[str, ...] = ()
+    """Patterns of tensors that belong to the other parts of a nested checkpoint."""
 
 
 _GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu", "relu", "silu")
 _LLAMA: Final = Family(
     name="llama",
     architectures=("LlamaForCausalLM",),
+    body="LlamaModel",
+    model_types=("llama",),
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     mlp_bias="mlp_bias",
@@ -143,6 +152,8 @@ _LLAMA: Final = Family(
 _MISTRAL: Final = Family(
     name="mistral",
     architectures=("MistralForCausalLM",),
+    body="MistralModel",
+    model_types=("mistral",),
     window="all",
     nullable=("sliding_window",),
     defaults={"sliding_window": 4096},
@@ -150,6 +161,8 @@ _MISTRAL: Final = Family(
 _QWEN2: Final = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
+    body="Qwen2Model",
+    model_types=("qwen2",),
     qkv_bias=True,
     window="tail",
     window_switch="use_sliding_window",
@@ -159,6 +172,8 @@ _QWEN2: Final = Family(
 _QWEN3: Final = Family(
     name="qwen3",
     architectures=("Qwen3ForCausalLM",),
+    body="Qwen3Model",
+    model_types=("qwen3",),
     qk_norm="head",
     qkv_bias="attention_bias",
     o_bias="attention_bias",
@@ -170,6 +185,8 @@ _QWEN3: Final = Family(
 _QWEN3_MOE: Final = Family(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
+    body="Qwen3MoeModel",
+    model_types=("qwen3_moe",),
     qk_norm="head",
     qkv_bias="attention_bias",
     o_bias="attention_bias",
@@ -183,6 +200,8 @@ _QWEN3_MOE: Final = Family(
 _MIXTRAL: Final = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
+    body="MixtralModel",
+    model_types=("mixtral",),
     names=TensorNames(
         router=_LAYER + "block_sparse_moe.gate",
         expert_gate=_LAYER + "block_sparse_moe.experts.{e}.w1",
@@ -199,6 +218,8 @@ _MIXTRAL: Final = Family(
 _OLMOE: Final = Family(
     name="olmoe",
     architectures=("OlmoeForCausalLM",),
+    body="OlmoeModel",
+    model_types=("olmoe",),
     fields={"moe_intermediate_size": "intermediate_size"},
     qk_norm="full",
     qkv_bias="attention_bias",
@@ -214,6 +235,8 @@ _GEMMA_NAMES: Final = TensorNames(
 _GEMMA: Final = Family(
     name="gemma",
     architectures=("GemmaForCausalLM",),
+    body="GemmaModel",
+    model_types=("gemma",),
     norm="rms1",
     qkv_bias="attention_bias",
     o_bias="attention_bias",
@@ -227,6 +250,8 @@ _GEMMA: Final = Family(
 _GEMMA2: Final = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
+    body="Gemma2Model",
+    model_types=("gemma2",),
     names=_GEMMA_NAMES,
     norm="rms1",
     qkv_bias="attention_bias",
@@ -252,6 +277,8 @@ _GEMMA2: Final = Family(
 _GEMMA3: Final = Family(
     name="gemma3",
     architectures=("Gemma3ForCausalLM",),
+    body="Gemma3TextModel",
+    model_types=("gemma3_text",),
     names=_GEMMA_NAMES,
     norm="rms1",
     qk_norm="head",
@@ -278,37 +305,38 @@ _GEMMA3: Final = Family(
     },
     only={"use_bidirectional_attention": (False,)},
 )
-_WITH_IMAGES: Final = (
-    {"model.": "language_model.model.", "lm_head": "language_model.lm_head"},
-    {"model.": "model.language_model."},
-)
 _IMAGES: Final = ("*vision_tower.*", "*multi_modal_projector.*")
 _GEMMA3_WITH_IMAGES: Final = replace(
     _GEMMA3,
     name="gemma3_text",
     architectures=("Gemma3ForConditionalGeneration",),
+    body="Gemma3Model",
+    model_types=("gemma3",),
     nested="text_config",
-    forms=_WITH_IMAGES,
     # Published checkpoints leave out what equals the defaults of transformers.
     defaults={
         **_GEMMA3.defaults, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
         "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
     },
     only={**_GEMMA3.only, "model_type": ("gemma3_text",)},
-    harmless=(*_GEMMA3.harmless, *_IMAGES),
+    other_parts=_IMAGES,
 )  # fmt: skip
 _MISTRAL_WITH_IMAGES: Final = replace(
     _MISTRAL,
     name="mistral3_text",
     architectures=("Mistral3ForConditionalGeneration",),
+    body="Mistral3Model",
+    model_types=("mistral3",),
     nested="text_config",
-    forms=_WITH_IMAGES,
+    defaults={**_MISTRAL.defaults, "tie_word_embeddings": True},
     only={"model_type": ("mistral",)},
-    harmless=(*_MISTRAL.harmless, *_IMAGES),
+    other_parts=_IMAGES,
 )
 _PHI3: Final = Family(
     name="phi3",
     architectures=("Phi3ForCausalLM",),
+    body="Phi3Model",
+    model_types=("phi3",),
     names=TensorNames(qkv=_LAYER + "self_attn.qkv_proj", gate_up=_LAYER + "mlp.gate_up_proj"),
     window="all",
     partial_rotary=True,
@@ -319,6 +347,8 @@ _PHI3: Final = Family(
 _OLMO2: Final = Family(
     name="olmo2",
     architectures=("Olmo2ForCausalLM",),
+    body="Olmo2Model",
+    model_types=("olmo2",),
     names=TensorNames(
         attn_norm="",
         attn_post_norm=_LAYER + "post_attention_layernorm",
@@ -332,6 +362,8 @@ _OLMO2: Final = Family(
 _SMOLLM3: Final = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
+    body="SmolLM3Model",
+    model_types=("smollm3",),
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     mlp_bias="mlp_bias",
@@ -344,6 +376,8 @@ _SMOLLM3: Final = Family(
 _GRANITE: Final = Family(
     name="granite",
     architectures=("GraniteForCausalLM",),
+    body="GraniteModel",
+    model_types=("granite",),
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     mlp_bias="mlp_bias",
@@ -357,6 +391,8 @@ _GPT2_LAYER: Final = "transformer.h.{i}."
 _GPT2: Final = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel",),
+    body="GPT2Model",
+    model_types=("gpt2",),
     names=TensorNames(
         embed="transformer.wte",
         positions="transformer.wpe",
@@ -369,7 +405,6 @@ _GPT2: Final = Family(
         up=_GPT2_LAYER + "mlp.c_fc",
         down=_GPT2_LAYER + "mlp.c_proj",
     ),
-    forms=({"transformer.": ""},),
     fields={
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -391,7 +426,6 @@ _GPT2: Final = Family(
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
-    harmless=("*h.*.attn.bias", "*h.*.attn.masked_bias"),
 )
 
 FAMILIES: Final = (

@@ -30,7 +30,7 @@ from executors.llm.loader import LoadedModel
 from executors.llm.memory import memory_limit, resident_bytes
 from executors.llm.models.config import DecoderConfig, read_config, read_json
 from executors.llm.models.decoder import Decoder, KvSpec
-from executors.llm.weights import INDEX, Checkpoint, has_own_head
+from executors.llm.weights import INDEX, Checkpoint, lacks, settle_head
 
 SERVER_BYTES = 120 << 20
 """For the serving process beside the executor's: 90 MiB resident with the embedded model and nothing to do, and room."""
@@ -53,9 +53,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     directory = Path(config.model)
     shape = read_config(directory)
     device = loader.resolve_device(config.device)
-    stored = checkpoint_facts(directory)
-    if shape.tied and stored["files"] and not stored["problem"] and has_own_head(directory, shape.family):
-        shape = replace(shape, tied=False)
+    stored, shape = checkpoint_facts(directory, shape)
     sketch = sketch_model(config, shape, device, stored["dtype"])
     spec = sketch.model.kv_spec
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
@@ -66,6 +64,8 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "architecture": shape.architecture,
         "family": shape.family.name,
         "text_only": bool(shape.family.nested),
+        "generates": not shape.headless,
+        "warnings": list(shape.notes),
         "parameters": sketch.info.num_parameters,
         "checkpoint": {**stored, "bytes": size, "dtype": dtype},
         "dtype": sketch.info.dtype,
@@ -127,20 +127,28 @@ def _bytes_when_loaded(
     return held + (embed if tied and dummy else 0) - (0 if tied or dummy else embed)
 
 
-def checkpoint_facts(directory: Path) -> dict[str, Any]:
-    """From the headers of the weight files, or the index alone where only that was fetched."""
+def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
+    """From the headers of the weight files, or the index alone where only that was fetched; and `shape` with the head that is
+    there."""
     facts: dict[str, Any] = {"bytes": None, "dtype": None, "files": 0, "problem": None}
     try:
         checkpoint = Checkpoint(directory)
     except ConfigError as error:
         facts["problem"] = str(error)
         facts["bytes"] = _indexed_bytes(directory)
-        return facts
+        return facts, shape
     try:
+        shape = settle_head(shape, directory)
+        facts["problem"] = lacks(shape, checkpoint)
+        if facts["problem"] is not None:
+            facts["bytes"] = _indexed_bytes(directory)
+            return facts, shape
         by_dtype: Counter[str] = Counter()
         for file in checkpoint.files.values():
             for name in file.names():
-                by_dtype[str(file.dtype(name)).removeprefix("torch.")] += file.num_bytes(name)
+                dtype = file.float_dtype(name) or (torch.float8_e4m3fn if file.is_fp8(name) else None)
+                if dtype is not None:  # else a mask or the like
+                    by_dtype[str(dtype).removeprefix("torch.")] += file.num_bytes(name)
         facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]
@@ -148,7 +156,7 @@ def checkpoint_facts(directory: Path) -> dict[str, Any]:
         facts["problem"] = str(error)
     finally:
         checkpoint.close()
-    return facts
+    return facts, shape
 
 
 def _indexed_bytes(directory: Path) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from executors.errors import ConfigError
-from executors.llm.models.config import read_json
+from executors.llm.models.config import read_config, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,9 @@ class ReferenceModel:
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         transformers = _transformers()
         try:
-            # By its own name: the automatic choice does not know all that hold more than a decoder.
-            named = transformers.AutoConfig.from_pretrained(
-                directory, local_files_only=True
-            ).architectures or [""]
-            kind = getattr(transformers, named[0], transformers.AutoModelForCausalLM)
+            # By its name: the automatic choice does not know all that hold more than a decoder.
+            named = read_config(directory).architecture
+            kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
             model = kind.from_pretrained(
                 directory, dtype=dtype, attn_implementation="eager", local_files_only=True
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,3 +79,28 @@ def test_end_tokens_come_from_every_place(tmp_path: Path) -> None:
     raw = byte_level()
     tokenizer = load(raw, tmp_path)
     assert tokenizer.eos_token_ids == {3, 4, raw.token_to_id("<|end|>")}
+    assert tokenizer.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids", "named"),
+    [
+        (-1, None, [], ["generation_config.json: eos_token_id: -1"]),
+        (-1, 5, [5], ["generation_config.json: eos_token_id: -1"]),
+        ([3, None, 3, -1], 5, [3], ["generation_config.json: eos_token_id: null, -1"]),
+        (None, [None, 5], [5], ["config.json: eos_token_id: null"]),
+        (None, -1, [], ["config.json: eos_token_id: -1"]),
+        ([3, 900], None, [3], ["generation_config.json: eos_token_id: 900"]),
+        ([], 5, [5], []),
+        ([3, 800], None, [3, 800], []),  # the model's vocabulary is larger than the tokenizer's
+    ],
+)
+def test_end_tokens_that_are_no_ids_are_named_and_left(
+    tmp_path: Path, generation: Any, config: Any, ids: list[int], named: list[str]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config, "vocab_size": 900}))
+    raw = byte_level()
+    tokenizer = load(raw, tmp_path)
+    assert tokenizer.eos_token_ids == {*ids, raw.token_to_id("<|end|>")}
+    assert [line.partition(" not used")[0] for line in tokenizer.warnings] == named

@@ -17,7 +17,7 @@ from tests.engine.tokenizers_for_tests import byte_level, load
         ("config.json", b'{"eos_token_id": true}', "eos_token_id"),
         ("config.json", b'{"eos_token_id": "x"}', "eos_token_id"),
         ("config.json", b"[]", "config.json"),
-        ("generation_config.json", b'{"eos_token_id": -1}', "eos_token_id"),
+        ("generation_config.json", b'{"eos_token_id": [1.0]}', "eos_token_id"),
         ("generation_config.json", b"{", "generation_config.json"),
         ("chat_template.jinja", b"\xff\xfe", "chat_template.jinja"),
     ],

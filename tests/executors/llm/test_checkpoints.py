@@ -200,7 +200,9 @@ def _of_tensors(change):
 
 FAULTS = {
     "unknown architecture": (_of_config(architectures=["GrokForCausalLM"]), ["GrokForCausalLM", "Qwen3ForCausalLM"]),
-    "no architecture": (_of_config("architectures"), ["config.json", "architectures", "LlamaForCausalLM"]),
+    "no architecture": (
+        _of_config("architectures", "model_type"), ["config.json", "architectures", "LlamaForCausalLM"],
+    ),
     "no config": (_file("config.json", None), ["config.json", "no such file"]),
     "broken config": (_file("config.json", b"{'"), ["config.json", "JSON"]),
     "config is a list": (_file("config.json", b"[]"), ["config.json", "object"]),
@@ -240,7 +242,6 @@ FAULTS = {
     "quantization": (_of_config(quantization_config={"quant_method": "awq"}), ["quantization_config", "awq"]),
     "missing and surplus": (_of_tensors(_rename), ["model.norm.weight", "missing"]),
     "missing many": (_of_config(num_hidden_layers=5), ["22 tensors", "model.layers.3", "missing"]),
-    "surplus": (_of_config(num_hidden_layers=2), ["11 tensors", "model.layers.2", "not part"]),
     "wrong shape": (_of_tensors(_transpose), ["gate_proj", "[48, 72]", "[72, 48]"]),
     "wrong vocabulary": (_of_config(vocab_size=212), ["embed_tokens", "[211, 48]", "[212, 48]"]),
     "integer weights": (_of_tensors(_integers), ["model.norm.weight", "I8", "BF16"]),
@@ -265,7 +266,8 @@ FAULTS = {
     "index without a map": (_index({}), ["index.json", "weight_map"]),
     "index leads elsewhere": (_index({"weight_map": {"a": "../x.safetensors"}}), ["index.json", "../x.safetensors"]),
     "index names a tensor that is not there": (
-        _index({"weight_map": {"a": "model.safetensors"}}), ["tensor a", "index.json"],
+        _index({"weight_map": {"model.norm.weight": "model.safetensors"}}, _of_tensors(_rename)),
+        ["tensor model.norm.weight", "index.json"],
     ),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from executors.contract import ConfigError, PrefillInput, Tensor
 from executors.llm.models.config import parse_config
 from executors.llm.models.families import family_of
-from executors.llm.models.names import WrittenNames, _begun
+from executors.llm.models.names import BEGINNINGS, WrittenNames
 from executors.llm.weights import fp8_names
 from tests.executors.llm.driver import start
 
@@ -116,9 +116,8 @@ async def test_it_says_that_only_the_text_is_served(reference: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "words"),
     [
-        ("language_model.model.layers.0.extra.weight", torch.ones(2), "is not part of Mistral3For"),
         ("language_model.model.norm.weight", None, "is missing"),
-        ("language_model.lm_head.weight", None, "is missing"),
+        ("language_model.model.layers.0.mlp.up_proj.weight", None, "is missing"),
     ],
 )
 async def test_faults_name_tensors_as_they_are_written(
@@ -203,21 +202,30 @@ def test_fp8_tensors_go_by_their_usual_names(tmp_path: Path) -> None:
     assert fp8_names(tmp_path, family) == {"model.layers.0.self_attn.q_proj.weight"}
 
 
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Gemma3ForConditionalGeneration"])
-def test_names_go_there_and_back(architecture: str) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "Gemma3ForConditionalGeneration", "Qwen3ForCausalLM"]
+)
+@pytest.mark.parametrize(
+    "begin", [*BEGINNINGS, "_orig_mod.model.", "base_model.model.model.", "module.transformer."]
+)
+def test_names_go_there_and_back(architecture: str, begin: str) -> None:
     family = family_of(architecture)
     assert family is not None
-    usual = f"{family.names.attn_norm.format(i=3)}.weight"
-    for form in ({}, *family.forms):
-        anchor = f"{family.names.embed}.weight"
-        for old, new in form.items():
-            anchor = new + anchor.removeprefix(old) if anchor.startswith(old) else anchor
-        names = WrittenNames(family, {anchor})
-        assert names.written(f"{family.names.embed}.weight") == anchor
-        assert names.usual(names.written(usual)) == usual
-        assert (names.written(usual) == usual) == (not form)
-        head = f"{family.names.lm_head}.weight"
-        assert names.usual(names.written(head)) == head
-        for written in {_begun(head, other) for other in ({}, *family.forms)}:
-            assert WrittenNames(family, {anchor, written}).usual(written) == head
+    names = family.names
+
+    def written(name: str) -> str:
+        return begin + f"{name.removeprefix(names.beginning)}.weight"
+
+    body = {written(names.embed), written(names.final_norm)}
+    usual = f"{names.attn_norm.format(i=3)}.weight"
+    found = WrittenNames(family, body)
+    assert found.written(f"{names.embed}.weight") in body
+    assert found.usual(found.written(usual)) == usual
+    assert (found.written(usual) == usual) == (begin == names.beginning)
+    head, parts = f"{names.lm_head}.weight", begin.rstrip(".").split(".")
+    assert found.usual(found.written(head)) == head
+    for count in range(len(parts) + 1):
+        elsewhere = ".".join([*parts[:count], head]).lstrip(".")
+        assert WrittenNames(family, {*body, elsewhere}).usual(elsewhere) == head
+        assert WrittenNames(family, {*body, elsewhere}).written(head) == elsewhere
     assert WrittenNames(family, set()).written(usual) == usual, "nothing fits: errors name the usual ones"

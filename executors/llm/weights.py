@@ -86,6 +86,9 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
         for shard in shards:
             if Path(shard).name != shard:
                 raise ConfigError(f"{directory / INDEX}: {shard!r} is not a file name in the same directory")
+        left_behind = SINGLE not in shards and (directory / SINGLE).is_file()
+        if left_behind and not all((directory / shard).is_file() for shard in shards):
+            return [SINGLE], {}  # the shards were joined, and their index stayed
         return shards, index
     if (directory / SINGLE).is_file():
         return [SINGLE], {}

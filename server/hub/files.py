@@ -52,6 +52,8 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
         if not isinstance(shards, dict) or not shards:
             raise HubError(f"{name}: its {INDEX} has no weight_map: the repository is broken; take another")
         wanted = sorted(set(map(str, shards.values())))
+        if SINGLE in present and not present.issuperset(wanted):
+            return [SINGLE]  # the shards were joined, and their index stayed
         missing = [shard for shard in wanted if shard not in present and _is_needed(shard, shards)]
         if missing:
             raise HubError(

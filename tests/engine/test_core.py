@@ -381,3 +381,16 @@ async def test_deaths_with_tokens_in_between_are_borne_for_ever() -> None:
     async with engine(made, restart_pause=0.0) as core:
         assert (await run(core, request([3], 60)))[0] == expected_tokens([3], 60)
         assert core.stats().stage is Stage.READY and core.stats().epoch > MAX_FRUITLESS_RESTARTS
+
+
+async def test_a_model_without_a_head_is_asked_for_no_tokens() -> None:
+    executor = fake()
+    plain = executor.info
+    executor.info = lambda: replace(plain(), generates=False)  # type: ignore[method-assign]
+    async with engine(executor) as core:
+        with pytest.raises(InvalidRequest, match="no lm_head and generates nothing") as caught:
+            core.submit(request([1, 2, 3]), Mailbox())
+        assert (caught.value.param, caught.value.code) == ("model", "unsupported_value")
+        mailbox = Mailbox()
+        core.submit(replace(request([1, 2, 3]), pooling="last"), mailbox)
+        assert (await read(mailbox)).error is None

@@ -410,3 +410,10 @@ def test_a_shard_that_is_not_there_is_missed_where_it_is_needed(name: str, neede
         return
     with pytest.raises(HubError, match=r"2\.safetensors is missing, though its model"):
         weight_files("a/b", paths, index)
+
+
+def test_an_index_that_stayed_when_the_shards_were_joined() -> None:
+    paths = ["model.safetensors.index.json", "model.safetensors"]
+    assert weight_files("a/b", paths, {"weight_map": {"a": "model-1-of-2.safetensors"}}) == [
+        "model.safetensors"
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from executors.errors import ConfigError
 from executors.llm.models.architectures import find_family
-from executors.llm.models.config_keys import unread_notes
+from executors.llm.models.config_keys import misplaced_notes, unread_notes
 from executors.llm.models.families import Family
 from executors.llm.models.fields import Fields, read_json
 from executors.llm.models.quantization import Fp8Scheme, parse_quantization
@@ -147,7 +147,9 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     architecture, family, notes = find_family(values, where)
     whole = where
     if family.nested:
+        outer = values
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
+        notes += misplaced_notes(outer, values, family)
     # Null means missing, but where it says that there is none.
     given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
     fields = Fields(where, {**family.defaults, **given}, family.fields)

@@ -134,6 +134,20 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
     return [f"not used, as in transformers: {told} (the {family.name} family has no such key)"]
 
 
+def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: Family) -> list[str]:
+    """A sentence that names keys beside the object in which the family's keys are looked for, where they would count."""
+    places = {*_ALL, family.nested}
+    names = sorted(
+        name
+        for name in read_keys(family) - places
+        if outer.get(name) is not None and outer[name] != inner.get(name)
+    )
+    if not names:
+        return []
+    told = ", ".join(f"{name} {_short(outer[name])}" for name in names[:6])
+    return [f"not used, as in transformers: {told} beside {family.nested}, in which it would count"]
+
+
 def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> bool:
     """Whether the key says no more than what holds for the family anyway."""
     value = values[name]

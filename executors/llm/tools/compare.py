@@ -24,6 +24,7 @@ from executors.facts import ExecutorConfig, OptimizationConfig
 from executors.llm.factory import LlmFactory
 from executors.llm.models.config import read_config
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, version
+from executors.llm.weights import settle_head
 
 CHUNK = 7
 """Tokens: odd, so that chunks end within blocks."""
@@ -50,6 +51,7 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     Raises ConfigError when either side cannot load the checkpoint.
     """
     directory = Path(job["reference"])
+    _check_head(directory)
     stage("transformers")
     answer: dict[str, Any] = {"transformers": version(), "torch": torch.__version__}
     text = None
@@ -74,6 +76,16 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
         _judged(prompts[i], logits[i], greedy[i], ours, i, tolerance, text) for i in range(len(prompts))
     ]
     return answer
+
+
+def _check_head(directory: Path) -> None:
+    """Raises ConfigError for a checkpoint without a head: transformers would make a random one."""
+    try:
+        headless = settle_head(read_config(directory), directory).headless
+    except ConfigError:
+        return  # told where it is loaded
+    if headless:
+        raise ConfigError(f"{directory}: there is no lm_head, and so there are no logits to compare")
 
 
 def _prompts(job: dict[str, Any]) -> list[list[int]]:

@@ -261,7 +261,8 @@ FAULTS = {
     "pickled": (_pickled, ["pickled", "safetensors"]),
     "no weights": (_file("model.safetensors", None), ["no weights", "safetensors"]),
     "missing shard": (
-        _index({"weight_map": {"a": "model-00001-of-00002.safetensors"}}), ["model-00001-of-00002", "no such file"],
+        _index({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, _file("model.safetensors", None)),
+        ["model-00001-of-00002", "no such file"],
     ),
     "index without a map": (_index({}), ["index.json", "weight_map"]),
     "index leads elsewhere": (_index({"weight_map": {"a": "../x.safetensors"}}), ["index.json", "../x.safetensors"]),

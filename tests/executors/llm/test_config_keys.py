@@ -215,3 +215,20 @@ def test_two_numbers_of_experts_that_differ_are_refused() -> None:
 def test_no_key_is_both_read_by_all_and_elsewhere() -> None:
     everywhere = frozenset.intersection(*(read_keys(family) for family in FAMILIES))
     assert not everywhere & set(ELSEWHERE)
+
+
+def test_keys_beside_the_object_they_belong_into_are_named() -> None:
+    [family] = [one for one in FAMILIES if one.name == "gemma3_text"]
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    outer = {
+        "rope_scaling": scaling,
+        "hidden_size": BASE["hidden_size"],
+        "initializer_range": 0.5,
+        "sliding_window": None,
+    }
+    found = parse_config(_of(family, BASE, outer))
+    assert found == parse_config(_of(family, BASE))
+    [note] = found.notes
+    assert note.startswith("not used, as in transformers: rope_scaling {") and note.endswith(
+        "beside text_config, in which it would count"
+    )

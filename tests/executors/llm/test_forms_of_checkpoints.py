@@ -16,6 +16,7 @@ from executors.contract import ConfigError, LogitsMode, PrefillInput, SamplingPa
 from executors.llm.executor import LlmExecutor
 from executors.llm.models.config import parse_config
 from executors.llm.models.families import FAMILIES
+from executors.llm.tools import compare
 from executors.llm.tools.describe import describe
 from tests.executors.llm.driver import Driver, config, start
 from tests.executors.llm.models import SHAPES
@@ -319,6 +320,15 @@ async def test_a_stale_index_is_no_reason_not_to_load(reference: Any, tmp_path: 
     assert np.array_equal(await _logits(tmp_path), await _logits(path))
 
 
+async def test_an_index_that_stayed_when_the_shards_were_joined(reference: Any, tmp_path: Path) -> None:
+    path = reference(TIED).path
+    tensors = load_file(path / "model.safetensors")
+    _write(path, tmp_path, tensors)
+    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert np.array_equal(await _logits(tmp_path), await _logits(path))
+
+
 async def test_the_dtype_is_the_embeddings(reference: Any, tmp_path: Path) -> None:
     """Where config.json names none: not that of a mask that comes first."""
     path = reference(TIED).path
@@ -328,3 +338,9 @@ async def test_the_dtype_is_the_embeddings(reference: Any, tmp_path: Path) -> No
     )
     assert executor.info().dtype == "bfloat16"
     await executor.shutdown()
+
+
+def test_verify_has_nothing_to_compare_without_a_head(headless: Path) -> None:
+    job = {"model": str(headless), "reference": str(headless)}
+    with pytest.raises(ConfigError, match="there is no lm_head, and so there are no logits to compare"):
+        compare.run(job, lambda stage: None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Origin = Literal["OpenAI", "vLLM", "Cohort"]
+Origin = Literal["OpenAI", "vLLM", "Anthropic", "LangChain", "Cohort"]
 
 _MODELS = "the model's"
 """From generation_config.json or --override-generation-config, else the neutral value."""
@@ -122,16 +122,26 @@ PARAMETERS: dict[str, Parameter] = {
     # inside of objects
     "StreamOptions.include_usage": Parameter("OpenAI", "false", "A last chunk with the token counts and no choices."),
     "StreamOptions.continuous_usage_stats": Parameter("vLLM", "false", "Token counts so far in every chunk."),
-    "ChatMessage.role": Parameter("OpenAI", "", "`developer` means `system`."),
+    "ChatMessage.role": Parameter("OpenAI", "", "`developer` means `system`, unless the template names it."),
     "ChatMessage.content": Parameter("OpenAI", "", "Text, or parts of text. Null in an assistant's message with tool calls."),
     "ChatMessage.name": Parameter("OpenAI", "none", "Handed to the template."),
     "ChatMessage.tool_calls": Parameter("OpenAI", "none", "What the assistant called."),
     "ChatMessage.tool_call_id": Parameter("OpenAI", "none", "Which call a tool's message answers."),
     "ChatMessage.reasoning": Parameter("vLLM", "none", "Reasoning of an earlier answer, for templates that read it."),
     "ChatMessage.reasoning_content": Parameter("vLLM", "none", "The same by its other name."),
-    "ContentPart.type": Parameter("OpenAI", "", "`text`, also `input_text`, `output_text` and `refusal`."),
+    "ContentPart.type": Parameter(
+        "OpenAI",
+        "",
+        "`text`, also `input_text`, `output_text` and `refusal`; in an assistant's message also `thinking`, `reasoning`, "
+        "`reasoning_text` and `redacted_thinking`.",
+    ),
     "ContentPart.text": Parameter("OpenAI", "", "The text."),
     "ContentPart.refusal": Parameter("OpenAI", "none", "The text of a refusal."),
+    "ContentPart.thinking": Parameter(
+        "Anthropic", "none", "Reasoning of an earlier answer, a text or a list of texts, for templates that read it."
+    ),
+    "ContentPart.reasoning": Parameter("LangChain", "none", "The same by another name."),
+    "ContentPart.summary": Parameter("OpenAI", "none", "The same, where nothing else tells of it."),
     "ToolCall.id": Parameter("OpenAI", "none", "The call's id."),
     "ToolCall.type": Parameter("OpenAI", "function", "There are functions only."),
     "ToolCall.function": Parameter("OpenAI", "", "What was called."),

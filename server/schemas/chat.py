@@ -28,12 +28,37 @@ FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 """OpenAI's rule, and dots, and twice the length: names of tools that come by other protocols have them."""
 
 
+TEXTS = ("text", "input_text", "output_text", "refusal")
+THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+"""Types of parts: of text, and of reasoning in an assistant's message, which clients of several APIs send back. What is
+redacted only its maker can read."""
+
+
 class ContentPart(WireModel):
-    """One part of a message's content. Only text is served; nothing is ever fetched from a URL."""
+    """One part of a message's content. Only text is served; nothing is ever fetched from a URL. Of the reasoning in an
+    assistant's history any form is taken: `thinking`, `reasoning`, `text` or `summary`, a text or a list of texts."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: Any = None
+    reasoning: Any = None
+    summary: Any = None
+
+    @property
+    def thought(self) -> str:
+        """The text of a part of reasoning, "" where there is none to read."""
+        found = (_texts(one) for one in (self.thinking, self.reasoning, self.text, self.summary))
+        return next(filter(None, found), "") if self.type != "redacted_thinking" else ""
+
+
+def _texts(value: Any) -> str:
+    """A text, or those in a list of texts and of objects with one each."""
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_texts, value)))
+    if isinstance(value, dict):
+        value = value.get("text")
+    return value if isinstance(value, str) else ""
 
 
 class FunctionCall(WireModel):

@@ -10,6 +10,7 @@ from engine.text.generation import TextRequest
 from server.arrival import apart
 from server.chat.answer import Reading
 from server.chat.grammar import chat_grammar, writes_calls
+from server.chat.notation import ModelNotation
 from server.chat.prompt import chat_prompt
 from server.chat.reasoning import Place, continued_text
 from server.chat.tools.choice import ToolChoice
@@ -35,15 +36,16 @@ class Asked:
 async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Asked:
     """Render, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
     choice = body.choice
-    if model.notation.single_calls and model.notation.tools is not None:
+    notation = model.notation.for_calls(choice.forced)
+    if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
     constraint = await apart(state.threads, lambda: constraint_of(body))
     prompt = await _prompt(state, model, body, choice)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
-    reading = _reading(model, body, choice, place)
+    reading = _reading(model, notation, body, choice, place)
     grammar = None
-    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, model.notation, place)):
+    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, notation, place)):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
         new_id("chatcmpl"),
@@ -55,7 +57,7 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Aske
         continues_prompt=bool(body.continue_final_message),
         grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.prompt_logprobs,
-        shown_special=model.notation.special_ids(reading.literals),
+        shown_special=notation.special_ids(reading.literals),
         ends=reading.end_of_first_call if reading.ends_itself else None,
     )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
@@ -95,8 +97,10 @@ def _place(model: ServedModel, body: ChatRequest, prompt: tuple[int, ...]) -> Pl
     return reasoning.place(lambda ids: model.tokenizer.decode(ids, False), prompt, continued)
 
 
-def _reading(model: ServedModel, body: ChatRequest, choice: ToolChoice, place: Place) -> Reading:
-    notation, shows_special = model.notation, body.skip_special_tokens is False
+def _reading(
+    model: ServedModel, notation: ModelNotation, body: ChatRequest, choice: ToolChoice, place: Place
+) -> Reading:
+    shows_special = body.skip_special_tokens is False
     hidden = frozenset() if shows_special else notation.special
     include_reasoning = body.include_reasoning is not False
     return Reading(notation, choice, place, _token_bytes(model, shows_special), hidden, include_reasoning)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
@@ -33,14 +34,17 @@ class Asked:
     grammar_param: str | None
 
 
-async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Asked:
-    """Render, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
+async def ask(
+    state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
+) -> Asked:
+    """Render with these variables for the template, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or
+    Unavailable."""
     choice = body.choice
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
     constraint = await apart(state.threads, lambda: constraint_of(body))
-    prompt = await _prompt(state, model, body, choice)
+    prompt = await _prompt(state, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
@@ -66,14 +70,12 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Aske
 
 
 async def _prompt(
-    state: ServerState, model: ServedModel, body: ChatRequest, choice: ToolChoice
+    state: ServerState,
+    model: ServedModel,
+    body: ChatRequest,
+    choice: ToolChoice,
+    variables: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    extra = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        if model.template is not None and "reasoning_effort" not in model.template.variables:
-            message = "'reasoning_effort' is not supported by this model."
-            raise InvalidRequest(message, param="reasoning_effort", code="unsupported_parameter")
-        extra["reasoning_effort"] = body.reasoning_effort
     truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
     ids = await chat_prompt(
         state,
@@ -83,7 +85,7 @@ async def _prompt(
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
-        extra=extra,
+        extra=variables,
         bounded=truncation is None,
     )
     return ids if truncation is None else tuple(truncation.cut(ids))

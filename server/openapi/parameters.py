@@ -38,8 +38,9 @@ PARAMETERS: dict[str, Parameter] = {
         "vLLM", "none", "Variables for the model's chat template, such as `enable_thinking`; those it does not read are told."
     ),
     "reasoning_effort": Parameter(
-        "OpenAI", "the template's", "Handed to the chat template; an error where the template does not read it."
+        "OpenAI", "the template's", "Handed to the chat template; where it does not read it, the answer's header says so."
     ),
+    "verbosity": Parameter("OpenAI", "the template's", "Likewise."),
     "include_reasoning": Parameter("vLLM", "true", "Whether the answer shows the reasoning apart from the content."),
     "add_generation_prompt": Parameter(
         "vLLM", "true, unless continue_final_message", "Whether the prompt ends with the beginning of an answer."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -125,12 +126,33 @@ class PromptEnd(WireModel):
         )
 
 
-class ChatPromptFields(PromptEnd):
+class TemplateVariables(WireModel):
+    """Variables for the chat template. Two of OpenAI's parameters are handed over where the template reads them; it is what
+    they mean for an open model."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
+        """Those for a template that reads the names in `read`, and the paths of those it does not read. A parameter wins over
+        what `chat_template_kwargs` says of its name."""
+        named = {name: getattr(self, name) for name in _NAMED}
+        given = {name: value for name, value in named.items() if value is not None}
+        kwargs = self.chat_template_kwargs or {}
+        unread = [name for name in given if name not in read]
+        unread += [f"chat_template_kwargs.{name}" for name in kwargs if name not in read]
+        return kwargs | {name: value for name, value in given.items() if name in read}, unread
+
+
+_NAMED = ("reasoning_effort", "verbosity")
+
+
+class ChatPromptFields(PromptEnd, TemplateVariables):
     """What the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatPromptFields):
@@ -148,7 +170,6 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
 
     @property

@@ -36,7 +36,9 @@ from executors.contract import (
 from executors.process import connect
 from server import __version__, generation_config, hub, logs, memory, startup, tls
 from server.app import create_app
+from server.chat.fence import DeadlineExceeded
 from server.chat.notation import ModelNotation, model_notation
+from server.chat.prompt import DEADLINE
 from server.chat.template import ChatTemplate, resolve_chat_template
 from server.cors import Cors
 from server.late_core import LateCore
@@ -199,7 +201,8 @@ class Bootstrap:
             await asyncio.gather(starting, reading, return_exceptions=True)
         info = core.info()
         assert info is not None
-        return self._served(core, info, tokenizer, template, defaults)
+        notation = await self._notation(state, tokenizer, template)
+        return self._served(core, info, tokenizer, template, notation, defaults)
 
     def _read_text_side(self) -> tuple[Tokenizer, ChatTemplate | None, SamplingDefaults]:
         directory = Path(self.settings.tokenizer) if self.settings.tokenizer else self.model_dir
@@ -228,6 +231,7 @@ class Bootstrap:
         info: ModelInfo,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
+        notation: ModelNotation,
         defaults: SamplingDefaults,
     ) -> ServedModel:
         if tokenizer.vocab_size > info.logits_width:
@@ -245,7 +249,7 @@ class Bootstrap:
         return ServedModel(
             engine=TextEngine(core, tokenizer),
             tokenizer=tokenizer,
-            notation=self._notation(tokenizer, template),
+            notation=notation,
             info=info,
             max_model_len=core.max_model_len,
             template=template,
@@ -255,10 +259,15 @@ class Bootstrap:
             salt_per_key=self.settings.cache_salt_per_key,
         )
 
-    def _notation(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> ModelNotation:
-        settings = self.settings
-        text = "" if template is None else "\n".join(template.sources.values())
-        return model_notation(tokenizer, text, settings.tool_call_parser, settings.reasoning_parser)
+    async def _notation(
+        self, state: ServerState, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> ModelNotation:
+        """A template that renders without end costs its own model the detection, and nothing else."""
+        named = (self.settings.tool_call_parser, self.settings.reasoning_parser)
+        try:
+            return await state.threads.run(lambda: model_notation(tokenizer, template, *named), DEADLINE)
+        except DeadlineExceeded:
+            return model_notation(tokenizer, template, *named, asks=False)
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         for note in core.executor.status().notes:

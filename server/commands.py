@@ -96,7 +96,7 @@ def serve(
         Text,
         flag(
             "How the model writes tool calls: hermes, llama3_json, mistral, or none to leave them in the text "
-            "[what the chat template shows].",
+            "[what the chat template shows; calls in other formats stay text].",
             "--tool-call-parser",
         ),
     ] = None,

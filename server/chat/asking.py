@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
 from server.arrival import apart
 from server.chat.answer import Reading
 from server.chat.grammar import chat_grammar, writes_calls
+from server.chat.notation import ModelNotation
 from server.chat.prompt import chat_prompt
 from server.chat.reasoning import Place, continued_text
 from server.chat.tools.choice import ToolChoice
@@ -32,18 +34,22 @@ class Asked:
     grammar_param: str | None
 
 
-async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Asked:
-    """Render, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
+async def ask(
+    state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
+) -> Asked:
+    """Render with these variables for the template, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or
+    Unavailable."""
     choice = body.choice
-    if model.notation.single_calls and model.notation.tools is not None:
+    notation = model.notation.for_calls(choice.forced)
+    if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
     constraint = await apart(state.threads, lambda: constraint_of(body))
-    prompt = await _prompt(state, model, body, choice)
+    prompt = await _prompt(state, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
-    reading = _reading(model, body, choice, place)
+    reading = _reading(model, notation, body, choice, place)
     grammar = None
-    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, model.notation, place)):
+    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, notation, place)):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
         new_id("chatcmpl"),
@@ -55,7 +61,7 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Aske
         continues_prompt=bool(body.continue_final_message),
         grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.prompt_logprobs,
-        shown_special=model.notation.special_ids(reading.literals),
+        shown_special=notation.special_ids(reading.literals),
         ends=reading.end_of_first_call if reading.ends_itself else None,
     )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
@@ -64,14 +70,12 @@ async def ask(state: ServerState, model: ServedModel, body: ChatRequest) -> Aske
 
 
 async def _prompt(
-    state: ServerState, model: ServedModel, body: ChatRequest, choice: ToolChoice
+    state: ServerState,
+    model: ServedModel,
+    body: ChatRequest,
+    choice: ToolChoice,
+    variables: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    extra = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        if model.template is not None and "reasoning_effort" not in model.template.variables:
-            message = "'reasoning_effort' is not supported by this model."
-            raise InvalidRequest(message, param="reasoning_effort", code="unsupported_parameter")
-        extra["reasoning_effort"] = body.reasoning_effort
     truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
     ids = await chat_prompt(
         state,
@@ -81,7 +85,7 @@ async def _prompt(
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
-        extra=extra,
+        extra=variables,
         bounded=truncation is None,
     )
     return ids if truncation is None else tuple(truncation.cut(ids))
@@ -95,8 +99,10 @@ def _place(model: ServedModel, body: ChatRequest, prompt: tuple[int, ...]) -> Pl
     return reasoning.place(lambda ids: model.tokenizer.decode(ids, False), prompt, continued)
 
 
-def _reading(model: ServedModel, body: ChatRequest, choice: ToolChoice, place: Place) -> Reading:
-    notation, shows_special = model.notation, body.skip_special_tokens is False
+def _reading(
+    model: ServedModel, notation: ModelNotation, body: ChatRequest, choice: ToolChoice, place: Place
+) -> Reading:
+    shows_special = body.skip_special_tokens is False
     hidden = frozenset() if shows_special else notation.special
     include_reasoning = body.include_reasoning is not False
     return Reading(notation, choice, place, _token_bytes(model, shows_special), hidden, include_reasoning)

@@ -41,7 +41,7 @@ def chat_grammar(
         raise InvalidRequest(message, param=constraint.param, code="invalid_value")
     tools = notation.tools
     if tools is None:
-        _check_unparsed(choice)
+        _check_unparsed(choice, notation)
     calls = writes_calls(choice, constraint, notation)
     if constraint is not None and not calls and place is Place.AFTER:
         return alone(constraint), constraint.param
@@ -68,7 +68,7 @@ def writes_calls(choice: ToolChoice, constraint: Constraint | None, notation: Mo
     return notation.tools is not None and (choice.forced or strict or beside)
 
 
-def _check_unparsed(choice: ToolChoice) -> None:
+def _check_unparsed(choice: ToolChoice, notation: ModelNotation) -> None:
     """Where calls are left in the text, nothing can be promised about them. Raises InvalidRequest."""
     place = next((one.place for one in choice.functions if one.strict), None)
     if choice.forced:
@@ -79,7 +79,12 @@ def _check_unparsed(choice: ToolChoice) -> None:
         param = "parallel_tool_calls"
     else:
         return
-    message = f"'{param}' cannot be kept: this server runs with --tool-call-parser none."
+    reason = (
+        "this server does not know the model's format of tool calls, which stay text; --tool-call-parser can name it"
+        if notation.unknown
+        else "this server runs with --tool-call-parser none"
+    )
+    message = f"'{param}' cannot be kept: {reason}."
     raise InvalidRequest(message, param=param, code="unsupported_value")
 
 

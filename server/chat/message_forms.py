@@ -1,9 +1,12 @@
 """The forms of messages that a chat template reads, found out by asking it.
 
 The API knows a content as text or as a list of parts; some templates add strings, some loop over parts, some do the one
-for users and the other for tools. Likewise arguments of tool calls: most templates write an object as JSON, some add a
-string. Reading this from a template's source is guesswork, with macros and variables in between. Rendering a tiny
-conversation in either form, and looking whether its text comes out, is not.
+for users and the other for tools. Arguments of tool calls: most templates write an object as JSON, some add a string. A
+message that only calls tools: some templates show its calls where the content is none and nowhere else, others fail at
+none. Reading this from a template's source is guesswork, with macros and variables in between. Rendering a tiny
+conversation in each form, and looking whether its text comes out, is not.
+
+What the caller sent is handed over as it is wherever the template copes with it, as transformers does.
 """
 
 from __future__ import annotations
@@ -13,15 +16,43 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]
 Form = Literal["text", "part", "parts", "both"]
 """A string; a list of one part, the first being all that is read; a list; a string or a list."""
+Empty = Literal["none", "text", "absent"]
+"""Forms of a content without text: null, "", and no such key."""
 
-_PROBE, _SECOND = "cohortprobe", "cohortagain"
-_REPR = re.compile(rf"""['"]text['"]\s*:\s*['"]{_PROBE}""")
+THINKING = "thinking"
+"""The type, and the key, of a part that holds reasoning."""
+_PROBE, _SECOND, _VALUE = "cohortprobe", "cohortagain", "cohortvalue"
+_REPR = re.compile(rf"""['"](?:text|thinking)['"]\s*:\s*['"]{_PROBE}""")
 """A list of parts that was printed instead of read."""
+_ARGUMENTS = {_PROBE: _VALUE}
+_MEMBER = re.compile(rf"{_PROBE}(?!\\).{{0,80}}?{_VALUE}", re.DOTALL)
+_PRINTED = re.compile(rf"""\{{'{_PROBE}'|\\+["']{_PROBE}""")
+_ORDERS: Mapping[Empty, tuple[Empty, ...]] = {
+    "none": ("none", "text", "absent"),
+    "text": ("text", "none", "absent"),
+    "absent": ("absent", "text", "none"),
+}
+"""What to try for what the caller sent, which comes first."""
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look a city up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Its name."}},
+            "required": ["city"],
+        },
+    },
+}
+"""The function of the calls in the conversations here."""
 
 
 class TookTooMuch(InvalidRequest):
@@ -29,28 +60,42 @@ class TookTooMuch(InvalidRequest):
 
 
 class MessageForms:
-    """What one template reads. Asks it when something is needed first, and remembers: `render` is pure.
+    """What one template reads. Asks it when something is needed first, and remembers: a render is pure.
 
-    `render` raises InvalidRequest for what the template refuses; anything else it raises, and TookTooMuch, ends the asking.
+    `renders` make a prompt of a conversation; of several, such as one with tools on offer and one without, a form is good
+    where one of them shows it. They raise InvalidRequest for what the template refuses; anything else they raise, and
+    TookTooMuch, ends the asking.
     """
 
-    def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
-        self._render = render
+    def __init__(self, *renders: Callable[[Sequence[Message]], str]) -> None:
+        self._renders = renders
         self._contents: dict[str, Form] = {}
+        self._empties: dict[tuple[Empty, bool], Empty] = {}
         self._string_arguments: bool | None = None
+        self._thinking_parts: bool | None = None
 
     def adapt(self, messages: Sequence[Message]) -> list[Message]:
         """The same messages in the forms the template reads. The messages themselves are not changed."""
         return [self._adapt(message) for message in messages]
 
-    def _adapt(self, message: Message) -> Message:
-        adapted = dict(message)
-        content = message.get("content")
-        if content is not None:
-            adapted["content"] = _as(self._content_form(message["role"]), content)
-        if message.get("tool_calls") and self._wants_string_arguments():
-            adapted["tool_calls"] = [_with_string_arguments(call) for call in message["tool_calls"]]
+    def _adapt(self, message: Message) -> dict[str, Any]:
+        adapted = self._with_thoughts(message)
+        calls = adapted.get("tool_calls")
+        content = adapted.get("content")
+        empty = content is None or (bool(calls) and not _text(content))
+        if empty and adapted["role"] == "assistant":
+            sent: Empty = (
+                "text" if content is not None else "none" if calls or "content" in adapted else "absent"
+            )
+            adapted = self._with_empty(adapted, self._empty_form(sent, bool(calls)))
+        elif content is not None:
+            adapted["content"] = _as(self._content_form(adapted["role"]), content)
+        if calls:
+            convert = _with_string_arguments if self._wants_string_arguments() else _with_object_arguments
+            adapted["tool_calls"] = [convert(call) for call in calls]
         return adapted
+
+    # Contents with text.
 
     def _content_form(self, role: str) -> Form:
         if role not in self._contents:
@@ -66,51 +111,130 @@ class MessageForms:
     def _shows(self, role: str, content: Any, also: str = "") -> bool:
         message = {"role": role, "content": content}
         # Around the message in question stands only what the template is known to read.
-        user = (
-            message if role == "user" else {"role": "user", "content": _as(self._content_form("user"), "Hi")}
-        )
+        user = message if role == "user" else self._user()
         match role:
             case "user":
                 conversation = [message]
             case "assistant":
                 conversation = [user, message, user]
             case "tool":
-                arguments = '{"city": "Rome"}' if self._wants_string_arguments() else {"city": "Rome"}
-                call = {"role": "assistant", "content": "", "tool_calls": [_call(arguments)]}
+                call = self._adapt(
+                    {"role": "assistant", "content": None, "tool_calls": [_call({"city": "Rome"})]}
+                )
                 conversation = [user, call, message | {"name": "look_up", "tool_call_id": "call00001"}]
             case _:
                 conversation = [message, user]
-        shown = self._try(conversation)
-        return shown is not None and _PROBE in shown and also in shown and not _REPR.search(shown)
+        return any(_reads(shown, also) for shown in self._try(conversation))
+
+    def _user(self) -> dict[str, Any]:
+        return {"role": "user", "content": _as(self._content_form("user"), "Hi")}
+
+    # Reasoning in parts.
+
+    def _with_thoughts(self, message: Message) -> dict[str, Any]:
+        """A copy of the message. Parts with reasoning stay where the template shows them, else they are the message's
+        reasoning, which it may read or not."""
+        adapted = dict(message)
+        content = message.get("content")
+        if not isinstance(content, list):
+            return adapted
+        thoughts = [part[THINKING] for part in content if part.get("type") == THINKING]
+        if thoughts and not self._shows_thinking_parts():
+            adapted["content"] = [part for part in content if part.get("type") != THINKING]
+            if adapted.get("reasoning_content") is None and any(thoughts):
+                adapted["reasoning_content"] = "\n".join(filter(None, thoughts))
+        return adapted
+
+    def _shows_thinking_parts(self) -> bool:
+        if self._thinking_parts is None:
+            content = [{"type": THINKING, THINKING: _PROBE}, *_parts(_SECOND)]
+            conversation = [self._user(), {"role": "assistant", "content": content}]
+            tried = [*self._try(conversation), *self._try([*conversation, self._user()])]
+            self._thinking_parts = any(_reads(shown, _SECOND) for shown in tried)
+        return self._thinking_parts
+
+    # Contents without text, and calls.
+
+    def _with_empty(self, message: Message, form: Empty) -> dict[str, Any]:
+        adapted = {name: value for name, value in message.items() if name != "content"}
+        if form != "absent":
+            adapted["content"] = None if form == "none" else _as(self._content_form("assistant"), "")
+        return adapted
+
+    def _empty_form(self, sent: Empty, calls: bool) -> Empty:
+        if (sent, calls) not in self._empties:
+            self._empties[sent, calls] = self._ask_empty(sent, calls)
+        return self._empties[sent, calls]
+
+    def _ask_empty(self, sent: Empty, calls: bool) -> Empty:
+        """The first form that the template shows without writing "None"; beside calls, one that shows these if any does."""
+        tried = [(form, shown) for form in _ORDERS[sent] for shown in self._try_empty(form, calls)]
+        others = [shown for form, shown in tried if form != "none"] or self._try([self._user()])
+        usual = min((shown.count("None") for shown in others), default=0)
+        good = [(form, shown) for form, shown in tried if form != "none" or shown.count("None") <= usual]
+        with_calls = [form for form, shown in good if calls and _shows_arguments(shown)]
+        return next(iter(with_calls or [form for form, _ in good]), "text")
+
+    def _try_empty(self, form: Empty, calls: bool) -> list[str]:
+        message = self._with_empty({"role": "assistant"}, form)
+        if not calls:
+            return self._try([self._user(), message, self._user()])
+        arguments = json.dumps(_ARGUMENTS) if self._wants_string_arguments() else _ARGUMENTS
+        return self._try_called(message | {"tool_calls": [_call(arguments)]})
 
     def _wants_string_arguments(self) -> bool:
         if self._string_arguments is None:
-            as_object = self._try_call({_PROBE: "Rome"})
-            good = as_object is not None and f"{{'{_PROBE}'" not in as_object  # not printed as Python has it
-            if good:
-                self._string_arguments = False
-            else:
-                as_string = self._try_call(json.dumps({_PROBE: "Rome"}))
-                self._string_arguments = as_string is not None and f'{{"{_PROBE}"' in as_string
+            as_object = self._come_out(_ARGUMENTS)
+            self._string_arguments = not as_object and self._come_out(json.dumps(_ARGUMENTS))
         return self._string_arguments
 
-    def _try_call(self, arguments: Any) -> str | None:
-        user = {"role": "user", "content": _as(self._content_form("user"), "Hi")}
-        return self._try([user, {"role": "assistant", "content": "", "tool_calls": [_call(arguments)]}])
+    def _come_out(self, arguments: Any) -> bool:
+        """Whether arguments of this form do, beside a content of any form."""
+        text = _as(self._content_form("assistant"), "Well.")
+        for content in ({"content": None}, {"content": ""}, {}, {"content": text}):
+            message = {"role": "assistant", **content, "tool_calls": [_call(arguments)]}
+            if any(map(_shows_arguments, self._try_called(message))):
+                return True
+        return False
 
-    def _try(self, conversation: Sequence[Message]) -> str | None:
-        try:
-            return self._render(conversation)
-        except TookTooMuch:
-            raise  # says nothing about the form, which is remembered
-        except InvalidRequest:
-            return None
+    def _try_called(self, message: Message) -> list[str]:
+        """A call at the end of a conversation and, since some templates show none there, with what came of it."""
+        user = self._user()
+        result = {"role": "tool", "content": "Sunny.", "name": "look_up", "tool_call_id": "call00001"}
+        return [*self._try([user, message]), *self._try([user, message, result])]
+
+    def _try(self, conversation: Sequence[Message]) -> list[str]:
+        """What it looks like, by each render that the template does not refuse."""
+        shown = []
+        for render in self._renders:
+            try:
+                shown.append(render(conversation))
+            except TookTooMuch:
+                raise  # says nothing about the form, which is remembered
+            except InvalidRequest:
+                continue
+        return shown
+
+
+def _reads(shown: str, also: str) -> bool:
+    return _PROBE in shown and also in shown and not _REPR.search(shown)
+
+
+def _shows_arguments(shown: str) -> bool:
+    """Whether the arguments of the call stand there: not as Python prints an object, nor as JSON in a JSON string."""
+    return _MEMBER.search(shown) is not None and not _PRINTED.search(shown)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or part.get(THINKING) or "") for part in content)
 
 
 def _as(form: Form, content: Any) -> Any:
     if isinstance(content, str):
         return _parts(content) if form in ("part", "parts") else content
-    if form in ("text", "part"):
+    if form in ("text", "part") and all("text" in part for part in content):
         text = "\n".join(part["text"] for part in content)
         return text if form == "text" else _parts(text)
     return content
@@ -129,7 +253,21 @@ def _call(arguments: Any) -> dict[str, Any]:
 
 
 def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
+    """The text that was sent, to the letter."""
+    arguments = call["function"]["arguments"] or {}
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What is no JSON object, such as arguments that were cut off, stays the text that the model wrote: a conversation in
+    which that happened once has to go on."""
+    arguments: Any = call["function"]["arguments"] or {}
+    if isinstance(arguments, str):
+        try:
+            decoded = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            decoded = None
+        arguments = decoded if isinstance(decoded, dict) else arguments
     return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import structlog
 
 from server.chat import reasoning
 from server.chat.reasoning import REASONING, ReasoningNotation
-from server.chat.tools import registry
+from server.chat.template import ChatTemplate
+from server.chat.tools import detect, registry
 from server.chat.tools.hermes import Hermes
+from server.chat.tools.llama3_json import Llama3Json
 from server.chat.tools.notation import ToolNotation
 
 log = structlog.get_logger("server")
 
 NONE = "none"
 """The name that switches a parser off."""
-FALLBACK = "hermes"
-"""Where a template shows no notation that is known. Text in another notation stays text."""
-
+JSON = "json"
+"""The name of the notation of forced calls where the model's own is unknown."""
 _SINGLE = "only supports single tool-calls"
 """Of the message with which templates of Llama 3 refuse."""
 
@@ -36,37 +37,70 @@ class _Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelNotation:
-    """`tokens`: notation that is one token of the model, and its id. `special`: those of them that are special.
-    `single_calls`: the chat template refuses a conversation with two calls in one message, so none is made."""
+    """`tools` is None where calls are not looked for: the operator has it so, or, with `unknown`, the chat template shows
+    tools and no notation of calls that is known. `tokens`: notation that is one token of the model, and its id. `special`:
+    those of them that are special. `single_calls`: the chat template refuses a conversation with two calls in one message,
+    so none is made."""
 
-    tools: ToolNotation | None = field(default_factory=lambda: Hermes(FALLBACK))
+    tools: ToolNotation | None = field(default_factory=lambda: Hermes("hermes"))
     reasoning: ReasoningNotation | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     special: frozenset[str] = frozenset()
     single_calls: bool = False
+    unknown: bool = False
 
     def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
         """Ids of those of these literals that are special tokens."""
         return frozenset(self.tokens[one] for one in literals if one in self.special)
 
+    def for_calls(self, forced: bool) -> ModelNotation:
+        """The notation of one request. A forced call is written by its grammar, whatever the model is used to: where the
+        model's own notation is unknown, as plain JSON."""
+        return replace(self, tools=Llama3Json(JSON)) if forced and self.unknown else self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For whoever operates the server."""
+        return {
+            "tool_calls": self.tools.name if self.tools else NONE,
+            "tool_calls_stay_text": self.tools is None,
+            "reasoning": self.reasoning.name if self.reasoning else NONE,
+        }
+
 
 def model_notation(
-    tokenizer: _Tokens, template: str, tool_parser: str | None, reasoning_parser: str | None
+    tokenizer: _Tokens,
+    template: ChatTemplate | None,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    *,
+    asks: bool = True,
 ) -> ModelNotation:
-    """What the operator named (`--tool-call-parser`, `--reasoning-parser`), else what the chat template shows."""
+    """What the operator named (`--tool-call-parser`, `--reasoning-parser`), else what the chat template shows. With `asks`
+    False the template is not rendered, and calls that the operator did not name are unknown. Renders: call it behind a
+    fence."""
     added = tokenizer.added_tokens
-    name = tool_parser or registry.detected(template, added) or FALLBACK
-    tools = None if name == NONE else registry.tool_notation(name, template)
+    text = "" if template is None else "\n".join(template.sources.values())
+    shows_tools = template is not None and template.reads_tools
+    name = tool_parser
+    if name is None and template is not None and asks:
+        name = detect.detected(template, added)
+    tools = None if name in (None, NONE) else registry.tool_notation(name, text)
     if reasoning_parser is None:
-        thinks = reasoning.detected(template)
+        thinks = reasoning.detected(text)
     else:
         thinks = None if reasoning_parser == NONE else REASONING[reasoning_parser]
     literals = [*(tools.literals if tools else ()), *(thinks.literals if thinks else ())]
     tokens = {one: added[one] for one in literals if one in added}
     special = frozenset(one for one, token_id in tokens.items() if tokenizer.is_special(token_id))
-    log.info(
-        "notation of answers",
-        tool_calls=tools.name if tools else NONE,
-        reasoning=thinks.name if thinks else NONE,
+    found = ModelNotation(
+        tools, thinks, tokens, special, _SINGLE in text, unknown=shows_tools and name is None
     )
-    return ModelNotation(tools, thinks, tokens, special, _SINGLE in template)
+    log.info("notation of answers", **found.facts)
+    if found.unknown:
+        log.warning(
+            "the chat template shows no tool format that is known: calls stay text",
+            known=", ".join(registry.TOOL_PARSERS),
+            flag="--tool-call-parser",
+        )
+    return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.chat.fence import DeadlineExceeded
-from server.schemas.chat import ChatMessage, ToolCall
+from server.chat.message_forms import THINKING
+from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
 from server.schemas.volume import check_texts
 from server.state import ServedModel, ServerState
 
@@ -162,13 +161,17 @@ def _cannot_fit(model: ServedModel, text: str) -> bool:
 
 
 def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """A message as templates know it: plain data, arguments as an object."""
+    """A message as plain data, for `ChatTemplate.prompt`. Keys that the client left out, or sent as null, are not there; its
+    content is null where the client sent null."""
     param = f"messages.{index}"
-    plain: dict[str, Any] = {
-        # Templates know no "developer"; the role is OpenAI's newer word for "system".
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _content(param, message),
-    }
+    plain: dict[str, Any] = {"role": message.role}
+    if message.content is not None:
+        plain["content"] = _content(param, message)
+    elif message.role != "assistant":
+        text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
+        raise InvalidRequest(text, param=f"{param}.content", code="invalid_value")
+    elif "content" in message.model_fields_set:
+        plain["content"] = None
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             plain[name] = value
@@ -180,20 +183,19 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
 
 
 def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
-    """Text, or parts of text (`type` "text" whatever they were called) for templates that read parts."""
+    """Text, or parts of text (`type` "text" whatever they were called) and of an assistant's reasoning ("thinking")."""
     content = message.content
-    if content is None:
-        if message.role == "assistant":
-            return ""  # it only called tools; many templates add strings without asking for null
-        text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
-        raise InvalidRequest(text, param=f"{param}.content", code="invalid_value")
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     parts = []
     for number, part in enumerate(content):
-        text_of_part = part.refusal if part.type == "refusal" else part.text
         where = f"{param}.content.{number}"
-        if part.type not in ("text", "input_text", "output_text", "refusal"):
+        if part.type in THOUGHTS and message.role == "assistant":
+            if thought := part.thought:
+                parts.append({"type": THINKING, THINKING: thought})
+            continue
+        text_of_part = part.refusal if part.type == "refusal" else part.text
+        if part.type not in TEXTS:
             text = f"Content parts of type '{part.type[:50]}' are not supported: this model reads text only."
             raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
         if text_of_part is None:
@@ -204,15 +206,7 @@ def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:
-    """A call as templates know it. What is no JSON object, such as arguments that were cut off, stays the text that the
-    model wrote: a conversation in which that happened once has to go on."""
-    written = call.function.arguments or {}
-    arguments: Any = written
-    if isinstance(written, str):
-        try:
-            decoded = msgspec.json.decode(written)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            decoded = None
-        arguments = decoded if isinstance(decoded, dict) else written
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    """A call as plain data, its arguments as they were sent."""
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    plain = {"type": "function", "function": function}
+    return plain if call.id is None else {"id": call.id, **plain}

@@ -7,7 +7,7 @@ Templates come from the model's directory or from `--chat-template`, never from 
 
 from __future__ import annotations
 
-import re
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +15,19 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
+from jinja2 import nodes
 
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
 from server.chat.fence import DeadlineExceeded, MemoryExceeded, watched_memory
 from server.chat.measure import MAX_OUTPUT
-from server.chat.message_forms import MessageForms, TookTooMuch
+from server.chat.message_forms import TOOL, MessageForms, TookTooMuch
 from server.chat.sandbox import chat_environment
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of templates with a meaning: the one used otherwise, and the one used when tools are offered."""
+DEVELOPER = "developer"
+"""OpenAI's newer word for the role "system"."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that templates know an assistant's reasoning by; the first is the usual one."""
@@ -49,6 +52,10 @@ class ChatTemplate:
         self._templates: dict[str, jinja2.Template] = {}
         self.variables: frozenset[str] = frozenset()
         """Names that the templates read without setting them."""
+        self._names_developer: set[str] = set()
+        """Those that know the role."""
+        self._tools_in_system: set[str] = set()
+        """Those that read tools as a key of the system message, such as Phi-4-mini's."""
         sources = {DEFAULT: source} if isinstance(source, str) else source
         self.sources = dict(sources)
         """The templates' own texts by name."""
@@ -56,12 +63,22 @@ class ChatTemplate:
             where = origin if name == DEFAULT else f"{origin} '{name}'"
             try:
                 self._templates[name] = environment.from_string(text)
-                self.variables |= jinja2.meta.find_undeclared_variables(environment.parse(text))
+                tree = environment.parse(text)
+                if any(one.value == DEVELOPER for one in tree.find_all(nodes.Const)):
+                    self._names_developer.add(name)
+                reads_key = _reads_key(tree, "tools")
+                variables = jinja2.meta.find_undeclared_variables(tree)  # modifies the tree
+                self.variables |= variables
+                if reads_key and "tools" not in variables:
+                    self._tools_in_system.add(name)
             except jinja2.TemplateError as error:
                 raise ConfigError(f"{where}: not a valid Jinja template: {_one_line(error)}") from error
             except RecursionError:
                 raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
-        self._forms = {name: MessageForms(self._renderer(name)) for name in self._templates}
+        self._forms = {
+            name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
+            for name in self._templates
+        }
 
     def render(
         self,
@@ -71,12 +88,24 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt, of messages as the template knows them. Blocks, and may loop: call it behind a fence.
+        """The prompt, of messages as the template knows them, where a key that is null counts as left out. Blocks, and may
+        loop: call it behind a fence.
 
         `extra` are the request's `chat_template_kwargs`. With `continue_final_message` the prompt ends with the text of
         the last message, so that the model goes on with it. Raises InvalidRequest with the template's own message when
         it refuses the conversation or makes too much.
         """
+        given = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        return self._rendered(given, tools, add_generation_prompt, extra, continue_final_message)
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None,
+        continue_final_message: bool,
+    ) -> str:
         _check_extra(extra or {})
         name = self._choose(bool(tools))
         prepared = [_prepared(message) for message in messages]
@@ -96,15 +125,21 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """`render` for messages in any form: contents as text or as parts of text, arguments as objects. They are put
-        into the form that the template reads, which is found out by rendering small conversations once."""
-        adapted = self._forms[self._choose(bool(tools))].adapt(messages)
-        return self.render(adapted, tools, add_generation_prompt, extra, continue_final_message)
+        """`render` for messages in any form: contents as text, as parts or none, arguments as objects or as JSON. They are put
+        into the form that the template reads, which is found out by rendering small conversations once. A developer's
+        message is the system's where the template does not name the role."""
+        name = self._choose(bool(tools))
+        if name not in self._names_developer:
+            messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]
+        if tools and name in self._tools_in_system:
+            messages = _with_tools(messages, tools)
+        adapted = self._forms[name].adapt(messages)
+        return self._rendered(adapted, tools, add_generation_prompt, extra, continue_final_message)
 
     @property
     def reads_tools(self) -> bool:
         """True if a prompt can show tools."""
-        return any(re.search(r"\btools\b", text) for text in self.sources.values())
+        return "tools" in self.variables or bool(self._tools_in_system)
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and TOOL_USE in self._templates:
@@ -115,9 +150,9 @@ class ChatTemplate:
         message = f"This model has no default chat template, only {names}: the server's --chat-template can name one."
         raise InvalidRequest(message, param="messages", code="no_chat_template")
 
-    def _renderer(self, name: str) -> Any:
+    def _renderer(self, name: str, tools: Sequence[Mapping[str, Any]] | None) -> Any:
         def render(messages: Sequence[Message]) -> str:
-            variables = {"tools": None, "documents": None, "add_generation_prompt": False}
+            variables = {"tools": tools, "documents": None, "add_generation_prompt": False}
             prepared = [_prepared(message) for message in messages]
             return self._render(name, {**self._special_tokens, **variables, "messages": prepared})
 
@@ -181,12 +216,29 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _prepared(message: Message) -> dict[str, Any]:
-    """A message without keys that are null, its reasoning under each name that templates know."""
-    plain = {name: value for name, value in message.items() if value is not None}
+    """A message without keys that are null, but for its content, and its reasoning under each name that templates know."""
+    plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _reads_key(tree: nodes.Template, key: str) -> bool:
+    """Whether something is read by this key, of messages or others."""
+    if any(one.attr == key for one in tree.find_all(nodes.Getattr)):
+        return True
+    keys = (one.arg for one in tree.find_all(nodes.Getitem))
+    return any(isinstance(one, nodes.Const) and one.value == key for one in keys)
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The functions as JSON in the first message, which is the system's: as Phi-4-mini's model card has it."""
+    written = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    first, rest = {"role": "system", "content": ""}, list(messages)
+    if rest and rest[0]["role"] == "system":
+        first, rest = dict(rest[0]), rest[1:]
+    return [{**first, "tools": written}, *rest]
 
 
 def _open_end(messages: list[dict[str, Any]]) -> tuple[str, str]:

@@ -293,6 +293,13 @@ ANSWERS: dict[str, Schema] = {
                         "pid": nullable(INTEGER),
                         "snapshot_age_s": nullable(NUMBER),
                         "info": {"type": "object"},
+                        "notation": closed(
+                            {
+                                "tool_calls": STRING,
+                                "tool_calls_stay_text": {"type": "boolean"},
+                                "reasoning": STRING,
+                            }
+                        ),
                         "capabilities": {"type": "object"},
                         "status": {"type": "object"},
                         "metrics": {"type": "object"},

@@ -10,6 +10,7 @@ from server.openapi.answers import ANSWERS, Schema, ref
 from server.openapi.operations import OPERATIONS, TAGS, Operation
 from server.openapi.parameters import parameter
 from server.schemas.base import WireModel
+from server.schemas.chat import TEXTS, THOUGHTS
 from server.schemas.extras import HARMLESS
 from server.schemas.sampling import MAX_TOKEN_ID
 
@@ -74,7 +75,7 @@ _INSTEAD: dict[str, dict[str, Schema]] = {
             "anyOf": [{"enum": ["none", "auto", "required"]}, _FUNCTION, _ALLOWED, {"type": "null"}]
         }
     },
-    "ContentPart": {"type": {"enum": ["text", "input_text", "output_text", "refusal"]}},
+    "ContentPart": {"type": {"enum": [*TEXTS, *THOUGHTS]}},
 }
 _OF_ALL: dict[str, Schema] = {
     "truncate_prompt_tokens": {
@@ -97,9 +98,13 @@ _BESIDES: dict[str, Schema] = {
     "ContentPart": {
         "oneOf": [
             {
-                "properties": {"type": {"not": {"const": "refusal"}}, "text": {"type": "string"}},
+                "properties": {
+                    "type": {"not": {"enum": ["refusal", *THOUGHTS]}},
+                    "text": {"type": "string"},
+                },
                 "required": ["text"],
             },
+            {"properties": {"type": {"enum": [*THOUGHTS]}}},
             {
                 "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
                 "required": ["refusal"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Origin = Literal["OpenAI", "vLLM", "Cohort"]
+Origin = Literal["OpenAI", "vLLM", "Anthropic", "LangChain", "Cohort"]
 
 _MODELS = "the model's"
 """From generation_config.json or --override-generation-config, else the neutral value."""
@@ -38,8 +38,9 @@ PARAMETERS: dict[str, Parameter] = {
         "vLLM", "none", "Variables for the model's chat template, such as `enable_thinking`; those it does not read are told."
     ),
     "reasoning_effort": Parameter(
-        "OpenAI", "the template's", "Handed to the chat template; an error where the template does not read it."
+        "OpenAI", "the template's", "Handed to the chat template; where it does not read it, the answer's header says so."
     ),
+    "verbosity": Parameter("OpenAI", "the template's", "Likewise."),
     "include_reasoning": Parameter("vLLM", "true", "Whether the answer shows the reasoning apart from the content."),
     "add_generation_prompt": Parameter(
         "vLLM", "true, unless continue_final_message", "Whether the prompt ends with the beginning of an answer."
@@ -122,16 +123,26 @@ PARAMETERS: dict[str, Parameter] = {
     # inside of objects
     "StreamOptions.include_usage": Parameter("OpenAI", "false", "A last chunk with the token counts and no choices."),
     "StreamOptions.continuous_usage_stats": Parameter("vLLM", "false", "Token counts so far in every chunk."),
-    "ChatMessage.role": Parameter("OpenAI", "", "`developer` means `system`."),
+    "ChatMessage.role": Parameter("OpenAI", "", "`developer` means `system`, unless the template names it."),
     "ChatMessage.content": Parameter("OpenAI", "", "Text, or parts of text. Null in an assistant's message with tool calls."),
     "ChatMessage.name": Parameter("OpenAI", "none", "Handed to the template."),
     "ChatMessage.tool_calls": Parameter("OpenAI", "none", "What the assistant called."),
     "ChatMessage.tool_call_id": Parameter("OpenAI", "none", "Which call a tool's message answers."),
     "ChatMessage.reasoning": Parameter("vLLM", "none", "Reasoning of an earlier answer, for templates that read it."),
     "ChatMessage.reasoning_content": Parameter("vLLM", "none", "The same by its other name."),
-    "ContentPart.type": Parameter("OpenAI", "", "`text`, also `input_text`, `output_text` and `refusal`."),
+    "ContentPart.type": Parameter(
+        "OpenAI",
+        "",
+        "`text`, also `input_text`, `output_text` and `refusal`; in an assistant's message also `thinking`, `reasoning`, "
+        "`reasoning_text` and `redacted_thinking`.",
+    ),
     "ContentPart.text": Parameter("OpenAI", "", "The text."),
     "ContentPart.refusal": Parameter("OpenAI", "none", "The text of a refusal."),
+    "ContentPart.thinking": Parameter(
+        "Anthropic", "none", "Reasoning of an earlier answer, a text or a list of texts, for templates that read it."
+    ),
+    "ContentPart.reasoning": Parameter("LangChain", "none", "The same by another name."),
+    "ContentPart.summary": Parameter("OpenAI", "none", "The same, where nothing else tells of it."),
     "ToolCall.id": Parameter("OpenAI", "none", "The call's id."),
     "ToolCall.type": Parameter("OpenAI", "function", "There are functions only."),
     "ToolCall.function": Parameter("OpenAI", "", "What was called."),

@@ -17,7 +17,7 @@ from server.chat.answer import Answer
 from server.chat.asking import Asked, ask
 from server.middleware import RESPONSE_ID
 from server.prompt_side import encoded_prompt_logprobs
-from server.routes.common import generation_of, json_response, read, state_of, tell_ignored, unread
+from server.routes.common import generation_of, json_response, read, state_of, template_variables
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
 from server.streaming import DONE, EventStream, while_connected
@@ -34,8 +34,8 @@ async def chat_completions(request: Request) -> Response:
     body = await read(request, ChatRequest)
     body.check()
     model, name = state.require(body.model, generating=True)
-    tell_ignored(request, unread(model, body.chat_template_kwargs))
-    asked = await while_connected(request.receive, ask(state, model, body))
+    variables = template_variables(request, model, body)
+    asked = await while_connected(request.receive, ask(state, model, body, variables))
     call = _ChatCall(state, model, name, body, asked)
     request.scope[RESPONSE_ID] = call.id
     if body.stream:

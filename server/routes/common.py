@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from server.auth import TENANT
 from server.memory import collector_pause
 from server.middleware import IGNORED
 from server.schemas.base import Model, parse
+from server.schemas.chat import TemplateVariables
 from server.schemas.extras import MAX_TOLD, screen
 from server.schemas.sampling import GenerationFields
 from server.schemas.volume import check_volume
@@ -58,11 +59,12 @@ def tell_ignored(request: Request, names: Iterable[str]) -> None:
     request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][: MAX_TOLD + 1]
 
 
-def unread(model: ServedModel, variables: Mapping[str, Any] | None) -> list[str]:
-    """Paths of the variables for the chat template that it does not read."""
-    if not variables or model.template is None:
-        return []
-    return [f"chat_template_kwargs.{name}" for name in variables if name not in model.template.variables]
+def template_variables(request: Request, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:
+    """The body's variables for the chat template. The names of those that it does not read are told."""
+    read = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = body.variables(read)
+    tell_ignored(request, unread)
+    return variables
 
 
 def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:

@@ -6,6 +6,7 @@ told. One that hangs or is being restarted is listed all the same, with its stat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -33,11 +34,12 @@ async def list_executors(request: Request) -> Response:
     if state.model is None or state.executors is None:
         raise Unavailable("The model is still loading.")
     found = [(name, state.executors.get(name)) for name in state.executors.list_names()]
-    cards = [_card(name, executor) for name, executor in found if executor is not None]
+    notation = state.model.notation.facts
+    cards = [_card(name, executor, notation) for name, executor in found if executor is not None]
     return json_response({"object": "list", "data": cards, "registered": list(state.executor_names)})
 
 
-def _card(name: str, executor: ModelExecutor) -> dict[str, Any]:
+def _card(name: str, executor: ModelExecutor, notation: Mapping[str, Any]) -> dict[str, Any]:
     try:
         info, capabilities, layout = executor.info(), executor.capabilities(), executor.kv_layout()
     except NotReady:
@@ -51,6 +53,7 @@ def _card(name: str, executor: ModelExecutor) -> dict[str, Any]:
         "pid": getattr(executor, "pid", None),
         "snapshot_age_s": age() if callable(age) else None,
         "info": _plain(info),
+        "notation": notation,
         "capabilities": _capabilities(capabilities, info, layout),
         "status": _status(executor.status()),
         "metrics": _plain(executor.metrics()),

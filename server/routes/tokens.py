@@ -12,13 +12,20 @@ from server.arrival import apart
 from server.chat.prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.chat.template import DEFAULT, ChatTemplate
 from server.prompts import input_ids, truncation_of
-from server.routes.common import json_response, read, state_of, tell_ignored, unread
+from server.routes.common import json_response, read, state_of, tell_ignored, template_variables
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.state import ServedModel
 
 router = APIRouter()
 
-_OF_CHATS = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_OF_CHATS = (
+    "tools",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "verbosity",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 """What means nothing to a plain text."""
 
 
@@ -31,7 +38,7 @@ async def tokenize(request: Request) -> Response:
     model, _ = state.require(body.model)
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
-        tell_ignored(request, unread(model, body.chat_template_kwargs))
+        variables = template_variables(request, model, body)
         asked = body.tools or ()
         tools = await apart(state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked])
         ids = await chat_prompt(
@@ -41,7 +48,7 @@ async def tokenize(request: Request) -> Response:
             tools,
             add_generation_prompt=body.begins_answer,
             add_special_tokens=bool(body.add_special_tokens),
-            extra=body.chat_template_kwargs,
+            extra=variables,
             continue_final_message=bool(body.continue_final_message),
             bounded=truncation is None,
         )

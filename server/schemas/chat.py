@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -28,12 +29,37 @@ FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 """OpenAI's rule, and dots, and twice the length: names of tools that come by other protocols have them."""
 
 
+TEXTS = ("text", "input_text", "output_text", "refusal")
+THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+"""Types of parts: of text, and of reasoning in an assistant's message, which clients of several APIs send back. What is
+redacted only its maker can read."""
+
+
 class ContentPart(WireModel):
-    """One part of a message's content. Only text is served; nothing is ever fetched from a URL."""
+    """One part of a message's content. Only text is served; nothing is ever fetched from a URL. Of the reasoning in an
+    assistant's history any form is taken: `thinking`, `reasoning`, `text` or `summary`, a text or a list of texts."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: Any = None
+    reasoning: Any = None
+    summary: Any = None
+
+    @property
+    def thought(self) -> str:
+        """The text of a part of reasoning, "" where there is none to read."""
+        found = (_texts(one) for one in (self.thinking, self.reasoning, self.text, self.summary))
+        return next(filter(None, found), "") if self.type != "redacted_thinking" else ""
+
+
+def _texts(value: Any) -> str:
+    """A text, or those in a list of texts and of objects with one each."""
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_texts, value)))
+    if isinstance(value, dict):
+        value = value.get("text")
+    return value if isinstance(value, str) else ""
 
 
 class FunctionCall(WireModel):
@@ -100,12 +126,33 @@ class PromptEnd(WireModel):
         )
 
 
-class ChatPromptFields(PromptEnd):
+class TemplateVariables(WireModel):
+    """Variables for the chat template. Two of OpenAI's parameters are handed over where the template reads them; it is what
+    they mean for an open model."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
+        """Those for a template that reads the names in `read`, and the paths of those it does not read. A parameter wins over
+        what `chat_template_kwargs` says of its name."""
+        named = {name: getattr(self, name) for name in _NAMED}
+        given = {name: value for name, value in named.items() if value is not None}
+        kwargs = self.chat_template_kwargs or {}
+        unread = [name for name in given if name not in read]
+        unread += [f"chat_template_kwargs.{name}" for name in kwargs if name not in read]
+        return kwargs | {name: value for name, value in given.items() if name in read}, unread
+
+
+_NAMED = ("reasoning_effort", "verbosity")
+
+
+class ChatPromptFields(PromptEnd, TemplateVariables):
     """What the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatPromptFields):
@@ -123,7 +170,6 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
 
     @property

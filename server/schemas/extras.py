@@ -32,7 +32,7 @@ HARMLESS = frozenset(
     {
         # OpenAI
         "user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-        "prompt_cache_options", "safety_identifier", "parallel_tool_calls", "prediction",
+        "prompt_cache_options", "safety_identifier", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity",
         # vLLM, SGLang, llama.cpp, Ollama
         "request_id", "session_id", "spaces_between_special_tokens", "include_reasoning", "return_mm_kwargs",
         "stream_interval", "rid", "stream_reasoning", "cache_prompt", "id_slot", "keep_alive",
@@ -64,7 +64,7 @@ UNSUPPORTED: dict[str, Values] = {
     "modalities": (["text"],), "audio": (), "web_search_options": (),
     "return_token_offsets": (False,), "routed_experts_prompt_start": (0,),
     "n_probs": (0,), "post_sampling_probs": (False,), "detokenize": (True,), "echo": (False,), "suffix": ("",),
-    "verbosity": ("medium",), "return_hidden_states": (False,), "no_stop_trim": (False,), "moderation": (),
+    "return_hidden_states": (False,), "no_stop_trim": (False,), "moderation": (),
     # lengths and ends by other names
     "max_new_tokens": (), "max_output_tokens": (), "max_length": (), "min_length": (0,), "num_return_sequences": (1,),
     "stop_sequences": ([],), "stop_words": ([],), "stop_strings": ([],), "stop_str": ("", []), "eos_token_id": (),
@@ -86,7 +86,7 @@ OF_TOKENIZE: dict[str, Values] = {
         "chat_template", "documents", "extra_body", "functions", "mm_processor_kwargs",
         "system", "inputs", "enable_thinking", "thinking", "return_token_offsets",
     )
-} | {"reasoning_effort": ()}  # fmt: skip
+}  # fmt: skip
 """What would change the ids of a text or chat; a setting of generation changes none."""
 
 OF_EMBEDDINGS: dict[str, Values] = {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
-from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, PromptEnd, Tool
+from server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, PromptEnd, TemplateVariables, Tool
 from server.schemas.extras import OF_TOKENIZE, Rules
 from server.schemas.sampling import MAX_TOKEN_IDS, TokenId, TruncationFields
 
 
-class TokenizeRequest(PromptEnd, TruncationFields):
+class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
     """Text, or a chat that goes through the template."""
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_TOKENIZE)
@@ -24,7 +24,6 @@ class TokenizeRequest(PromptEnd, TruncationFields):
         Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -1,7 +1,8 @@
 """JSON schemas before they are compiled: size, and what the compiler would pass over in silence.
 
 llguidance refuses keywords of the standard that it does not know (`not`, `if`, `uniqueItems`, ...), and this is left to it.
-What it takes but does not keep is refused here:
+What says nothing of which values are valid (annotations, and each `format` that the compiler does not know) is left out:
+it would refuse these too. What it takes but does not keep is refused here:
 
 - bounds of numbers that a float cannot hold exactly: it computes with floats;
 - `minProperties` that only repeated names could make up for: it does not keep names of additional properties apart;
@@ -31,8 +32,13 @@ MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "de
 DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _OLD = frozenset({"divisibleBy", "extends", "disallow"})
 """Of JSON schema draft 3, unknown to later ones: whoever sends them believes that they count."""
-_NOTES = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats of OpenAPI's and Pydantic's that any text has: they say what it is for."""
+FORMATS = frozenset(
+    {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+"""Those that the compiler keeps. JSON schema (2020-12, validation, 7.2.1) has every other one as an annotation."""
+_DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[3467]|draft/20(?:19-09|20-12))/schema#?")
+"""Dialects that the compiler tells apart. Any other is to it the address of a file, which it cannot fetch."""
+_URI = re.compile(r"(?:[\w.~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*#?|#[\w.-]+", re.ASCII)
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -101,11 +107,15 @@ def _close_zero(node: dict[str, Any]) -> None:
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Keywords that the compiler does not know, with a value that allows everything."""
+    """Keywords that the compiler does not know, or a value of theirs that it does not, and which allow everything."""
     if name == "propertyNames":  # which are texts anyway; Zod writes it for each record
         return value is True or value in ({}, {"type": "string"})
     if name == "format":
-        return isinstance(value, str) and value in _NOTES
+        return value is None or (isinstance(value, str) and value not in FORMATS)
+    if name == "$schema":
+        return value is None or (isinstance(value, str) and not _DRAFT.fullmatch(value))
+    if name in ("$id", "id"):  # a title, where it is no address
+        return isinstance(value, str) and not _URI.fullmatch(value)
     return name == "uniqueItems" and value is False
 
 
@@ -136,6 +146,9 @@ class _Walk:
     def _keyword(self, name: str, value: Any) -> Any:
         if name in DATA:
             return value
+        if name == "$schema" and isinstance(value, str) and (draft := _DRAFT.fullmatch(value)):
+            scheme = "http" if draft[1].startswith("draft-0") else "https"
+            return f"{scheme}://json-schema.org/{draft[1]}/schema"
         if name in MAPS and isinstance(value, dict):
             return {key: self.schema(one) for key, one in value.items()}
         return self.schema(value)

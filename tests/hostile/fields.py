@@ -154,12 +154,14 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
         other_than("list"), st.lists(other_than("object"), min_size=1, max_size=3), st.just([TOOL] * 129),
         st.just([TOOL, TOOL]), _bad_tool().map(lambda tool: [tool]),
     )  # fmt: skip
+    no_word = other_than("text") | st.sampled_from(["bananas", "", "HIGH", "x" * 1000])
     return {
         CHAT: {
             **generating, "messages": messages, "tools": tools, "logprobs": flag,
             "top_logprobs": no_number(0, 20, True), "chat_template_kwargs": other_than("object"),
             "tool_choice": other_than("text", "object") | st.sampled_from(["sometimes", "required", "look_up", {}]),
-            "add_generation_prompt": flag, "continue_final_message": flag, "reasoning_effort": no_text(64, 0),
+            "add_generation_prompt": flag, "continue_final_message": flag, "reasoning_effort": no_word,
+            "verbosity": no_word,
         },
         COMPLETION: {
             **generating, "prompt": prompts, "logprobs": no_number(0, 20, True), "best_of": no_number(1, 128, True),

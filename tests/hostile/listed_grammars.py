@@ -25,7 +25,7 @@ def constraints() -> Iterator[Hostile]:
         "minLength": 5, "maxLength": 2},
         {"type": "integer", "minimum": 5, "maximum": 1}, {"not": {}}, {"type": "integer", "multipleOf": 0},
         {"x-guidance": {"a": 1}},
-        {"properties": {f"p{i}": _S for i in range(20_000)}, "type": "object"}, {"type": "string", "format": "no-such-format"},
+        {"properties": {f"p{i}": _S for i in range(20_000)}, "type": "object"}, {"type": "string", "format": 3},
         {"type": "number", "minimum": raw("NaN")}, {"type": "number", "minimum": raw("1e999")}, {"type": "string",
         "minLength": -1},
     ]  # fmt: skip

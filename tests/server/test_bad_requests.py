@@ -149,7 +149,7 @@ UNSUPPORTED: dict[str, Any] = {
 }  # fmt: skip
 CHAT_ONLY: dict[str, Any] = {
     "functions": [{"name": "f"}], "function_call": "auto", "modalities": ["audio"], "audio": {}, "documents": [{}],
-    "chat_template": "{{ 1 }}", "web_search_options": {}, "reasoning_effort": "high",
+    "chat_template": "{{ 1 }}", "web_search_options": {},
     "suffix": "x", "echo": True,
 }  # fmt: skip
 

@@ -195,12 +195,51 @@ async def test_the_templates_own_refusal_reaches_the_client() -> None:
     assert "roles must alternate" in error_of(response)["message"]
 
 
-async def test_reasoning_effort_only_where_the_template_knows_it(house: House) -> None:
-    response = await house.chat(reasoning_effort="low")
-    assert (response.status_code, error_of(response)["param"]) == (400, "reasoning_effort")
+HI = [{"role": "user", "content": "Hi"}]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("reasoning_effort", EFFORTS), ("verbosity", ("low", "medium", "high"))]
+)
+async def test_what_openai_asks_of_reasoning_models(house: House, name: str, values: tuple[str, ...]) -> None:
+    """It reaches templates that read it; of others, the header says that it has no effect. Other words are refused."""
+    for value in values:
+        response = await house.chat(**{name: value})
+        assert (response.status_code, response.headers["x-cohort-ignored"]) == (200, name)
+        reading = House(template="{% set x = " + name + " | default('-') %}{{ x }}")
+        response = await reading.chat(**{name: value})
+        assert prompt_of(reading) == value and "x-cohort-ignored" not in response.headers
+        ids = (await reading.post("/tokenize", {"messages": HI, name: value})).json()["tokens"]
+        assert bytes(ids).decode() == value
+    for path, body in (
+        ("/tokenize", {"messages": HI}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+    ):
+        response = await house.post(path, {**body, name: values[0]})
+        assert (response.status_code, response.headers["x-cohort-ignored"]) == (200, name)
+    for wrong in ("bananas", "", "HIGH", 3, ["low"]):
+        assert error_of(await house.chat(**{name: wrong}))["param"] == name
+        assert error_of(await reading.chat(**{name: wrong}))["param"] == name
+    assert (await house.chat(**{name: None})).status_code == 200
+
+
+async def test_variables_for_the_template_by_both_ways() -> None:
     house = House(template="{{ reasoning_effort }}{{ enable_thinking }}")
-    await house.chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False, "odd": 1})
+    kwargs = {"enable_thinking": False, "odd": 1, "reasoning_effort": "made up"}
+    response = await house.chat(reasoning_effort="low", verbosity="low", chat_template_kwargs=kwargs)
     assert prompt_of(house) == "lowFalse"
+    assert response.headers["x-cohort-ignored"] == "verbosity, chat_template_kwargs.odd"
+    house = House(template="{{ reasoning_effort }}")
+    await house.chat(chat_template_kwargs={"reasoning_effort": "made up"})
+    assert prompt_of(house) == "made up"
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking", "think", "reasoning"])
+async def test_a_switch_of_thinking_by_another_name_is_not_dropped(house: House, name: str) -> None:
+    error = error_of(await house.chat(**{name: True}))
+    assert error["param"] == name and "chat_template_kwargs" in error["message"]
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "chat_template"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from server.structured.compose import alone, compose
 from server.structured.forms import constraint_of
 from server.structured.judge import GrammarJudge
 from server.structured.messages import Setup, Verdict
+from server.structured.schemas import FORMATS
 from tests.engine.text import kinds
 from tests.engine.text.kinds import KINDS
 from tests.executors.process.helpers import state_of
@@ -82,7 +84,6 @@ def test_good_grammars(inside: Judge, outputs: dict[str, Any]) -> None:
         ({"json": {"dependentRequired": {}}}, "Unimplemented"),
         ({"json": {"unevaluatedProperties": False}}, "Unimplemented"),
         ({"json": {"$dynamicRef": "#a"}}, "Unimplemented"),
-        ({"json": {"type": "string", "format": "colour"}}, "Unknown format: colour"),
         ({"json": {"type": "strnig"}}, "strnig"),
         ({"json": {"$ref": "#/$defs/gone"}}, "gone"),
         ({"json": {"$ref": "https://example.com/schema.json"}}, "example.com"),
@@ -142,6 +143,65 @@ def accepts(inside: Judge, grammar: str, text: str) -> bool:
     assert not matcher.is_error(), matcher.get_error()
     tokens = inside._tokenizer.tokenize_str(text)
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+FORMATTED = {
+    "date-time": "2024-02-29T12:00:00Z", "date": "2024-02-29", "time": "12:00:00Z", "duration": "P1D", "email": "a@b.de",
+    "hostname": "example.com", "ipv4": "1.2.3.4", "ipv6": "::1", "uri": "https://example.com/a",
+    "uuid": "12345678-1234-1234-1234-123456789abc",
+}  # fmt: skip
+NO_RULES = (
+    "phone", "regex", "idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template", "json-pointer",
+    "relative-json-pointer", "byte", "binary", "password", "currency", "DATE", "", "color",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("format_", FORMATTED)
+def test_formats_that_the_compiler_knows_are_kept(inside: Judge, format_: str) -> None:
+    verdict = inside.verdict(grammar(json={"type": "string", "format": format_}))
+    assert accepts(inside, verdict.grammar, json.dumps(FORMATTED[format_]))
+    assert not accepts(inside, verdict.grammar, '"no such text!"')
+
+
+def test_those_are_all_that_it_knows() -> None:
+    import llguidance
+
+    assert set(FORMATTED) == FORMATS
+    for name in NO_RULES:
+        text = json.dumps({"grammars": [{"json_schema": {"type": "string", "format": name}}]})
+        assert "Unknown format" in llguidance.LLMatcher.validate_grammar(text)
+
+
+@pytest.mark.parametrize("format_", [*NO_RULES, None])
+def test_any_other_format_is_an_annotation(inside: Judge, format_: str | None) -> None:
+    asked = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3, "format": format_}}}
+    verdict = inside.verdict(grammar(json=asked))
+    assert accepts(inside, verdict.grammar, '{"a": "555"}')
+    assert not accepts(inside, verdict.grammar, '{"a": "5555"}')
+
+
+ANNOTATIONS: list[dict[str, Any]] = [
+    {"$comment": "c"}, {"examples": ["x"]}, {"example": {"minimum": True}}, {"deprecated": True}, {"nullable": True},
+    {"readOnly": True, "writeOnly": False}, {"contentEncoding": "base64"}, {"contentMediaType": "image/png"},
+    {"contentSchema": {"type": "object"}}, {"title": None, "description": None, "default": None}, {"title": "t"},
+    {"x-order": 3, "x-enum-varnames": ["A"], "x-like": {"type": "string", "format": "phone"}},
+    {"$schema": "http://json-schema.org/schema#"}, {"$schema": "https://example.com/mine"}, {"$schema": None}, {"$schema": ""},
+    {"$schema": "https://json-schema.org/draft-07/schema#"}, {"$schema": "http://json-schema.org/draft/2020-12/schema"},
+    {"$schema": "http://json-schema.org/draft-04/schema#"}, {"$id": "An answer"}, {"$id": "https://example.com/a#b"},
+    {"id": "An answer"}, {"$anchor": "a"}, {"xml": {"name": "x"}}, {"externalDocs": {"url": "x"}},
+    {"discriminator": {"propertyName": "a"}}, {"enumNames": ["x"]}, {"propertyOrdering": ["a"]}, {"errorMessage": "no"},
+    {"ui:widget": "x"}, {"markdownDescription": "*x*"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("note", ANNOTATIONS, ids=str)
+def test_annotations_change_nothing(inside: Judge, note: dict[str, Any]) -> None:
+    inner = {"type": "string", "maxLength": 3, **note}
+    for asked in (inner, {"type": "object", "properties": {"a": inner}, "required": ["a"], **note}):
+        verdict = inside.verdict(grammar(json=asked))
+        assert not verdict.refused
+        good, bad = ('"abc"', '"abcd"') if asked is inner else ('{"a": "abc"}', '{"a": "abcd"}')
+        assert accepts(inside, verdict.grammar, good) and not accepts(inside, verdict.grammar, bad)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_faults_of_response_format(asked: Any, param: str) -> None:
     "nothing",
     [
         {"propertyNames": {"type": "string"}}, {"propertyNames": {}}, {"propertyNames": True}, {"format": "password"},
-        {"format": "path"}, {"uniqueItems": False},
+        {"format": "path"}, {"format": "phone"}, {"format": None}, {"uniqueItems": False}, {"$schema": "mine"},
     ],
 )  # fmt: skip
 def test_keywords_that_say_nothing_are_left_out(nothing: dict[str, Any]) -> None:

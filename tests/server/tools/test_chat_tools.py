@@ -383,3 +383,26 @@ async def test_text_behind_a_grammar_is_refused(house: House) -> None:
     assert response.status_code == 400
     assert error_of(response)["param"] == "include_stop_str_in_output"
     assert (await house.chat(include_stop_str_in_output=True)).status_code == 200
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["forced", "strict"])
+async def test_annotations_in_a_function_s_schema(strict: bool) -> None:
+    """Formats that no standard knows, and whatever else says nothing of values."""
+    number = {
+        "type": "string",
+        "format": "phone",
+        "$comment": "c",
+        "deprecated": True,
+        "x-unit": "n",
+        "nullable": True,
+    }
+    schema = {"type": "object", "properties": {"number": number}, "required": ["number"], "$schema": "mine"}
+    asked = function("f", strict=strict)
+    asked["function"]["parameters"] = schema
+    house = House()
+    house.engine.script = spells('<tool_call>\n{"name": "f", "arguments": {"number": "1"}}\n</tool_call>')
+    response = await house.chat(tools=[asked], **({} if strict else {"tool_choice": "required"}))
+    assert response.status_code == 200, response.text
+    grammar = house.asked().grammar
+    assert grammar is not None and "number" in grammar and "phone" not in grammar
+    assert '"format": "phone"' in bytes(house.asked().prompts[0]).decode()

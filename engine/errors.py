@@ -14,7 +14,7 @@ class EngineError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
-    code: ClassVar[str | None] = "internal_error"
+    code: ClassVar[str] = "internal_error"
     repeats: ClassVar[bool] = False
     """The same request would most likely fail again: clients are told not to send it once more by themselves."""
 
@@ -31,7 +31,7 @@ class InvalidRequest(EngineError):
 
     status = 400
     type = "invalid_request_error"
-    code: ClassVar[str | None] = None
+    code: ClassVar[str] = "invalid_value"
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -11,8 +11,11 @@ from fastapi import FastAPI
 from server import __version__
 from server.auth import KeyAuth
 from server.cors import Cors
+from server.endpoints import Endpoints, paths_of
 from server.errors import install_handlers
-from server.middleware import BodyLimit, RequestContext
+from server.hosts import HostCheck, Hosts
+from server.http_metrics import counter
+from server.middleware import BodyLimit, RequestContext, TrailingSlash
 from server.routes import chat, completions, embeddings, executors, models, ops, tokens
 from server.state import ServerState
 
@@ -25,9 +28,10 @@ def create_app(
     api_keys: Sequence[str] = (),
     metrics_key: str | None = None,
     cors: Cors | None = None,
+    hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """An application over `state`."""
+    """An application over `state`. Without `hosts` it answers to every name."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -39,13 +43,18 @@ def create_app(
     )
     app.state.server = state
     app.openapi = _document  # type: ignore[method-assign]
-    install_handlers(app)
     for module in (chat, completions, embeddings, models, executors, tokens, ops):
         app.include_router(module.router)
-    # The last one added is the outermost: ids, log and preflights first, then keys, and only then is a body looked at.
+    endpoints = Endpoints(paths_of(app.routes))
+    install_handlers(app, endpoints)
+    app.state.answered = answered = counter(state.metrics, endpoints)
+    # The last one added is the outermost: ids, log and preflights first, then hosts, then keys, and only then is a body
+    # looked at.
+    app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key)
-    app.add_middleware(RequestContext, cors=cors or Cors())
+    app.add_middleware(HostCheck, hosts=hosts or Hosts())
+    app.add_middleware(RequestContext, cors=cors or Cors(), answered=answered)
     return app
 
 

@@ -41,6 +41,7 @@ from server.chat.notation import ModelNotation, model_notation
 from server.chat.prompt import DEADLINE
 from server.chat.template import ChatTemplate, resolve_chat_template
 from server.cors import Cors
+from server.hosts import hosts_of
 from server.late_core import LateCore
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
@@ -115,6 +116,12 @@ class Bootstrap:
                 settings.allowed_methods,
                 settings.allowed_headers,
                 settings.allow_credentials,
+            ),
+            hosts=hosts_of(
+                settings.allowed_hosts,
+                settings.host,
+                listener.getsockname()[0],
+                keys=bool(settings.api_key),
             ),
             max_body_bytes=settings.max_body_bytes,
         )

@@ -262,6 +262,14 @@ def serve(
         bool | None,
         flag("Such pages may send cookies [off].", "--allow-credentials/--no-allow-credentials"),
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        flag(
+            "Name that requests may call this server by in their Host header, *.NAME for all below it, or '*'; may be given "
+            "several times [any; on a loopback address without --api-key: the loopback's and --host].",
+            "--allowed-hosts",
+        ),
+    ] = None,
     ssl_keyfile: Annotated[
         Text, flag("Private key of the certificate, PEM [in the certificate's file].", "--ssl-keyfile")
     ] = None,

@@ -15,9 +15,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server import http_upgrade
 from server.body_budget import BodyBudget, Flow
+from server.endpoints import Answered, path_of
 from server.errors import http_error_response
+from server.http_1_0 import unchunked
+from server.http_head import fault_of, take_target
 from server.listener import SPARE_CONNECTIONS
-from server.middleware import PROBES, RESPONSE_ID, new_request_id
+from server.middleware import COUNTED, PROBES, RESPONSE_ID, new_request_id
 from server.unread import unread_bytes
 
 log = structlog.get_logger("server")
@@ -46,16 +49,22 @@ _PHRASES = {
     400: b"Bad Request",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
+    501: b"Not Implemented",
     503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
 }
 _LINGER = 1.0
 """Seconds to go on reading (and forgetting) after a refusal: closing at once would reset the connection, and the client
 might never see the answer."""
 
 
-def bounded(write_timeout: float, max_connections: int) -> type[BoundedHttpProtocol]:
-    """The protocol with these limits, for Uvicorn, which makes one for each connection."""
+def bounded(
+    write_timeout: float, max_connections: int, answered: Answered | None = None
+) -> type[BoundedHttpProtocol]:
+    """The protocol with these limits, for Uvicorn, which makes one for each connection. `answered` counts the answers that
+    are given before the application sees a request."""
     limits = {
+        "answered": staticmethod(answered or _uncounted),
         "write_timeout": write_timeout,
         "max_connections": max_connections,
         "budget": BodyBudget(),
@@ -65,12 +74,17 @@ def bounded(write_timeout: float, max_connections: int) -> type[BoundedHttpProto
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), limits)
 
 
+def _uncounted(path: str | None, status: int) -> None:
+    """Counts nothing."""
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `_overhead` counts bytes since the last ones that were good for something."""
 
     write_timeout = 60.0
     """Seconds in which a client that has much to read must have taken something of it."""
     max_connections = 8192
+    answered: Answered = staticmethod(_uncounted)
     budget = BodyBudget()
     """Of all connections, as is `idle`."""
     idle: ClassVar[dict[BoundedHttpProtocol, float]] = {}
@@ -93,6 +107,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """When fewer bytes were unread than before: `_unread` of them."""
     _receiving = False
     _in_head = False
+    _target_known = False
+    """The request line is complete."""
     _refused = False
     _overhead = 0
     _progress = 0.0
@@ -164,7 +180,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                         return
                     http_upgrade.go_on(self, self.headers)
         except httptools.HttpParserError:
-            self.send_400_response("")
+            if not self._refused:  # the parser may stumble over what stands behind a head that was refused
+                self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP. Called by Uvicorn, whose own answer is plain text."""
@@ -178,12 +195,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._receiving = self._in_head = True
+        self._target_known = False
         self._moved()
         self._start_timer(SPARE_TIMEOUT if self._spare else HEAD_TIMEOUT)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers come here too; nobody reads them, and nothing limits how many there are."""
         if self._in_head:
+            self._target_known = True
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -191,6 +210,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self.silent.pop(self, None)
+        self._target_known = True
+        version = self.parser.get_http_version()
+        take_target(self.url, self.headers)
+        if (fault := fault_of(version, self.headers)) is not None:
+            self._refuse(fault.status, fault.message)
+            return
+        if version == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1: there is no such answer in HTTP/1.0
         if self._spare and not self._is_probe():
             self._refuse(503, "The server has too many connections.", {"retry-after": _RETRY_AFTER})
             return
@@ -264,8 +291,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _is_probe(self) -> bool:
         """True for what orchestrators ask: without an answer they would end a server that only has many clients."""
-        path = self.url.partition(b"?")[0].decode("latin-1")
-        return self.parser.get_method() in (b"GET", b"HEAD") and path in PROBES
+        return self.parser.get_method() in (b"GET", b"HEAD") and path_of(self.url) in PROBES
 
     def _unset_keepalive_if_required(self) -> None:
         """No longer idle."""
@@ -319,7 +345,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._give_ahead(len(cycle.body))
         if cycle.more_body and cycle.body:
             self.budget.take(self.flow, len(cycle.body))
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(
+            cycle, unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app
+        )
 
     def pause_writing(self) -> None:
         """More is unread than goes into the transport's buffer: from now on the client has to read."""
@@ -378,7 +406,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._unset_keepalive_if_required()
         request_id = new_request_id()
-        log.info("a request was refused before it was complete", status=status, request_id=request_id)
         if refused is not None and refused is not self._active:
             self.pipeline.popleft()  # it came last
             self._give_ahead(len(refused.body))
@@ -387,11 +414,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         always = {"connection": "close", "x-request-id": request_id}
         response = http_error_response(status, message, {**always, **(headers or {})})
+        log.info(
+            "a request was refused before it was complete",
+            status=status,
+            code=response.refusal.code,
+            request_id=request_id,
+        )
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         line = b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES[status])
-        answer = line + head + b"\r\n" + bytes(response.body)
+        answer = line + head + b"\r\n"
+        if self.parser.get_method() != b"HEAD":
+            answer += bytes(response.body)
         if refused is None or refused is not self._active:
             if self._busy:
+                self.answered(path_of(self.url) if self._receiving and self._target_known else None, status)
                 self._owed = answer
                 return
         else:
@@ -400,6 +436,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if refused.response_started:
                 self.transport.close()
                 return
+            refused.scope[COUNTED] = True  # type: ignore[literal-required]
+        self.answered(path_of(self.url) if self._receiving and self._target_known else None, status)
         self._tell(answer)
 
     def _tell(self, answer: bytes) -> None:

@@ -100,7 +100,7 @@ async def serve(
     """
     config = uvicorn.Config(
         app,
-        http=bounded(state.write_timeout, most_connections()),
+        http=bounded(state.write_timeout, most_connections(), app.state.answered),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -13,8 +13,16 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.auth import KEYLESS, METRICS
 from server.cors import Cors
-from server.errors import CLIENT_CLOSED_REQUEST, http_error_response, internal_error_response
+from server.endpoints import Answered, without_slash
+from server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    REFUSAL,
+    Refusal,
+    http_error_response,
+    internal_error_response,
+)
 from server.schemas.extras import MAX_TOLD
 
 log = structlog.get_logger("server")
@@ -28,6 +36,8 @@ RESPONSE_ID = "cohort.response_id"
 """Where in the scope a route leaves the id its answer has."""
 IGNORED = "cohort.ignored"
 """Where in the scope the names of a request's parameters are that had no effect."""
+COUNTED = "cohort.counted"
+"""Set in the scope where the protocol has answered, and counted, a request whose body did not arrive."""
 _MAX_IGNORED_BYTES = 2048
 """Of names and what separates them."""
 _MAX_NAME = 100
@@ -37,12 +47,13 @@ _SEPARATOR, _MORE = b", ", b"..."
 
 class RequestContext:
     """Mints `x-request-id`, tells ignored parameters in `x-cohort-ignored`, answers browsers that ask
-    whether a page may call, writes the access log, and answers an
+    whether a page may call, writes the access log, counts answers, and answers an
     unforeseen exception with a 500 in OpenAI's shape."""
 
-    def __init__(self, app: ASGIApp, cors: Cors) -> None:
+    def __init__(self, app: ASGIApp, cors: Cors, answered: Answered) -> None:
         self._app = app
         self._cors = cors
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request."""
@@ -68,17 +79,27 @@ class RequestContext:
             if not status:
                 await internal_error_response()(scope, receive, send_with_id)
         finally:
-            if scope.get("cohort.disconnected"):
+            if scope.get("cohort.disconnected") or not status:
                 status = CLIENT_CLOSED_REQUEST
-            response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
-            if scope["path"] not in PROBES or status not in (200, 503):
-                access_log.info(
-                    _line(scope),
-                    status=status or CLIENT_CLOSED_REQUEST,
-                    ms=round((time.perf_counter() - begun) * 1000, 1),
-                    request_id=request_id,
-                    **({"response_id": response_id} if response_id else {}),
-                )
+            self._record(scope, status, time.perf_counter() - begun, request_id)
+
+    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        """Count the answer, and write its line in the log."""
+        refusal: Refusal | None = scope.get(REFUSAL)
+        if COUNTED not in scope:
+            # A stream that failed was begun with a 200; what counts is how it ended.
+            self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
+        if scope["path"] in PROBES and status in (200, 503):
+            return
+        response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
+        access_log.info(
+            _line(scope),
+            status=status,
+            ms=round(seconds * 1000, 1),
+            request_id=request_id,
+            **({"response_id": response_id} if response_id else {}),
+            **_told(refusal),
+        )
 
 
 def new_request_id() -> str:
@@ -102,6 +123,19 @@ def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
     if len(told) < len(names):
         told.append(_MORE)
     return [(b"x-cohort-ignored", _SEPARATOR.join(told))] if told else []
+
+
+def _told(refusal: Refusal | None) -> dict[str, str]:
+    """What the log says of a refusal. `param` may hold names that the client made up: as with paths, nothing of it may begin
+    a line or speak to a terminal."""
+    if refusal is None:
+        return {}
+    told = {"code": refusal.code, "param": refusal.param}
+    return {
+        name: value[:_MAX_NAME].encode("unicode_escape").decode("ascii")
+        for name, value in told.items()
+        if value is not None
+    }
 
 
 def _line(scope: Scope) -> str:
@@ -155,3 +189,19 @@ class BodyLimit:
     async def _refuse(self, status: int, message: str, scope: Scope, receive: Receive, send: Send) -> None:
         response = http_error_response(status, message, {"Connection": "close"})
         await response(scope, receive, send)
+
+
+class TrailingSlash:
+    """Takes `/v1/models/` for `/v1/models`, whatever the method. Behind the check of keys, so paths with a key rule of their own
+    are left alone: with the slash they are other paths there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on. The log keeps the path as it was sent, which is `raw_path`."""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            path = without_slash(scope["path"])
+            if path not in KEYLESS and path != METRICS:
+                scope["path"] = path
+        await self._app(scope, receive, send)

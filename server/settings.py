@@ -17,6 +17,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from server.host_names import fault_of
 from server.paths import configs_dir
 
 ENV_PREFIX = "COHORT_"
@@ -105,6 +106,14 @@ def _strings(value: Any) -> Any:
     return found
 
 
+def _several(value: Any) -> Any:
+    """Names, several, with commas between them in the environment."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        return value
+    return [one for part in parts for one in (_list(part) if isinstance(part, str) else [part])]
+
+
 def _options(value: Any) -> Any:
     """NAME=VALUE, several; values are read as YAML, so that numbers are numbers."""
     pairs = _list(value)
@@ -135,6 +144,7 @@ def _json_object(value: Any) -> Any:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_list)]
 Strings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_strings)]
+HostNames = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several)]
 Keys = Annotated[list[str], BeforeValidator(_keys)]
 Key = Annotated[str, BeforeValidator(_key)]
 Text = Annotated[str, Field(min_length=1)]
@@ -191,6 +201,7 @@ class Settings(BaseSettings):
     allowed_methods: Strings = ["*"]
     allowed_headers: Strings = ["*"]
     allow_credentials: bool = False
+    allowed_hosts: HostNames = []
     ssl_keyfile: Text | None = None
     ssl_certfile: Text | None = None
     ssl_ca_certs: Text | None = None
@@ -252,7 +263,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
         )
     if settings.cache_salt_per_key and not settings.api_key:
         raise SettingsError("--cache-salt-per-key has no effect without --api-key")
-    if message := _cors_fault(settings):
+    if message := _cors_fault(settings) or _hosts_fault(settings):
         raise SettingsError(message)
     return settings, notes
 
@@ -275,6 +286,12 @@ def _cors_fault(settings: Settings) -> str | None:
     return next(
         (f"{flag} {name[:100]!r}: no such name" for flag, name in names if not _NAME.fullmatch(name)), None
     )
+
+
+def _hosts_fault(settings: Settings) -> str | None:
+    """What is wrong with the names that the server is to answer to, None if nothing is."""
+    faults = ((name, fault_of(name)) for name in settings.allowed_hosts)
+    return next((f"--allowed-hosts {name[:100]!r}: {fault}" for name, fault in faults if fault), None)
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

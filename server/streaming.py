@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
-from server.errors import ClientDisconnected, error_object
+from server.errors import REFUSAL, ClientDisconnected, Refusal, error_object
 
 log = structlog.get_logger("server")
 
@@ -59,6 +59,8 @@ class EventStream(Response):
         self._keep_alive = keep_alive
         self._started = False
         """Status and headers are sent, or on their way."""
+        self._refusal: Refusal | None = None
+        """What the stream ended in, if it failed after its beginning."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
@@ -68,6 +70,9 @@ class EventStream(Response):
             await _race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # there is nobody to answer; the access log hears of it
             scope["cohort.disconnected"] = True
+        finally:
+            if self._refusal is not None:
+                scope[REFUSAL] = self._refusal
 
     async def _send(self, send: Send, body: bytes) -> None:
         if not self._started:
@@ -93,7 +98,7 @@ class EventStream(Response):
             if not self._started or isinstance(error, ClientDisconnected):
                 raise
             sending.busy = True
-            event = error_event(error)
+            self._refusal, event = error_event(error)
             await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
         finally:
             await self._chunks.aclose()
@@ -162,11 +167,13 @@ async def _disconnected(receive: Receive, sending: _Sending) -> None:
     sending.gone = True
 
 
-def error_event(error: Exception) -> bytes:
-    """An error as an event of a stream that has begun."""
+def error_event(error: Exception) -> tuple[Refusal, bytes]:
+    """An error of a stream that has begun, for log and metrics and as an event."""
     if isinstance(error, EngineError):
+        refusal = Refusal(error.status, error.code, error.param)
         data = error_object(error.message, error.type, error.param, error.code)
     else:
         log.exception("a stream failed", exc_info=error)
+        refusal = Refusal(500, "internal_error", None)
         data = error_object("Internal server error.", "internal_error", None, "internal_error")
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    return refusal, b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -16,9 +16,21 @@ commas) every path wants `Authorization: Bearer KEY`, also paths that do not exi
 `/version`. `/metrics` is open unless `--metrics-key` closes it, and then takes that key alone. Two `Authorization` headers are
 none. A missing or wrong key is a 401 with the code `invalid_api_key`.
 
+HTTPS: `--ssl-certfile` and `--ssl-keyfile`; with `--ssl-ca-certs` and `--ssl-cert-reqs 2` clients must show a certificate.
+
+## Browsers
+
 Web pages of other origins cannot call the server from a browser unless `--allowed-origins` names them; `--allowed-methods`,
-`--allowed-headers` and `--allow-credentials` narrow or widen what they may do. A preflight needs no key. HTTPS:
-`--ssl-certfile` and `--ssl-keyfile`; with `--ssl-ca-certs` and `--ssl-cert-reqs 2` clients must show a certificate.
+`--allowed-headers` and `--allow-credentials` narrow or widen what they may do. A preflight needs no key.
+
+Bodies are JSON and have to say so: `Content-Type: application/json`. Any other type, or none, is a 415, because browsers send
+such bodies from any page without a preflight. `curl -d` needs `-H 'Content-Type: application/json'`.
+
+A server that listens on a loopback address without `--api-key` answers only requests whose `Host` header names the loopback
+(`localhost`, names below it, `127.0.0.1`, `[::1]`, with any port) or the name given with `--host`; others get a 403. Without
+this rule a page could point a name of its own at this machine (DNS rebinding) and read answers. `--allowed-hosts NAME`, several
+times, opens more names: `*.example.com` every name below one, `*` all. With `--api-key`, or on another address, every host is
+answered unless `--allowed-hosts` is given; then the rule holds there too.
 """
 
 HEADERS = """
@@ -33,6 +45,7 @@ those of inner objects as `messages[].type`; `...`: there are more. |
 | `x-should-retry` | some 500 | `false`: the same request would most likely fail again; OpenAI's clients then do not repeat it. |
 | `www-authenticate` | 401 | `Bearer` |
 | `allow` | 405 | The methods there are. |
+| `accept`, `accept-encoding` | 415 | What would be taken. |
 | `access-control-*`, `vary` | `--allowed-origins` | For browsers. |
 """
 
@@ -51,7 +64,8 @@ the seconds of `retry-after`, a 500 unless it has `x-should-retry: false`, and a
 | Status | `type` | `code` | Meaning |
 | --- | --- | --- | --- |
 | 400 | `invalid_request_error` | `invalid_json` | The body is no JSON. |
-| 400 | `invalid_request_error` | `invalid_value` | A field has a wrong type or value, or contradicts another. |
+| 400 | `invalid_request_error` | `invalid_type` | A field, or the body, has a wrong type. |
+| 400 | `invalid_request_error` | `invalid_value` | A field has a wrong value, or contradicts another. |
 | 400 | `invalid_request_error` | `unsupported_parameter` | The parameter would change the result and is not supported. |
 | 400 | `invalid_request_error` | `unsupported_value` | The parameter is supported, this value of it is not. |
 | 400 | `invalid_request_error` | `unknown_parameter` | The name looks misspelt, or there are more than 64 unknown ones. |
@@ -60,15 +74,20 @@ the seconds of `retry-after`, a 500 unless it has `x-should-retry: false`, and a
 more than 256 MiB. A stream has no such limit. |
 | 400 | `invalid_request_error` | `chat_template_error` | The model's chat template refuses the conversation. |
 | 400 | `invalid_request_error` | `no_chat_template` | The model has no chat template. |
-| 400 | `invalid_request_error` | `missing_required_parameter` | A field is needed beside another one that was sent. |
-| 400 | `invalid_request_error` | `invalid_http` | What came is no HTTP. |
+| 400 | `invalid_request_error` | `missing_required_parameter` | A required field is missing, or one that another field needs. |
+| 400 | `invalid_request_error` | `invalid_http` | The request is not valid HTTP; a missing, second or invalid `Host` counts. |
 | 401 | `authentication_error` | `invalid_api_key` | No valid key. |
+| 403 | `permission_error` | `host_not_allowed` | The `Host` header names a host that the server does not answer to: \
+see [Browsers](#browsers). |
 | 404 | `invalid_request_error` | `model_not_found` | There is no such model. |
-| 404 | `invalid_request_error` | `not_found` | There is no such path. |
+| 404 | `invalid_request_error` | `not_found` | There is no such path. The message names the one that was probably meant, or \
+what to use in place of another server's endpoint. |
 | 405 | `invalid_request_error` | `method_not_allowed` | The path has other methods. |
 | 408 | `invalid_request_error` | `request_timeout` | The request did not arrive in time. |
 | 408 | `invalid_request_error` | `reader_too_slow` | More of the answer waited to be read than is kept: 64 MiB. |
 | 413 | `invalid_request_error` | `request_too_large` | The body is larger than `--max-body-bytes`. |
+| 415 | `invalid_request_error` | `unsupported_media_type` | The body's `Content-Type` is not `application/json` (or \
+`application/NAME+json`), or it has a `Content-Encoding`. |
 | 429 | `rate_limit_error` | `overloaded` | The queue is full. |
 | 429 | `rate_limit_error` | `deadline_exceeded` | It would not be, or was not, begun before the request's own deadline. |
 | 431 | `invalid_request_error` | `headers_too_large` | Request line and headers are larger than 64 KiB. |
@@ -80,7 +99,9 @@ with `x-should-retry: false`. |
 | 500 | `executor_error` | `executor_died`, `engine_failed` | The model's process cannot be brought back, or the engine itself \
 failed: this server serves nothing any more. |
 | 500 | `internal_error` | `internal_error` | Something else failed; the log says what. |
+| 501 | `invalid_request_error` | `unsupported_transfer_encoding` | The body has another transfer coding than `chunked`. |
 | 503 | `service_unavailable` | `service_unavailable` | Loading or draining. |
+| 505 | `invalid_request_error` | `unsupported_http_version` | The request is neither HTTP/1.1 nor HTTP/1.0. |
 """
 
 STREAMS = """
@@ -111,6 +132,9 @@ change what the model reads and are refused. Keys of `tools` are handed to the c
 
 OTHERS = """
 ## Other endpoints
+
+Every `GET` answers `HEAD` too. A slash at the end of a path makes no difference, except for `/live`, `/ready`, `/health`, \
+`/version` and `/metrics`.
 """
 
 LIMITS = """

@@ -169,7 +169,7 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
         plain["content"] = _content(param, message)
     elif message.role != "assistant":
         text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
-        raise InvalidRequest(text, param=f"{param}.content", code="invalid_value")
+        raise InvalidRequest(text, param=f"{param}.content", code="missing_required_parameter")
     elif "content" in message.model_fields_set:
         plain["content"] = None
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -200,7 +200,7 @@ def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
             raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
         if text_of_part is None:
             text = f"Invalid value for '{where}.text': it is required."
-            raise InvalidRequest(text, param=f"{where}.text", code="invalid_value")
+            raise InvalidRequest(text, param=f"{where}.text", code="missing_required_parameter")
         parts.append({"type": "text", "text": text_of_part})
     return parts
 

@@ -77,13 +77,14 @@ ANSWERS: dict[str, Schema] = {
                     "type": one_of(
                         "invalid_request_error",
                         "authentication_error",
+                        "permission_error",
                         "rate_limit_error",
                         "service_unavailable",
                         "executor_error",
                         "internal_error",
                     ),
                     "param": nullable(STRING),
-                    "code": nullable(STRING),
+                    "code": STRING,
                 }
             )
         },

@@ -17,9 +17,11 @@ from server.schemas.sampling import MAX_TOKEN_ID
 _ERRORS = {
     400: "The request is at fault; `param` names the field.",
     401: "No valid key.",
+    403: "The Host header names a host that the server does not answer to: `--allowed-hosts`.",
     404: "There is no such model, or no such path.",
     408: "The request did not arrive in time, or too much of its answer was not read; the connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
+    415: "The body is compressed, or its Content-Type is not JSON.",
     429: "The queue is full: come back after `Retry-After` seconds.",
     431: "Request line and headers are larger than 64 KiB.",
     500: "Something failed here; the client is not at fault.",

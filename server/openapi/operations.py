@@ -30,7 +30,7 @@ class Operation:
     tag: str
     summary: str
     answer: str | None
-    errors: tuple[int, ...] = (401, 431, 500)
+    errors: tuple[int, ...] = (401, 403, 431, 500)
     description: str = ""
     request: type[WireModel] | None = None
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Operation:
     """A 503 has the body of the 200."""
 
 
-_OF_BODIES = (400, 401, 404, 408, 413, 431, 500, 503)
+_OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
 _OF_WORK = (*_OF_BODIES, 429)
 _HELLO = {"model": "cohort-tiny", "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
 _WEATHER = {
@@ -110,31 +110,31 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "The tokenizer's settings and chat template",
-        "TokenizerInfo", (401, 431, 500, 503),
+        "TokenizerInfo", (401, 403, 431, 500, 503),
     ),
     Operation("get", "/v1/models", "listModels", "Models", "Every name the model is served under", "ModelList"),
     Operation(
-        "get", "/v1/models/{name}", "getModel", "Models", "One of them", "Model", (401, 404, 431, 500),
+        "get", "/v1/models/{name}", "getModel", "Models", "One of them", "Model", (401, 403, 404, 431, 500),
         "A name may hold slashes; they need not be encoded.",
     ),
     Operation(
         "get", "/v1/executors", "listExecutors", "Models", "What each executor declares, and how it fares",
-        "ExecutorList", (401, 431, 500, 503),
+        "ExecutorList", (401, 403, 431, 500, 503),
     ),
     Operation(
-        "get", "/live", "live", "Operation", "Whether the event loop turns", "Live", (431, 500), keyless=True,
+        "get", "/live", "live", "Operation", "Whether the event loop turns", "Live", (403, 431, 500), keyless=True,
         description="200 also while loading, recovering and draining: the only liveness probe.",
     ),
     Operation(
-        "get", "/ready", "ready", "Operation", "Whether new work is welcome", "Stage", (431, 500), keyless=True,
+        "get", "/ready", "ready", "Operation", "Whether new work is welcome", "Stage", (403, 431, 500), keyless=True,
         description="200 only when new work should be routed here.", not_ready=True,
     ),
     Operation(
-        "get", "/health", "health", "Operation", "Whether the server works, or is about to again", "Stage", (431, 500),
+        "get", "/health", "health", "Operation", "Whether the server works, or is about to again", "Stage", (403, 431, 500),
         description="503 while loading, when a recovery takes too long, and when the engine is down.", keyless=True,
         not_ready=True,
     ),
-    Operation("get", "/version", "version", "Operation", "The server's version", "Version", (431, 500), keyless=True),
+    Operation("get", "/version", "version", "Operation", "The server's version", "Version", (403, 431, 500), keyless=True),
     Operation(
         "get", "/metrics", "metrics", "Operation", "Prometheus text", None,
         description="Open, unless the server was started with `--metrics-key`: then that key is the one it wants.",

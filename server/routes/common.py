@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from engine.text.generation import Generation, TextRequest
 from executors.contract import SamplingParams
 from server.arrival import ARRIVED, INLINE_BODY_BYTES, apart, arrives
 from server.auth import TENANT
+from server.media import check_media
 from server.memory import collector_pause
 from server.middleware import IGNORED
 from server.schemas.base import Model, parse
@@ -26,6 +27,9 @@ from server.schemas.sampling import GenerationFields
 from server.schemas.volume import check_volume
 from server.state import ServedModel, ServerState
 from server.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
+
+READ = ["GET", "HEAD"]
+"""Methods of a route that only reads. FastAPI does not add HEAD to a GET by itself, and load balancers probe with it."""
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
@@ -39,7 +43,9 @@ def state_of(request: Request) -> ServerState:
 
 async def read(request: Request, model: type[Model]) -> Model:
     """The validated body; a large one is parsed on a thread. What it holds that has no effect is left in the scope, for the
-    response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported."""
+    response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported, and HTTPException
+    for a body that is not JSON."""
+    check_media(request.headers)
     body = await request.body()
     arrives(body)
     if len(body) <= INLINE_BODY_BYTES:
@@ -104,17 +110,23 @@ async def generation_of(
 ) -> AsyncIterator[Generation]:
     """The call, queued and in progress. Refusals of the engine, of which some come while it is computed, name fields in its own
     words: they are given the client's, of which `prompt` and `grammar` are two."""
-    try:
+    with named({"prompt": prompt, "grammar": grammar, "max_tokens": fields.output_limit_name}):
         async with model.engine.start(asked) as generation:
             yield generation
+
+
+@contextlib.contextmanager
+def named(names: Mapping[str, str | None]) -> Iterator[None]:
+    """Give refusals of the engine the client's name of a field: `names` has it by the engine's. In messages "prompt" and
+    "grammar" are words, which stay."""
+    try:
+        yield
     except InvalidRequest as error:
-        if error.param == "prompt":
-            error.param = prompt
-        elif error.param == "grammar":
-            error.param = grammar
-        elif error.param == "max_tokens":
-            error.param = fields.output_limit_name
-            error.message = error.message.replace("max_tokens", error.param)
+        if error.param is not None and error.param in names:
+            theirs = names[error.param]
+            if theirs is not None and error.param == "max_tokens":
+                error.message = error.message.replace(error.param, theirs)
+            error.param = theirs
         raise
 
 

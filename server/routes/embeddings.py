@@ -19,7 +19,7 @@ from server.arrival import ARRIVED
 from server.auth import TENANT
 from server.middleware import RESPONSE_ID
 from server.prompts import input_ids, truncation_of
-from server.routes.common import cache_salt, json_response, new_id, read, state_of
+from server.routes.common import cache_salt, json_response, named, new_id, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 from server.streaming import while_connected
@@ -79,7 +79,8 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
-    vectors, usage = await model.engine.embed(asked)
+    with named({"prompt": "input"}):
+        vectors, usage = await model.engine.embed(asked)
     data = []
     since_pause = 0
     for index, vector in enumerate(vectors):

@@ -22,12 +22,12 @@ from executors.contract import (
     ModelInfo,
     NotReady,
 )
-from server.routes.common import json_response, state_of
+from server.routes.common import READ, json_response, state_of
 
 router = APIRouter()
 
 
-@router.get("/v1/executors")
+@router.api_route("/v1/executors", methods=READ)
 async def list_executors(request: Request) -> Response:
     """Every executor of this server, and the names that `--executor` knows."""
     state = state_of(request)

@@ -8,20 +8,20 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import ModelNotFound
-from server.routes.common import json_response, state_of
+from server.routes.common import READ, json_response, state_of
 from server.state import ServerState
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.api_route("/v1/models", methods=READ)
 async def list_models(request: Request) -> Response:
     """Every name the model is served under."""
     state = state_of(request)
     return json_response({"object": "list", "data": [_card(state, name) for name in state.names]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.api_route("/v1/models/{name:path}", methods=READ)
 async def get_model(request: Request, name: str) -> Response:
     """One of them; names may contain slashes, as those of the hub do."""
     state = state_of(request)

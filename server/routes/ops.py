@@ -16,22 +16,19 @@ from starlette.responses import Response
 from engine.request import Stage
 from server import __version__
 from server.metrics import CONTENT_TYPE
-from server.routes.common import json_response, state_of
+from server.routes.common import READ, json_response, state_of
 from server.state import Progress, ServerState
 
 router = APIRouter()
-# Load balancers probe with HEAD too, which FastAPI does not add to a GET by itself.
 
 
-@router.head("/live", include_in_schema=False)
-@router.get("/live")
+@router.api_route("/live", methods=READ)
 async def live(request: Request) -> Response:
     """The event loop turns."""
     return json_response({"status": "live"})
 
 
-@router.head("/ready", include_in_schema=False)
-@router.get("/ready")
+@router.api_route("/ready", methods=READ)
 async def ready(request: Request) -> Response:
     """New work is welcome."""
     state = state_of(request)
@@ -39,8 +36,7 @@ async def ready(request: Request) -> Response:
     return _status(stage is Stage.READY, stage, detail, state.progress)
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health")
+@router.api_route("/health", methods=READ)
 async def health(request: Request) -> Response:
     """The server works, or is about to again."""
     state = state_of(request)
@@ -71,15 +67,13 @@ def _status(good: bool, stage: Stage, detail: str, progress: Progress | None) ->
     return response
 
 
-@router.head("/version", include_in_schema=False)
-@router.get("/version")
+@router.api_route("/version", methods=READ)
 async def version(request: Request) -> Response:
     """The server's version."""
     return json_response({"version": __version__})
 
 
-@router.head("/metrics", include_in_schema=False)
-@router.get("/metrics")
+@router.api_route("/metrics", methods=READ)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return Response(state_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -12,7 +12,7 @@ from server.arrival import apart
 from server.chat.prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.chat.template import DEFAULT, ChatTemplate
 from server.prompts import input_ids, truncation_of
-from server.routes.common import json_response, read, state_of, tell_ignored, template_variables
+from server.routes.common import READ, json_response, read, state_of, tell_ignored, template_variables
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.state import ServedModel
 
@@ -80,7 +80,7 @@ async def detokenize(request: Request) -> Response:
     return json_response({"prompt": text})
 
 
-@router.get("/tokenizer_info")
+@router.api_route("/tokenizer_info", methods=READ)
 async def tokenizer_info(request: Request) -> Response:
     """What a client needs to do the tokenizer's work itself: tokenizer_config.json with the special tokens as texts, and the
     chat template that is served. Evaluation tools render it."""

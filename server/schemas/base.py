@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=WireModel)
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """Validate a JSON body, whatever its content type says (OpenAI does not mind either).
+    """Validate a JSON body.
 
     Raises InvalidRequest naming `param` as a dotted path such as `messages.0.content`.
     """
@@ -35,6 +35,8 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise _explain(error) from None
 
 
+_OF_TYPES = ("_type", "int_from_float")
+"""What Pydantic calls a value of a wrong type ends so."""
 _MOST_MEANT, _MOST_REASONS = 64, 4
 """Faults looked at in one place, and told of: an object has as many as it has wrong entries."""
 
@@ -56,7 +58,11 @@ def _explain(error: ValidationError) -> InvalidRequest:
     reasons = list(dict.fromkeys(map(_plain, meant[:_MOST_MEANT])))[:_MOST_REASONS]
     param = ".".join(str(part) for part in path) or None
     reason = " or ".join(reasons)
+    if param is not None and all(detail["type"] == "missing" for detail in meant):
+        return InvalidRequest(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     message = f"Invalid value for '{param}': {reason}." if param else f"Invalid request body: {reason}."
+    if all(detail["type"].endswith(_OF_TYPES) for detail in meant):
+        return InvalidRequest(message, param=param, code="invalid_type")
     return InvalidRequest(message, param=param, code="invalid_value")
 
 

@@ -121,6 +121,8 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
         if len(self.prompts) * self.num_generated > MAX_SEQUENCES:
             name = "best_of" if self.ranks else "n"
             message = f"Prompts times '{name}' may be at most {MAX_SEQUENCES}."
+            if self.num_generated == 1:  # there are too many prompts by themselves
+                name, message = "prompt", f"'prompt' may hold at most {MAX_SEQUENCES} prompts."
             raise InvalidRequest(message, param=name, code="invalid_value")
         self.check_logprobs(len(self.prompts) * self.num_generated, self.logprobs, "logprobs")
         self._check_best_of()

@@ -30,8 +30,10 @@ class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
     def check(self) -> None:
         """Exactly one kind of input. Raises InvalidRequest."""
         self.check_truncation()
-        if (self.prompt is None) == (self.messages is None):
-            message = "Give either 'prompt' or 'messages'."
+        message = "Give either 'prompt' or 'messages'."
+        if self.prompt is None and self.messages is None:
+            raise InvalidRequest(message, param="prompt", code="missing_required_parameter")
+        if self.prompt is not None and self.messages is not None:
             raise InvalidRequest(message, param="prompt", code="invalid_value")
 
 

@@ -61,9 +61,7 @@ class Target:
     def __init__(self, server: ServerProcess, key: str | None = None, path: str = "/v1/completions") -> None:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         self._address = host, int(port)
-        self._head = (
-            f"POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        )
+        self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         if key is not None:
             self._head += f"Authorization: Bearer {key}\r\n"
 

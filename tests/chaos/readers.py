@@ -27,7 +27,8 @@ def address(server: ServerProcess) -> Address:
 def request_bytes(body: dict[str, Any], path: str = "/v1/chat/completions") -> bytes:
     """A POST as it goes over the wire; the connection ends with the answer."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 

@@ -53,7 +53,7 @@ def test_bad_requests_touch_nobody_else(echo_server: ServerProcess) -> None:
     with httpx.Client(base_url=echo_server.url, timeout=30) as client:
         for path, body, status, param in BAD:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            response = client.post(path, content=content)
+            response = client.post(path, content=content, headers={"Content-Type": "application/json"})
             error = response.json()["error"]
             assert response.status_code == status, (path, response.text)
             assert set(error) == {"message", "type", "param", "code"}

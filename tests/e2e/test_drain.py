@@ -84,7 +84,7 @@ async def test_an_idle_connection_does_not_hold_it_up_and_is_closed(
     with ServerProcess([str(tokenizer_dir), *ECHO], tmp_path) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as idle:
-            idle.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
             begun = time.monotonic()
             assert server.stop(within=10) == 0

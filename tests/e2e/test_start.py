@@ -64,7 +64,7 @@ def _first_answer(tokenizer_dir: Path, folder: Path) -> tuple[float, float]:
                 time.sleep(0.002)
         opened = time.monotonic() - server.started
         with connection:
-            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(12) == b"HTTP/1.1 200"
         return opened, cpu_seconds(server.pid)
     finally:

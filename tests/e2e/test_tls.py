@@ -106,7 +106,7 @@ def test_limits_hold_over_tls(server: ServerProcess, files: Files) -> None:
     with socket.create_connection(("127.0.0.1", port_of(server))) as plain:
         with files.client_context().wrap_socket(plain, server_hostname="localhost") as secure:
             with suppress(OSError):  # it need not read to the end
-                secure.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 1_000_000)
+                secure.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 1_000_000)
             answer = b""
             while piece := secure.recv(65536):
                 answer += piece

@@ -162,6 +162,7 @@ async def innocents(url: str) -> list[str]:
             names = {name.lower() for name, _ in headers}
             lines = [b"POST %s HTTP/1.1" % path.encode(), b"Authorization: Bearer " + KEY.encode()]
             lines += [b"Host: x"] if "host" not in names else []
+            lines += [b"Content-Type: application/json"] if "content-type" not in names else []
             lines += [
                 f"{name}: {value}".encode() for name, value in [*headers, ("Content-Length", str(len(body)))]
             ]

@@ -147,7 +147,8 @@ def odd_header(draw: st.DrawFn) -> Hostile:
 @st.composite
 def wrong_chunks(draw: st.DrawFn) -> Hostile:
     """A chunked body that breaks the rules of chunks, or keeps them and is refused all the same."""
-    start = head("POST", draw(st.sampled_from(sorted(VALID))), [("Transfer-Encoding", "chunked")])
+    headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]
+    start = head("POST", draw(st.sampled_from(sorted(VALID))), headers)
     good = b'5\r\n{"n":\r\n'
     bad = draw(
         st.sampled_from(

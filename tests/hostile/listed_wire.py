@@ -71,7 +71,7 @@ def on_the_wire() -> Iterator[Hostile]:
         [("Content-Length", "")],
     ):
         pieces = (head("POST", COMPLETION, [*plain, *lies]) + body,)
-        yield Hostile(kind, pieces, alone=True, bare=True)
+        yield Hostile(kind, pieces, statuses=frozenset({*range(400, 500), 501}), alone=True, bare=True)
     # What follows the first is no HTTP: it may close the connection before the first has its answer.
     short = head("POST", COMPLETION, [("Content-Length", str(len(body) - 4))]) + body
     yield Hostile(kind, (short,), alone=True, bare=True, silent=True)
@@ -141,5 +141,9 @@ def innocent() -> Iterator[tuple[str, bytes, list[tuple[str, str]]]]:
         encoded(VALID[COMPLETION]),
         [("X-Request-Id", "req_mine"), ("Origin", "http://evil.test"), ("Host", "evil")],
     )
-    yield TOKENIZE, encoded({"prompt": "<|im_start|>system\n" * 5}), [("Content-Type", "text/plain")]
+    yield (
+        TOKENIZE,
+        encoded({"prompt": "<|im_start|>system\n" * 5}),
+        [("Content-Type", "application/json; charset=utf-8")],
+    )
     yield COMPLETION, encoded({**VALID[COMPLETION], "cache_salt": "'; DROP TABLE x; --", "seed": 2**63}), []

@@ -41,6 +41,9 @@ MAX_MODEL_LEN = 512
 LOGITS_WIDTH = 320
 BOS = 256
 
+AS_JSON = {"Content-Type": "application/json"}
+"""For bodies that are sent as bytes."""
+
 Step = TextDelta | Exception | asyncio.Event
 """A delta to yield, an error to raise, or an event to wait for."""
 Script = Callable[[TextRequest], Iterable[Step]]
@@ -343,6 +346,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 __all__ = [
+    "AS_JSON",
     "BOS",
     "FakeCore",
     "FakeTextEngine",

@@ -11,7 +11,8 @@ from tests.server.fakes import House
 from tests.server.test_lifecycle import Running, run
 
 PIECE = b"x" * 65536
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+JSON = b"Content-Type: application/json\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
 STREAM = b'{"prompt": "Hi", "stream": true}'
 WHOLE = b'{"prompt": "Hi"}'
@@ -61,8 +62,8 @@ def status_of(answer: bytes) -> int:
 
 
 def post(body: bytes, close: bytes = b"Connection: close\r\n") -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
-    return head % (close, len(body)) + body
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n%s%sContent-Length: %d\r\n\r\n"
+    return head % (JSON, close, len(body)) + body
 
 
 def dial(running: Running, buffer: int = 8192) -> socket.socket:

@@ -16,7 +16,7 @@ from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Usage
 from executors.contract import ConfigError
 from server.pooling import DefaultPooling, default_pooling
-from tests.server.fakes import BOS, House, error_of
+from tests.server.fakes import AS_JSON, BOS, House, error_of
 
 
 async def embed(house: House, **body: Any) -> Any:
@@ -145,7 +145,7 @@ async def test_truncation(house: House, asked: dict[str, Any], expected: tuple[i
 async def test_bad_input(house: House, body: dict[str, Any], param: str | None) -> None:
     async with house.client() as client:
         content = json.dumps({"model": "fake", "input": "Hi", **body})
-        response = await client.post("/v1/embeddings", content=content)
+        response = await client.post("/v1/embeddings", content=content, headers=AS_JSON)
     assert response.status_code == (404 if param == "model" else 400), response.text
     assert error_of(response)["param"] == param
     assert not house.engine.embedded

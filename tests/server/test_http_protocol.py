@@ -60,7 +60,8 @@ async def test_headers_have_their_time(running: Running, monkeypatch: pytest.Mon
 async def test_a_body_may_be_slow_but_not_stop(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "BODY_WINDOW", 0.3)
     monkeypatch.setattr(http_protocol, "BODY_RATE", 10)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Connection: close\r\nContent-Length: %d\r\n\r\n"
     body = b'{"prompt": "Hi"}'
     slow = [body[i : i + 1] for i in range(len(body))]
     answer, _ = await talk(running, head % len(body), *slow, pause=0.04)
@@ -80,7 +81,11 @@ async def test_a_connection_without_a_request_is_idle(
 
 async def test_large_bodies_and_kept_connections_pass(running: Running) -> None:
     body = json.dumps({"prompt": "Hi", "user": "x" * 1_000_000}).encode()
-    one = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    one = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     answer, _ = await talk(running, one, one, one + last)
     assert answer.count(b"HTTP/1.1 200") == 4
@@ -110,10 +115,10 @@ async def test_what_is_no_http_is_told_in_the_usual_form(running: Running, start
 
 async def test_many_headers(running: Running) -> None:
     few = b"".join(b"x-%d: y\r\n" % number for number in range(200))
-    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nConnection: close\r\n" + few + b"\r\n")
+    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + few + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     many = b"".join(b"x-%d: y\r\n" % number for number in range(10_000))
-    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\n" + many + b"\r\n")
+    answer, _ = await talk(running, b"GET /live HTTP/1.1\r\nHost: x\r\n" + many + b"\r\n")
     if answer:  # a reset may overtake it
         assert status_of(answer) == 431
 
@@ -169,7 +174,7 @@ async def test_a_body_larger_than_the_budget_passes(running: Running) -> None:
 
 async def test_a_trickle_is_no_progress(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "BODY_WINDOW", 0.3)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
     answer, _ = await talk(running, head, *[b" "] * 100, pause=0.02)
     assert status_of(answer) == 408
 

@@ -7,7 +7,7 @@ from tests.server.test_lifecycle import Running
 
 BODY = b'{"prompt": "Hi", "user": "u"}'
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + OFFER
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + OFFER
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 IN_CHUNKS = HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:])
 IN_CHUNKS += BODY[5:] + b"\r\n0\r\n\r\n"

@@ -19,7 +19,7 @@ from server.schemas import base, volume
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from tests.server.fakes import House, error_of, events, spells
+from tests.server.fakes import AS_JSON, House, error_of, events, spells
 
 pytestmark = pytest.mark.long
 
@@ -59,7 +59,7 @@ def frozen() -> Iterator[None]:
 async def test_long_lists_of_the_wrong_thing(house: House, path: str, body: bytes, param: str) -> None:
     begun = time.thread_time()
     async with house.client() as client:
-        response = await client.post(path, content=body)
+        response = await client.post(path, content=body, headers=AS_JSON)
     spent = time.thread_time() - begun
     assert response.status_code == 400
     assert error_of(response)["param"] == param
@@ -95,7 +95,7 @@ async def test_the_collector_stays_out_of_parsing(house: House) -> None:
     gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
     try:
         async with house.client() as client:
-            assert (await client.post("/v1/completions", content=body)).status_code == 200
+            assert (await client.post("/v1/completions", content=body, headers=AS_JSON)).status_code == 200
     finally:
         gc.callbacks.pop()
     assert len(collections) < 20, "130,000 lists make some 180 collections"
@@ -106,7 +106,10 @@ async def test_the_collector_is_back_after_bodies_at_once(house: House) -> None:
     """Whatever became of them: answered, refused, given up by their client."""
     bodies = [b'{"prompt":"a","foo":[1' + b",[]" * 20_000 + end for end in (b"]}", b"}") * 4]
     async with house.client() as client:
-        calls = [asyncio.create_task(client.post("/v1/completions", content=body)) for body in bodies]
+        calls = [
+            asyncio.create_task(client.post("/v1/completions", content=body, headers=AS_JSON))
+            for body in bodies
+        ]
         await asyncio.sleep(0.02)
         calls[-1].cancel()
         calls[-2].cancel()
@@ -150,7 +153,7 @@ HOARDS = {
 @pytest.mark.parametrize("what", HOARDS)
 async def test_hoards_are_refused_before_they_are_parsed(house: House, what: str) -> None:
     async with house.client() as client:
-        response = await client.post("/v1/completions", content=HOARDS[what])
+        response = await client.post("/v1/completions", content=HOARDS[what], headers=AS_JSON)
     assert response.status_code == 400
     assert what in error_of(response)["message"]
 

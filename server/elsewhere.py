@@ -1,0 +1,136 @@
+"""Paths that clients bring along from other servers or from a wrong base URL, and what to call instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+Tails = Mapping[str, str]
+"""Our endpoints, by their paths without /v1 in front."""
+
+MAX_PATH_TOLD = 200
+"""Characters of a path that are repeated in a message; the client may have sent thousands."""
+
+_CHAT = "POST /v1/chat/completions"
+_TEXT = "POST /v1/completions"
+_VECTORS = "POST /v1/embeddings"
+_MODELS = "GET /v1/models"
+_SPECIFICATION = "GET /openapi.json for the description of the API"
+
+# Each row: paths without a version in front, whose they are, and what serves the purpose here (None: nothing does).
+# A path below one of them (`/responses/ID`) belongs to it as well.
+_ROWS: tuple[tuple[str, str, str | None], ...] = (
+    ("/responses /conversations", "OpenAI's Responses API", _CHAT),
+    ("/assistants /threads", "OpenAI's Assistants API", _CHAT),
+    ("/images /videos", "image and video generation of the OpenAI API", None),
+    ("/audio /realtime", "speech of the OpenAI API", None),
+    ("/files /uploads /vector_stores /containers", "file storage of the OpenAI API", None),
+    ("/batches", "the OpenAI API's batches", f"{_CHAT}, as many calls at once as you like"),
+    ("/moderations", "moderation of the OpenAI API", None),
+    ("/fine_tuning /fine-tunes /evals /chatkit /organization", "training and administration of the OpenAI API", None),
+    ("/edits", "an old endpoint of the OpenAI API", _CHAT),
+    ("/engines", "an old endpoint of the OpenAI API", _MODELS),
+    ("/messages", "Anthropic's Messages API", _CHAT),
+    ("/complete", "Anthropic's old text API", _TEXT),
+    ("/pooling /encode", "vLLM's and SGLang's pooling", _VECTORS),
+    ("/embed /embed_all /embed_sparse /api/embed /api/embeddings /embedding",
+     "an embedding endpoint of Ollama, llama.cpp or Text Embeddings Inference", _VECTORS),
+    ("/score /rerank /reranking /classify /predict /similarity", "scoring and reranking by cross-encoders", None),
+    ("/invocations", "Amazon SageMaker's endpoint", _CHAT),
+    ("/ping /health_generate", "a health check of other servers", "GET /health"),
+    ("/load_lora_adapter /unload_lora_adapter /lora-adapters", "LoRA adapters, which this server does not have", None),
+    ("/sleep /wake_up /is_sleeping /reset_prefix_cache /reset_mm_cache /flush_cache /collective_rpc /scale_elastic_ep "
+     "/is_scaling_elastic_ep /start_profile /stop_profile /abort_request /update_weights /update_weights_from_disk "
+     "/release_memory_occupation /resume_memory_occupation /pause /resume /open_session /close_session",
+     "administration of vLLM or SGLang", None),
+    ("/load /get_load /slots /server_info /get_server_info", "the state of vLLM, SGLang or llama.cpp",
+     "GET /metrics and GET /v1/executors"),
+    ("/props /info /get_model_info /model_info", "model information of llama.cpp, SGLang or TGI",
+     f"{_MODELS} and GET /v1/executors"),
+    ("/completion", "llama.cpp's own endpoint", _TEXT),
+    ("/infill /fim/completions", "fill-in-the-middle of llama.cpp or Mistral", f"{_TEXT} with 'suffix'"),
+    ("/apply-template", "llama.cpp's template endpoint", "POST /tokenize with 'messages'"),
+    ("/chat/completions/render /completions/render /render", "vLLM's rendering", "POST /tokenize with 'messages'"),
+    ("/chat_tokenize", "TGI's endpoint", "POST /tokenize with 'messages'"),
+    ("/generate /generate_stream /inference", "the own endpoint of TGI, SGLang or vLLM", f"{_TEXT} or {_CHAT}"),
+    ("/api/chat", "Ollama's API", _CHAT),
+    ("/api/generate", "Ollama's API", _TEXT),
+    ("/api/tags /api/ps /api/show", "Ollama's API", _MODELS),
+    ("/api/version", "Ollama's API", "GET /version"),
+    ("/api/pull /api/push /api/create /api/delete /api/copy /api/blobs",
+     "Ollama's API; the model is chosen when this server starts", None),
+    ("/chat", "Cohere's API", _CHAT),
+    ("/chat/completions", "stored answers of the OpenAI API", None),
+    ("/v1beta", "Google's API", _CHAT),
+    ("/docs /redoc", "interactive pages, which would load scripts from elsewhere", _SPECIFICATION),
+)  # fmt: skip
+_ELSEWHERE = {path: (whose, instead) for paths, whose, instead in _ROWS for path in paths.split()}
+_ALONE = frozenset({"/chat"})
+"""Below these lie paths that are not theirs."""
+_VERSIONS = ("/v1", "/v2", "/api/v1", "/api/v0", "/v1beta")
+_CUTOFF = 0.85
+"""Likeness from which a path is taken for a misspelt endpoint."""
+
+
+def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
+    """The message of a 404. It names the endpoint that was most likely meant, or the one to use in place of another server's.
+    `endpoints` are the paths there are, as templates."""
+    said = f"There is no {method} {path[:MAX_PATH_TOLD]} here."
+    if len(path) > MAX_PATH_TOLD:
+        return said
+    plain = _plain(path)
+    if plain in ("/", "/v1"):
+        return f"{said} The API is below /v1: {_MODELS} lists the models, and {_CHAT} answers a conversation."
+    tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
+    found = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
+    return f"{said} {found}" if found else said
+
+
+def _plain(path: str) -> str:
+    """In lower case, without doubled slashes and a trailing one."""
+    return "/" + "/".join(part for part in path.lower().split("/") if part)
+
+
+def _spellings(path: str) -> list[str]:
+    """The path, and what is left of it behind a version."""
+    return [path, *(path.removeprefix(version) for version in _VERSIONS if path.startswith(f"{version}/"))]
+
+
+def _exactly(path: str, tails: Tails) -> str | None:
+    """A path of another server, which none of ours ends like."""
+    known = (one for one in _spellings(path) if one in _ELSEWHERE and one not in tails)
+    return next((_instead(*_ELSEWHERE[one]) for one in known), None)
+
+
+def _ending(path: str, tails: Tails) -> str | None:
+    """One of our paths, with too little, too much or something else in front: the base URL is wrong."""
+    tail = next((one for one in sorted(tails, key=len, reverse=True) if path.endswith(one)), None)
+    if tail is not None:
+        return _did_you_mean(tails[tail])
+    return _did_you_mean("/v1/models/{name}") if path.startswith("/models/") else None
+
+
+def _below(path: str) -> str | None:
+    """A path below one of another server."""
+    for spelling in _spellings(path):
+        parts = spelling.split("/")
+        heads = ("/".join(parts[:end]) for end in range(len(parts) - 1, 1, -1))
+        for head in heads:
+            if head in _ELSEWHERE and head not in _ALONE:
+                return _instead(*_ELSEWHERE[head])
+    return None
+
+
+def _like(path: str, tails: Tails) -> str | None:
+    """One of our paths, misspelt."""
+    near = difflib.get_close_matches(path.removeprefix("/v1"), list(tails), n=1, cutoff=_CUTOFF)
+    return _did_you_mean(tails[near[0]]) if near else None
+
+
+def _did_you_mean(endpoint: str) -> str:
+    base = " The base URL of this API is http://HOST:PORT/v1." if endpoint.startswith("/v1/") else ""
+    return f"Did you mean {endpoint}?{base}"
+
+
+def _instead(whose: str, instead: str | None) -> str:
+    return f"This server does not serve {whose}{f'; use {instead}' if instead else ''}."

@@ -1,0 +1,52 @@
+"""What the body of a request may be: JSON that says so, sent as it is.
+
+A browser sends other kinds of bodies to any server without asking that server first. Only for `application/json` does it send
+a preflight, which `--allowed-origins` answers; so a body of another kind may come from a page that must not call.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+_JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json")
+_MAX_TOLD = 100
+"""Characters of a header that are repeated in the answer."""
+
+
+def check_media(headers: Headers) -> None:
+    """Raises HTTPException (415) for a body that is not JSON by its Content-Type, or is compressed.
+
+    A request without a body needs no Content-Type; it is refused for what it lacks.
+    """
+    for coding in _listed(headers, "content-encoding"):
+        if coding.lower() != "identity":
+            said = f"The body's Content-Encoding {coding[:_MAX_TOLD]!r} is not supported; send the body as it is."
+            # RFC 9110, 12.5.3: tells the client which codings would do.
+            raise HTTPException(415, said, {"accept-encoding": "identity"})
+    kinds = headers.getlist("content-type")
+    if not kinds and not _has_body(headers):
+        return
+    if len(kinds) != 1 or not is_json(kinds[0]):
+        given = f"is {', '.join(kinds)[:_MAX_TOLD]!r}" if kinds else "is missing"
+        said = (
+            f"The Content-Type of the body {given}, and this server reads JSON: send 'Content-Type: application/json'. "
+            "With curl -d, add -H 'Content-Type: application/json'."
+        )
+        raise HTTPException(415, said, {"accept": "application/json"})
+
+
+def is_json(content_type: str) -> bool:
+    """True for `application/json` and `application/NAME+json`, with any parameters."""
+    return _JSON.fullmatch(content_type.partition(";")[0].strip().lower()) is not None
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _listed(headers: Headers, name: str) -> list[str]:
+    parts = ",".join(headers.getlist(name)).split(",")
+    return [part.strip() for part in parts if part.strip()]

@@ -10,18 +10,20 @@ template <class Op, class T, class U>
 bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to, int threads) {
   int64_t steps = w.steps();
   Scratch memory;
-  if (!memory.reserve(m * steps * sizeof(typename Op::Word) + m * sizeof(float) + 256)) return false;
+  int64_t blocks = w.blocks();
+  if (!memory.reserve(m * (steps * sizeof(typename Op::Word) + blocks * sizeof(BlockScale)) + 256)) return false;
   auto* words = memory.take<typename Op::Word>(m * steps);
-  float* scales = memory.take<float>(m);
+  auto* scales = memory.take<BlockScale>(m * blocks);
   Counter rows, panels;
   Team team;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     team.join(omp_get_num_threads());
     for (int64_t i; (i = rows.take(4)) < m;)
-      for (int64_t r = i; r < m && r < i + 4; r++) scales[r] = Op::convert(words + r * steps, a + r * w.columns, w.columns);
+      for (int64_t r = i; r < m && r < i + 4; r++)
+        Op::convert(words + r * steps, scales + r * blocks, a + r * w.columns, w.columns);
     team.barrier();
-    multiply<Op, U>(w, words, steps, scales, m, to, panels, threads);
+    multiply<Op, U>(w, {words, scales, steps, blocks}, m, to, panels, threads);
   }
   return true;
 }

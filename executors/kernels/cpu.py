@@ -23,7 +23,10 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """By the numbers that the library knows them by."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """How weights are held: `Kind` of gemm.h."""
-_DEPTHS = (1, 2, 4)
+_DEPTHS = {"float32": 1, "bfloat16": 2}
+"""Columns in a word of 32 bits."""
+BLOCK = 32
+"""Columns that share a scale in int8: `BLOCK` of operands.h."""
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
 """By the names of config.json: `Activation` of gemm.h. Others are not fused."""
 OUT_OF_MEMORY = "no memory for a kernel's scratch space"
@@ -36,7 +39,7 @@ class LinearStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in ("kind", "form", "rows", "columns")),
-        *((name, POINTER) for name in ("packed", "bias", "scales", "sums")),
+        *((name, POINTER) for name in ("packed", "bias")),
     ]  # fmt: skip
 
 
@@ -99,21 +102,18 @@ class PackedWeight:
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
         self._kernels = kernels
         self.outputs = rows // 2 if gated else rows
-        words, per_row = _packed_sizes(kernels, rows, columns, kind, gated)
-        self._memory = huge_pages(4 * words)
-        self._scales, self._sums = np.zeros(per_row, np.float32), np.zeros(per_row, np.int32)
+        self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self.struct = LinearStruct(
-            KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None,
-            self._scales.ctypes.data if per_row else None, self._sums.ctypes.data if per_row else None,
-        )  # fmt: skip
+            KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None
+        )
         self.address = ctypes.addressof(self.struct)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory it takes."""
-        return self._memory.nbytes + self._scales.nbytes + self._sums.nbytes
+        return self._memory.nbytes
 
     def fill(self, source: torch.Tensor, begin: int) -> None:
         """Take rows [count, columns] of any float dtype, the first of which is row `begin`."""
@@ -159,18 +159,13 @@ class PackedWeight:
             raise OutOfMemory(OUT_OF_MEMORY)
 
 
-def _packed_sizes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool) -> tuple[int, int]:
-    """Words of 32 bits, and entries of scales and of sums."""
+def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
+    """Bytes that a `PackedWeight` of these sizes takes. int8: every 32 columns have a scale of 2 bytes."""
     outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
     panels = -(-outputs // per_panel)
-    words = panels * -(-columns // _DEPTHS[KINDS[kind]]) * kernels.panel_rows
-    return words, panels * kernels.panel_rows if kind == "int8" else 0
-
-
-def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
-    """Bytes that a `PackedWeight` of these sizes takes."""
-    words, per_row = _packed_sizes(kernels, rows, columns, kind, gated)
-    return 4 * words + 8 * per_row
+    if kind == "int8":
+        return panels * kernels.panel_rows * -(-columns // BLOCK) * (BLOCK + 2)
+    return panels * kernels.panel_rows * 4 * -(-columns // _DEPTHS[kind])
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:

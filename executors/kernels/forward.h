@@ -84,8 +84,9 @@ struct Forward {
   Counter* counters;
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
-  float *x, *few, *scales, *qkv;
+  float *x, *few, *qkv;
   Word* words;
+  BlockScale* scales;
   T *queries, *mixed, *inner;
   std::atomic<int> failed{0};
 
@@ -101,9 +102,10 @@ struct Forward {
   bool prepare() {
     int64_t widest = m.hidden > q_size() ? m.hidden : q_size(), tokens = c.tokens;
     widest = widest > m.inner ? widest : m.inner;
-    int64_t steps = (widest + Op::DEPTH - 1) / Op::DEPTH, phases = PHASES * m.num_layers + 3;
-    size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * (m.hidden + 1) * 4 +
-                   tokens * steps * sizeof(Word) + tokens * qkv_size() * 4 +
+    int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0, phases = PHASES * m.num_layers + 3;
+    int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
+    size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
+                   tokens * (steps * sizeof(Word) + blocks * sizeof(BlockScale)) + tokens * qkv_size() * 4 +
                    tokens * (2 * q_size() + m.inner) * sizeof(T) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
@@ -111,7 +113,7 @@ struct Forward {
     count = tokens;
     x = workspace.take<float>(tokens * m.hidden);
     few = workspace.take<float>(c.num_wanted * m.hidden);
-    scales = workspace.take<float>(tokens);
+    scales = workspace.take<BlockScale>(tokens * blocks);
     qkv = workspace.take<float>(tokens * qkv_size());
     words = workspace.take<Word>(tokens * steps);
     queries = workspace.take<T>(tokens * q_size());
@@ -132,13 +134,13 @@ struct Forward {
   void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
     rows(counter, [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, weight, m.hidden, m.eps);
-      scales[t] = Op::convert(words + t * next.steps(), line, m.hidden);
+      Op::convert(words + t * next.steps(), scales + t * next.blocks(), line, m.hidden);
     });
   }
 
   template <class Out>
   void product(const Linear& w, const Word* a, Target<Out> to, Counter& counter) {
-    multiply<Op, Out>(w, a, w.steps(), scales, count, to, counter, team.size);
+    multiply<Op, Out>(w, {a, scales, w.steps(), w.blocks()}, count, to, counter, team.size);
     team.barrier();
   }
 
@@ -147,7 +149,7 @@ struct Forward {
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % 2) {
       rows(counter[0], [&](int64_t t) {
-        scales[t] = Op::convert(words + t * w.steps(), values + t * w.columns, w.columns);
+        Op::convert(words + t * w.steps(), scales + t * w.blocks(), values + t * w.columns, w.columns);
       });
       a = words;
     }

@@ -1,16 +1,20 @@
 // Linear layers: out[m][n] = sum over k of a[m][k] w[n][k], w packed once at load.
 //
 //   packed   [panels][steps][NR] words of 32 bits: NR = 2 W rows of w side by side, DEPTH elements of k in a word
-//            (1 float, 2 bf16 or 4 int8); where w is a gate and an up projection, a panel holds W rows of each
-//   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`
+//            (1 float, 2 bf16 or 4 int8); where w is a gate and an up projection, a panel holds W rows of each.
+//            int8: behind every BLOCK_STEPS steps the NR scales of those 32 values of k, in bf16
+//   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`; int8: and scales [m][blocks]
 //
 // A tile of up to MR rows times one panel is summed in registers over all of k, in ascending order, whatever m is: a row's
 // result does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
 // the panel that comes next is asked for while this one is multiplied.
 //
-// int8: w = q * scale of its row, symmetric; a likewise per token, when it is converted ("dynamic"). Products and sums are
-// exact in int32 and the same on every CPU.
+// int8: w and a are whole numbers times a scale, which 32 values of k share. With one scale a row of a, as here before, a
+// single large value takes the others' digits: one best token in seven of real models was another than float32's (decision
+// 99). A block's sum of products is exact in int32; sums over blocks are float32, in the same order on every CPU.
 #pragma once
+
+#include <type_traits>
 
 #include "operands.h"
 #include "team.h"
@@ -21,18 +25,24 @@ constexpr int64_t ROWS = 112;  // rows that are multiplied with a panel at a tim
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
-// Rows first..first+W of a panel's half, each [steps] words, to the panel. `words` [W][steps].
-inline void pack_group(uint32_t* panel, int64_t column, const uint32_t* words, int64_t steps) {
+// Where step k of a panel begins.
+inline int64_t step_at(const Linear& w, int64_t k) {
+  return w.kind == INT8 ? k / BLOCK_STEPS * BLOCK_WORDS + k % BLOCK_STEPS * NR : k * NR;
+}
+
+// W rows, each [steps] words, to the columns of a panel from `column` on. `words` [W][steps].
+inline void pack_group(const Linear& w, uint32_t* panel, int64_t column, const uint32_t* words, int64_t steps) {
   for (int64_t k = 0; k < steps; k += W) {
     F r[W];
     for (int i = 0; i < W; i++) r[i] = load_some((const float*)words + i * steps + k, steps - k);
     transpose(r);
-    for (int i = 0; i < W && k + i < steps; i++) store((float*)panel + (k + i) * NR + column, r[i]);
+    for (int i = 0; i < W && k + i < steps; i++) store((float*)(panel + step_at(w, k + i)) + column, r[i]);
   }
 }
 
+// A row's words [steps] and, of int8, scales [blocks].
 template <class T>
-inline void to_words(const Linear& w, const T* in, uint32_t* out, float* scale, int32_t* sum) {
+inline void to_words(const Linear& w, const T* in, uint32_t* out, uint16_t* scales) {
   int64_t n = w.columns, steps = w.steps();
   memset(out + steps - 1, 0, 4);
   if (w.kind == FP32) {
@@ -40,21 +50,20 @@ inline void to_words(const Linear& w, const T* in, uint32_t* out, float* scale, 
   } else if (w.kind == BF16) {
     for (int64_t i = 0; i < n; i += W) store_some((uint16_t*)out + i, load_some(in + i, n - i), n - i);
   } else {
-    int8_t* to = (int8_t*)out;
-    int32_t total = 0;
-    *scale = quantize(in, n, [&](int64_t i, int32_t q) { to[i] = (int8_t)q, total += to[i]; });
-    *sum = 128 * total;
+    quantize_weights(in, n, (int8_t*)out, scales);
+    for (int64_t k = 0; k < steps; k++) out[k] ^= Int8Product::FLIP;
   }
 }
 
 // Rows begin..begin+count of w, `in` [count][columns] of T, to their panels: W at a time where they fill half a panel.
 template <class T>
 int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads) {
-  int64_t steps = w.steps(), groups = (count + 2 * W - 1) / W;
+  int64_t steps = w.steps(), blocks = w.blocks(), groups = (count + 2 * W - 1) / W;
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    uint32_t* words = (uint32_t*)aligned_alloc(64, (W * steps * 4 + 63) / 64 * 64);
+    uint32_t* words = (uint32_t*)aligned_alloc(64, (W * (steps * 4 + blocks * 2) + 63) / 64 * 64);
+    uint16_t* scales = (uint16_t*)(words + W * steps);
     if (!words) failed = 1;
 #pragma omp for schedule(dynamic, 4)
     for (int64_t g = 0; g < groups; g++) {
@@ -63,24 +72,23 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
       int64_t lead = (begin - base) % W, from = g * W - lead < 0 ? 0 : g * W - lead, until = (g + 1) * W - lead;
       if (until > count) until = count;
       if (from >= until || !words) continue;
-      float scales[W];
-      int32_t sums[W];
       for (int64_t i = from; i < until; i++)
-        to_words(w, in + i * w.columns, words + (i - from) * steps, scales + (i - from), sums + (i - from));
+        to_words(w, in + i * w.columns, words + (i - from) * steps, scales + (i - from) * blocks);
       int64_t panel, column;
       w.place(begin + from, &panel, &column);
       if (until - from == W && column % W == 0 && (w.form == PLAIN || begin % half + count <= half)) {
-        pack_group(w.packed + panel * steps * NR, column, words, steps);
+        pack_group(w, w.packed + panel * w.panel_words(), column, words, steps);
       } else {
         for (int64_t i = from; i < until; i++) {
           w.place(begin + i, &panel, &column);
           for (int64_t k = 0; k < steps; k++)
-            w.packed[(panel * steps + k) * NR + column] = words[(i - from) * steps + k];
+            w.packed[panel * w.panel_words() + step_at(w, k) + column] = words[(i - from) * steps + k];
         }
       }
       for (int64_t i = from; w.kind == INT8 && i < until; i++) {
         w.place(begin + i, &panel, &column);
-        w.scales[panel * NR + column] = scales[i - from], w.sums[panel * NR + column] = sums[i - from];
+        for (int64_t b = 0; b < blocks; b++)
+          scales_of(w.packed + panel * w.panel_words() + b * BLOCK_WORDS)[column] = scales[(i - from) * blocks + b];
       }
     }
     free(words);
@@ -90,41 +98,130 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------
 
-// buffer[R][NR] = a[R][steps] panel[steps][NR]. `ahead`: lines to ask for meanwhile, `per_block` of them every 16 steps.
+// Rows of a left operand: words [m][steps]; int8: also scales [m][blocks].
+template <class Op>
+struct Left {
+  const typename Op::Word* words;
+  const BlockScale* scales;
+  int64_t steps, blocks;
+  Left from(int64_t row) const { return {words + row * steps, scales + row * blocks, steps, blocks}; }
+};
+
+// What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+  void round() {
+    for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T0);
+  }
+};
+
+// buffer[R][NR] = a[R][steps] panel[steps][NR].
 template <class Op, int R>
-void tile(const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_t steps, const float* row_scales,
-          const float* scales, const int32_t* sums, float* buffer, const char* ahead, int64_t per_block) {
+void tile(const Left<Op>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
   typename Op::Sum sum[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Op::zero();
-  for (int64_t block = 0; block < steps; block += 16) {
-    for (int64_t i = 0; i < per_block; i++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
-    int64_t end = block + 16 < steps ? block + 16 : steps;
+  for (int64_t block = 0; block < a.steps; block += 16) {
+    ahead.round();
+    int64_t end = block + 16 < a.steps ? block + 16 : a.steps;
     for (int64_t k = block; k < end; k++) {
       I one = Op::load_b(panel + k * NR), two = Op::load_b(panel + k * NR + W);
 #pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
-        sum[r][0] = Op::mul_add(a + r * lda + k, one, sum[r][0]);
-        sum[r][1] = Op::mul_add(a + r * lda + k, two, sum[r][1]);
+        sum[r][0] = Op::mul_add(a.words + r * a.steps + k, one, sum[r][0]);
+        sum[r][1] = Op::mul_add(a.words + r * a.steps + k, two, sum[r][1]);
       }
     }
   }
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) {
-    store(buffer + r * NR, Op::finish(sum[r][0], row_scales[r], scales, sums));
-    store(buffer + r * NR + W, Op::finish(sum[r][1], row_scales[r], scales + W, sums + W));
+    store(buffer + r * NR, sum[r][0]);
+    store(buffer + r * NR + W, sum[r][1]);
   }
 }
 
+#if defined(__AVX512VNNI__)
+// The instruction as it stands: compilers load a word once and keep it in a register for both columns, and then have none
+// left for the sums.
+inline void add_products(I& sum, I weights, const uint32_t* a) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*a));
+}
+
+template <int R>
+void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
+  F total[R][2];
+#pragma GCC unroll 7
+  for (int r = 0; r < R; r++) total[r][0] = total[r][1] = all(0.0f);
+  const BlockScale* scales = a.scales;
+  const uint32_t* words = a.words;
+  for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
+    ahead.round();
+    I sum[R][2];
+#pragma GCC unroll 7
+    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = all_words((uint32_t)scales[r * a.blocks].start);
+#pragma GCC unroll 8
+    for (int k = 0; k < BLOCK_STEPS; k++) {
+      I one = load_words(panel + k * NR), two = load_words(panel + k * NR + W);
+#pragma GCC unroll 7
+      for (int r = 0; r < R; r++) {
+        add_products(sum[r][0], one, words + r * a.steps + k);
+        add_products(sum[r][1], two, words + r * a.steps + k);
+      }
+    }
+    F one = load_some(scales_of(panel), W), two = load_some(scales_of(panel) + W, W);
+#pragma GCC unroll 7
+    for (int r = 0; r < R; r++) {
+      F scale = all(scales[r * a.blocks].scale);
+      total[r][0] = fma(from_words(sum[r][0]), mul(scale, one), total[r][0]);
+      total[r][1] = fma(from_words(sum[r][1]), mul(scale, two), total[r][1]);
+    }
+  }
+#pragma GCC unroll 7
+  for (int r = 0; r < R; r++) {
+    store(buffer + r * NR, total[r][0]);
+    store(buffer + r * NR + W, total[r][1]);
+  }
+}
+#else
+// One half of the panel after the other, and sums over blocks in the buffer: so there are registers for more rows, which
+// share the taking apart of weights.
+template <int R>
+void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
+  for (int half = 0; half < NR; half += W) {
+    const uint32_t* at = panel + half;
+    for (int64_t b = 0; b < a.blocks; b++, at += BLOCK_WORDS) {
+      if (!half) ahead.round();
+      const Int8Product::Word* words = a.words + b * BLOCK_STEPS;
+      I sum[R];
+#pragma GCC unroll 9
+      for (int r = 0; r < R; r++) sum[r] = zero_words();
+      for (int k = 0; k < BLOCK_STEPS; k++) {
+        I word = load_words(at + k * NR), even = even_bytes(word), odd = odd_bytes(word);
+#pragma GCC unroll 9
+        for (int r = 0; r < R; r++) sum[r] = Int8Product::multiply(words + r * a.steps + k, even, odd, sum[r]);
+      }
+      F column = load_some(scales_of(at - half) + half, W);
+#pragma GCC unroll 9
+      for (int r = 0; r < R; r++) {
+        F before = b ? load(buffer + r * NR + half) : all(0.0f);
+        store(buffer + r * NR + half, fma(from_words(sum[r]), mul(all(a.scales[r * a.blocks + b].scale), column), before));
+      }
+    }
+  }
+}
+#endif
+
+// A tile of `rows`, which are R at most.
 template <class Op, int R>
-inline void tile_of(int64_t rows, const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_t steps,
-                    const float* row_scales, const float* scales, const int32_t* sums, float* buffer, const char* ahead,
-                    int64_t per_block) {
+inline void tile_of(int64_t rows, const Left<Op>& a, const uint32_t* panel, float* buffer, const Ahead& ahead) {
   if constexpr (R > 0) {
-    if (rows == R)
-      tile<Op, R>(a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
+    if (rows != R)
+      tile_of<Op, R - 1>(rows, a, panel, buffer, ahead);
+    else if constexpr (std::is_same<Op, Int8Product>::value)
+      tile_of_blocks<R>(a, panel, buffer, ahead);
     else
-      tile_of<Op, R - 1>(rows, a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
+      tile<Op, R>(a, panel, buffer, ahead);
   }
 }
 
@@ -197,36 +294,31 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
   }
 }
 
-// One thread's share of a product of m rows; `a` [m][lda] words, `row_scales` [m]. The counter is 0 at first.
+// One thread's share of a product of m rows. The counter is 0 at first.
 template <class Op, class T>
-void multiply(const Linear& w, const typename Op::Word* a, int64_t lda, const float* row_scales, int64_t m,
-              const Target<T>& to, Counter& counter, int threads) {
-  int64_t panels = w.panels(), steps = w.steps(), chunks = (m + ROWS - 1) / ROWS;
+void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to, Counter& counter, int threads) {
+  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
-  alignas(64) float buffer[MR * NR];
-  static const float none[NR] = {};
+  int64_t rounds = w.kind == INT8 ? w.blocks() : (w.steps() + 15) / 16;
+  int64_t lines = (words / 16 + rounds - 1) / rounds;  // of the next panel, in each round
+  alignas(64) float buffer[Op::MR * NR];
   int64_t unit = counter.take(1);
   while (unit < chunks * per_chunk) {
     int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
     int64_t begin = unit / per_chunk * ROWS, count = m - begin < ROWS ? m - begin : ROWS;
     int64_t first = unit % per_chunk * grab, last = first + grab < panels ? first + grab : panels;
-    int64_t tiles = (count + MR - 1) / MR;
+    int64_t tiles = (count + Op::MR - 1) / Op::MR;
     for (int64_t p = first; p < last; p++) {
-      const uint32_t* panel = w.packed + p * steps * NR;
       int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
-      const char* ahead = (const char*)(w.packed + next * steps * NR);
-      int64_t per_block = (NR + tiles - 1) / tiles;  // 16 steps of a panel are NR lines of 64 bytes
-      const float* scales = w.scales ? w.scales + p * NR : none;
-      const int32_t* sums = w.sums ? w.sums + p * NR : (const int32_t*)none;
+      const char* ahead = (const char*)(w.packed + next * words);
+      // Many rows: each tile asks for a part of the next panel, as long as there is some of it.
+      int64_t per_tile = (lines + tiles - 1) / tiles;
       int64_t row = begin;
       for (int64_t t = 0; t < tiles; t++) {
         int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
-        // Many rows: the next panel takes a part of the tiles; few: lines are asked for as this panel's are used.
-        int64_t lines = per_block * ((steps + 15) / 16);
-        const char* at = ahead + t * lines * 64;
-        tile_of<Op, MR>(rows, a + row * lda, lda, panel, steps, row_scales + row, scales, sums, buffer, at,
-                        t * per_block < NR ? per_block : 0);
+        Ahead some = {ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
+        tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, buffer, some);
         deliver(w, buffer, row, rows, p, to);
         row += rows;
       }

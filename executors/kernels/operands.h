@@ -7,10 +7,12 @@ namespace {
 
 constexpr int NR = 2 * W;
 #if defined(__AVX512F__)
-constexpr int MR = 14;  // 14 x 2 sums, 2 columns, 1 row: 31 of 32 registers
+constexpr int FLOAT_MR = 14;  // rows of a tile: 14 x 2 sums, 2 columns, 1 row: 31 of 32 registers
 #else
-constexpr int MR = 6;
+constexpr int FLOAT_MR = 6;
 #endif
+// int8: values of k that share a scale, the steps they take, and the words of a panel for them with their scales behind.
+constexpr int BLOCK = 32, BLOCK_STEPS = BLOCK / 4, BLOCK_WORDS = BLOCK_STEPS * NR + NR / 2;
 
 enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2 };
 enum Form : int64_t { PLAIN = 0, GATED = 1 };
@@ -19,20 +21,24 @@ struct Linear {
   int64_t kind, form, rows, columns;  // rows: of w, gate and up together
   uint32_t* packed;
   const float* bias;  // [rows] or null; gate, then up
-  float* scales;      // int8: [panels * NR], in the order of the panels
-  int32_t* sums;      // int8: 128 times the sum of q, likewise
 
   int64_t outputs() const { return form == GATED ? rows / 2 : rows; }
   int64_t per_panel() const { return form == GATED ? W : NR; }
   int64_t panels() const { return (outputs() + per_panel() - 1) / per_panel(); }
   int64_t depth() const { return kind == FP32 ? 1 : kind == BF16 ? 2 : 4; }
-  int64_t steps() const { return (columns + depth() - 1) / depth(); }
+  int64_t blocks() const { return kind == INT8 ? (columns + BLOCK - 1) / BLOCK : 0; }
+  int64_t steps() const { return kind == INT8 ? blocks() * BLOCK_STEPS : (columns + depth() - 1) / depth(); }
+  int64_t panel_words() const { return kind == INT8 ? blocks() * BLOCK_WORDS : steps() * NR; }
   // Where row n of w lies: the panel and the column in it.
   void place(int64_t n, int64_t* panel, int64_t* column) const {
     int64_t half = form == GATED && n >= outputs(), at = half ? n - outputs() : n;
     *panel = at / per_panel(), *column = at % per_panel() + half * W;
   }
 };
+
+// The scales [NR] behind a block's words.
+inline uint16_t* scales_of(uint32_t* block) { return (uint16_t*)(block + BLOCK_STEPS * NR); }
+inline const uint16_t* scales_of(const uint32_t* block) { return (const uint16_t*)(block + BLOCK_STEPS * NR); }
 
 inline float to_float(uint16_t a) {
   uint32_t bits = (uint32_t)a << 16;
@@ -43,7 +49,13 @@ inline float to_float(uint16_t a) {
 inline float to_float(float a) { return a; }
 
 // ---- left operands and products ------------------------------------------------------------------------------------
-// `Word`: what one step takes of a row of a. `Sum`: a vector of sums. `finish` turns sums into floats.
+// `Word`: what one step takes of a row of a. `Sum`: a vector of sums.
+
+// Of int8, per row and block: what its numbers are to be multiplied by, and where their sum of products begins.
+struct BlockScale {
+  float scale;
+  int32_t start;
+};
 
 #if defined(__AVX512F__)
 using I = __m512i;
@@ -53,7 +65,6 @@ inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I high_half(I a) { return _mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000)); }
 inline I low_half(I a) { return _mm512_slli_epi32(a, 16); }
 inline I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
-inline I sub_words(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I madd(I a, I b) { return _mm512_madd_epi16(a, b); }
 inline I odd_bytes(I a) { return _mm512_srai_epi16(a, 8); }
 inline I even_bytes(I a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
@@ -67,7 +78,6 @@ inline F as_float(I a) { return _mm256_castsi256_ps(a); }
 inline I high_half(I a) { return _mm256_and_si256(a, _mm256_set1_epi32((int)0xffff0000)); }
 inline I low_half(I a) { return _mm256_slli_epi32(a, 16); }
 inline I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
-inline I sub_words(I a, I b) { return _mm256_sub_epi32(a, b); }
 inline I madd(I a, I b) { return _mm256_madd_epi16(a, b); }
 inline I odd_bytes(I a) { return _mm256_srai_epi16(a, 8); }
 inline I even_bytes(I a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
@@ -83,15 +93,13 @@ inline void widen(float* out, const T* in, int64_t n) {
 struct FloatProduct {
   using Word = float;
   using Sum = F;
-  static constexpr int DEPTH = 1;
+  static constexpr int DEPTH = 1, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
   static I load_b(const uint32_t* p) { return load_words(p); }
   static Sum mul_add(const Word* a, I b, Sum sum) { return fma(all(*a), as_float(b), sum); }
-  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
   template <class T>
-  static float convert(Word* out, const T* in, int64_t n) {
+  static void convert(Word* out, BlockScale*, const T* in, int64_t n) {
     widen(out, in, n);
-    return 1.0f;
   }
 };
 
@@ -99,18 +107,16 @@ struct FloatProduct {
 struct Bf16Product {
   using Word = uint32_t;  // two bf16
   using Sum = F;
-  static constexpr int DEPTH = 2;
+  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
   static I load_b(const uint32_t* p) { return load_words(p); }
   static Sum mul_add(const Word* a, I b, Sum sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)all_words(*a), (__m512bh)b);
   }
-  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
   template <class T>
-  static float convert(Word* out, const T* in, int64_t n) {
+  static void convert(Word* out, BlockScale*, const T* in, int64_t n) {
     if (n % 2) out[n / 2] = 0;
     for (int64_t i = 0; i < n; i += W) store_some((uint16_t*)out + i, load_some(in + i, n - i), n - i);
-    return 1.0f;
   }
 };
 #else
@@ -119,69 +125,105 @@ struct Bf16Product {  // weights are widened here, a when it is converted
     float one, two;
   };
   using Sum = F;
-  static constexpr int DEPTH = 2;
+  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
   static I load_b(const uint32_t* p) { return load_words(p); }
   static Sum mul_add(const Word* a, I b, Sum sum) {
     return fma(all(a->two), as_float(high_half(b)), fma(all(a->one), as_float(low_half(b)), sum));
   }
-  static F finish(Sum sum, float, const float*, const int32_t*) { return sum; }
   template <class T>
-  static float convert(Word* out, const T* in, int64_t n) {
+  static void convert(Word* out, BlockScale*, const T* in, int64_t n) {
     if (n % 2) out[n / 2].two = 0.0f;
     widen((float*)out, in, n);
-    return 1.0f;
   }
 };
 #endif
 
+// ---- int8 ----------------------------------------------------------------------------------------------------------
+// A block's numbers are whole multiples, -127 to 127, of its scale: what is farthest from 0 is 127. Where a value is not
+// finite neither is the scale, so that every result of its row is not finite either. Values below TINY are 0: the inverse
+// of their scale would be infinite.
+
+constexpr float TINY = 1e-30f;
+
+// Magnitudes are compared as whole numbers, in whose order NaN is the largest.
+#if defined(__AVX512F__)
+inline I to_magnitude(F a) { return _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)); }
+inline I larger_words(I a, I b) { return _mm512_max_epi32(a, b); }
+inline int32_t max_of_words(I a) { return _mm512_reduce_max_epi32(a); }
+inline I nearest_words(F a) { return _mm512_cvtps_epi32(a); }
+inline int32_t sum_of_words(I a) { return _mm512_reduce_add_epi32(a); }
+inline void store_bytes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
+#else
+inline I to_magnitude(F a) { return _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffffff)); }
+inline I larger_words(I a, I b) { return _mm256_max_epi32(a, b); }
+inline int32_t max_of_words(I a) {
+  __m128i h = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+inline I nearest_words(F a) { return _mm256_cvtps_epi32(a); }
+inline void store_bytes(int8_t* p, I a) {
+  __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(half, half));
+}
+#endif
+
+// Up to 32 values, zeros behind them, and the largest magnitude.
 template <class T>
-inline float largest(const T* in, int64_t n) {
-  F top = all(0.0f), sign = all(-0.0f);
-  for (int64_t i = 0; i < n; i += W) {
-    F x = load_some(in + i, n - i);
-    top = larger(top, larger(x, sub(sign, x)));
+inline float load_block(F* x, const T* in, int64_t n) {
+  I top = zero_words();
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK / W; i++) {
+    x[i] = n > i * W ? load_some(in + i * W, n - i * W) : all(0.0f);
+    top = larger_words(top, to_magnitude(x[i]));
   }
-  return max_of(top);
+  int32_t bits = max_of_words(top);
+  float found;
+  memcpy(&found, &bits, 4);
+  return found;
 }
 
-inline int32_t nearest_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
+inline float scale_of(float top) { return top < TINY ? 0.0f : top / 127.0f; }
 
-// Symmetric int8 of a row: returns the scale. A row that is not finite gets a NaN scale, so that its results are NaN too.
-template <class T, class Put>
-inline float quantize(const T* in, int64_t n, Put put) {
-  float top = 0.0f, check = 0.0f;
-  for (int64_t i = 0; i < n; i++) check += to_float(in[i]) * 0.0f;
-  top = largest(in, n);
-  float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-  for (int64_t i = 0; i < n; i++) put(i, nearest_one(to_float(in[i]) * inverse));
-  return check == 0.0f ? top / 127.0f : NAN;
+// A weight's scale is held in bf16, rounded up so that no number is beyond 127.
+inline uint16_t bf16_scale_of(float top) {
+  float scale = scale_of(top);
+  uint32_t bits;
+  memcpy(&bits, &scale, 4);
+  return (uint16_t)(scale < INFINITY ? (bits + 0xffff) >> 16 : 0x7fc0);
+}
+
+// A row of weights: numbers [steps * 4], zeros behind `n`, and scales [blocks] in bf16.
+template <class T>
+inline void quantize_weights(const T* in, int64_t n, int8_t* numbers, uint16_t* scales) {
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    F x[BLOCK / W];
+    uint16_t scale = bf16_scale_of(load_block(x, in + i, n - i));
+    float inverse = to_float(scale) > 0.0f ? 1.0f / to_float(scale) : 0.0f;
+    scales[i / BLOCK] = scale;
+    for (int v = 0; v < BLOCK / W; v++) store_bytes(numbers + i + v * W, nearest_words(mul(x[v], all(inverse))));
+  }
 }
 
 #if defined(__AVX512VNNI__)
+// The instruction wants one side unsigned. That is the weight, with 128 added: 128 times the sum of a row's block, from
+// which a sum begins, is known per row, while for an unsigned row every column would need its own.
 struct Int8Product {
-  using Word = uint32_t;  // four bytes, 128 added: the instruction wants one side unsigned
+  using Word = uint32_t;  // four bytes
   using Sum = I;
-  static constexpr int DEPTH = 4;
-  static Sum zero() { return zero_words(); }
-  static I load_b(const uint32_t* p) { return load_words(p); }
-  static Sum mul_add(const Word* a, I b, Sum sum) { return _mm512_dpbusd_epi32(sum, all_words(*a), b); }
-  static F finish(Sum sum, float scale, const float* scales, const int32_t* sums) {
-    return mul(from_words(sub_words(sum, load_words((const uint32_t*)sums))), mul(all(scale), load(scales)));
-  }
+  static constexpr int DEPTH = 4, MR = 7, BLOCKS = 1;  // 7 x 2 sums of a block and 7 x 2 of all: 28 of 32 registers
+  static constexpr uint32_t FLIP = 0x80808080;  // what a word of a panel is xored with
   template <class T>
-  static float convert(Word* out, const T* in, int64_t n) {
-    float top = largest(in, n), inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    F check = all(0.0f);
-    uint8_t* to = (uint8_t*)out;
-    for (int64_t i = 0; i < n; i += W) {
-      F x = load_some(in + i, n - i);
-      check = fma(x, all(0.0f), check);
-      __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(mul(x, all(inverse))), _mm512_set1_epi32(128)));
-      _mm_mask_storeu_epi8(to + i, first_of(n - i), bytes);
+  static void convert(Word* out, BlockScale* scales, const T* in, int64_t n) {
+    for (int64_t i = 0; i < n; i += BLOCK) {
+      F x[BLOCK / W];
+      float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top;
+      I one = nearest_words(mul(x[0], all(inverse))), two = nearest_words(mul(x[1], all(inverse)));
+      store_bytes((int8_t*)out + i, one);
+      store_bytes((int8_t*)out + i + W, two);
+      scales[i / BLOCK] = {scale_of(top), -128 * sum_of_words(add_words(one, two))};
     }
-    for (int64_t i = n; i % 4; i++) to[i] = 128;
-    return sum_of(check) == 0.0f ? top / 127.0f : NAN;
   }
 };
 #else
@@ -190,25 +232,32 @@ struct Int8Product {  // the same sums with 16-bit products
     int16_t even[2], odd[2];
   };
   using Sum = I;
-  static constexpr int DEPTH = 4;
-  static Sum zero() { return zero_words(); }
-  static I load_b(const uint32_t* p) { return load_words(p); }
-  static Sum mul_add(const Word* a, I b, Sum sum) {
-    uint32_t even, odd;
-    memcpy(&even, a->even, 4);
-    memcpy(&odd, a->odd, 4);
-    return add_words(add_words(sum, madd(all_words(even), even_bytes(b))), madd(all_words(odd), odd_bytes(b)));
-  }
-  static F finish(Sum sum, float scale, const float* scales, const int32_t*) {
-    return mul(from_words(sum), mul(all(scale), load(scales)));
-  }
+  static constexpr int DEPTH = 4, MR = 9, BLOCKS = 1;  // 9 sums, even and odd bytes: 11 of 16 registers
+  static constexpr uint32_t FLIP = 0;
   template <class T>
-  static float convert(Word* out, const T* in, int64_t n) {
-    memset(out, 0, (n + 3) / 4 * sizeof *out);
-    return quantize(in, n, [out](int64_t i, int32_t q) {
-      Word& word = out[i / 4];
-      (i % 2 ? word.odd : word.even)[i % 4 / 2] = (int16_t)q;
-    });
+  static void convert(Word* out, BlockScale* scales, const T* in, int64_t n) {
+    for (int64_t i = 0; i < n; i += BLOCK) {
+      F x[BLOCK / W];
+      float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top;
+      for (int v = 0; v < BLOCK / W; v++) store_pairs(out + (i + v * W) / 4, nearest_words(mul(x[v], all(inverse))));
+      scales[i / BLOCK] = {scale_of(top), 0};
+    }
+  }
+  // Four numbers, of which each has 16 bits to spare, to a word: even ones, then odd ones.
+  static void store_pairs(Word* out, I a) {
+#if defined(__AVX512F__)
+    I pairs = _mm512_shuffle_epi32(a, (_MM_PERM_ENUM)0xd8);  // 0 2 1 3
+    _mm256_storeu_si256((__m256i*)out, _mm512_cvtsepi32_epi16(pairs));
+#else
+    I pairs = _mm256_shuffle_epi32(a, 0xd8);
+    _mm_storeu_si128((__m128i*)out, _mm_packs_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+#endif
+  }
+  static I multiply(const Word* a, I even, I odd, I sum) {
+    uint32_t evens, odds;
+    memcpy(&evens, a->even, 4);
+    memcpy(&odds, a->odd, 4);
+    return add_words(add_words(sum, madd(all_words(evens), even)), madd(all_words(odds), odd));
   }
 };
 #endif

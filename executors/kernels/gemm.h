@@ -184,29 +184,33 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
   }
 }
 #else
-// One half of the panel after the other, and sums over blocks in the buffer: so there are registers for more rows, which
-// share the taking apart of weights.
+// Sums over blocks are kept in the buffer: so there are registers for more rows, which share the taking apart of weights.
 template <int R>
 void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
-  for (int half = 0; half < NR; half += W) {
-    const uint32_t* at = panel + half;
-    for (int64_t b = 0; b < a.blocks; b++, at += BLOCK_WORDS) {
-      if (!half) ahead.round();
-      const Int8Product::Word* words = a.words + b * BLOCK_STEPS;
-      I sum[R];
-#pragma GCC unroll 9
-      for (int r = 0; r < R; r++) sum[r] = zero_words();
-      for (int k = 0; k < BLOCK_STEPS; k++) {
-        I word = load_words(at + k * NR), even = even_bytes(word), odd = odd_bytes(word);
-#pragma GCC unroll 9
-        for (int r = 0; r < R; r++) sum[r] = Int8Product::multiply(words + r * a.steps + k, even, odd, sum[r]);
-      }
-      F column = load_some(scales_of(at - half) + half, W);
-#pragma GCC unroll 9
+  const BlockScale* scales = a.scales;
+  const Int8Product::Word* words = a.words;
+  for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
+    ahead.round();
+    I sum[R][2];
+#pragma GCC unroll 14
+    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_words();
+    for (int k = 0; k < BLOCK_STEPS; k++) {
+      I one = load_words(panel + k * NR), two = load_words(panel + k * NR + W);
+      I even[2] = {even_bytes(one), even_bytes(two)}, odd[2] = {odd_bytes(one), odd_bytes(two)};
+#pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
-        F before = b ? load(buffer + r * NR + half) : all(0.0f);
-        store(buffer + r * NR + half, fma(from_words(sum[r]), mul(all(a.scales[r * a.blocks + b].scale), column), before));
+        const Int8Product::Word* word = words + r * a.steps + k;
+        sum[r][0] = Int8Product::multiply(word, even[0], odd[0], sum[r][0]);
+        sum[r][1] = Int8Product::multiply(word, even[1], odd[1], sum[r][1]);
       }
+    }
+    F one = load_some(scales_of(panel), W), two = load_some(scales_of(panel) + W, W);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; r++) {
+      F scale = all(scales[r * a.blocks].scale);
+      float* at = buffer + r * NR;
+      store(at, fma(from_words(sum[r][0]), mul(scale, one), b ? load(at) : all(0.0f)));
+      store(at + W, fma(from_words(sum[r][1]), mul(scale, two), b ? load(at + W) : all(0.0f)));
     }
   }
 }
@@ -297,7 +301,7 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 // One thread's share of a product of m rows. The counter is 0 at first.
 template <class Op, class T>
 void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to, Counter& counter, int threads) {
-  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
+  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS, chunk = (m + chunks - 1) / chunks;
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
   int64_t rounds = w.kind == INT8 ? w.blocks() : (w.steps() + 15) / 16;
@@ -306,7 +310,7 @@ void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to
   int64_t unit = counter.take(1);
   while (unit < chunks * per_chunk) {
     int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
-    int64_t begin = unit / per_chunk * ROWS, count = m - begin < ROWS ? m - begin : ROWS;
+    int64_t begin = unit / per_chunk * chunk, count = m - begin < chunk ? m - begin : chunk;
     int64_t first = unit % per_chunk * grab, last = first + grab < panels ? first + grab : panels;
     int64_t tiles = (count + Op::MR - 1) / Op::MR;
     for (int64_t p = first; p < last; p++) {

@@ -232,7 +232,7 @@ struct Int8Product {  // the same sums with 16-bit products
     int16_t even[2], odd[2];
   };
   using Sum = I;
-  static constexpr int DEPTH = 4, MR = 9, BLOCKS = 1;  // 9 sums, even and odd bytes: 11 of 16 registers
+  static constexpr int DEPTH = 4, MR = W == 16 ? 8 : 5, BLOCKS = 1;  // twice as many sums, even and odd bytes of two columns
   static constexpr uint32_t FLIP = 0;
   template <class T>
   static void convert(Word* out, BlockScale* scales, const T* in, int64_t n) {

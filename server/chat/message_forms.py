@@ -167,13 +167,18 @@ class MessageForms:
         return self._empties[sent, calls]
 
     def _ask_empty(self, sent: Empty, calls: bool) -> Empty:
-        """The first form that the template shows without writing "None"; beside calls, one that shows these if any does."""
-        tried = [(form, shown) for form in _ORDERS[sent] for shown in self._try_empty(form, calls)]
-        others = [shown for form, shown in tried if form != "none"] or self._try([self._user()])
-        usual = min((shown.count("None") for shown in others), default=0)
-        good = [(form, shown) for form, shown in tried if form != "none" or shown.count("None") <= usual]
-        with_calls = [form for form, shown in good if calls and _shows_arguments(shown)]
-        return next(iter(with_calls or [form for form, _ in good]), "text")
+        """The form that the template shows most often without writing "None", the first of those; beside calls, the one that
+        shows these most often if any does. Once is not enough: a template may cope with none in the last message only."""
+        shown = {form: self._try_empty(form, calls) for form in _ORDERS[sent]}
+        others = [one for form, texts in shown.items() if form != "none" for one in texts]
+        usual = min((one.count("None") for one in others or self._try([self._user()])), default=0)
+        good = {
+            form: [one for one in texts if form != "none" or one.count("None") <= usual]
+            for form, texts in shown.items()
+        }
+        if not any(good.values()):
+            return "text"
+        return max(good, key=lambda form: (sum(map(_shows_arguments, good[form])), len(good[form])))
 
     def _try_empty(self, form: Empty, calls: bool) -> list[str]:
         message = self._with_empty({"role": "assistant"}, form)
@@ -198,10 +203,15 @@ class MessageForms:
         return False
 
     def _try_called(self, message: Message) -> list[str]:
-        """A call at the end of a conversation and, since some templates show none there, with what came of it."""
+        """A call at the end of a conversation and, since some templates show none there, with what came of it, and with the next
+        question, from which on some leave things out."""
         user = self._user()
         result = {"role": "tool", "content": "Sunny.", "name": "look_up", "tool_call_id": "call00001"}
-        return [*self._try([user, message]), *self._try([user, message, result])]
+        return [
+            *self._try([user, message]),
+            *self._try([user, message, result]),
+            *self._try([user, message, result, user]),
+        ]
 
     def _try(self, conversation: Sequence[Message]) -> list[str]:
         """What it looks like, by each render that the template does not refuse."""

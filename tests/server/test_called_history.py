@@ -69,6 +69,14 @@ CALLS_BEFORE_RESULTS_ONLY = (
     "CALL {{ c.function.name }} {{ c.function.arguments + '' }};{% endfor %}"
     "{% elif m.content is not none %}{{ m.role }}={{ m.content }};{% endif %}{% endfor %}"
 )
+CALLS_BEHIND_WHAT_IS_LEFT_OF_CONTENT = (
+    "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' %}"
+    "{% if not loop.last %}{% set content = m.content.split('</think>')[-1] %}{% endif %}"
+    "{% if m.content %}{{ content }}{% endif %}"
+    "{% for c in m.tool_calls %}CALL {{ c.function.name }} {{ c.function.arguments | tojson }};{% endfor %}"
+    "{% else %}{{ m.role }}={{ content }};{% endif %}{% endfor %}"
+)
+"""QwQ's way: a content that is none is fine at the end of the conversation and nowhere else."""
 TEMPLATES = {
     "only_without_content": ONLY_WITHOUT_CONTENT,
     "only_with_no_key": ONLY_WITH_NO_KEY,
@@ -79,6 +87,7 @@ TEMPLATES = {
     "calls_printed": CALLS_PRINTED,
     "calls_with_tools_only": CALLS_WITH_TOOLS_ONLY,
     "calls_before_results_only": CALLS_BEFORE_RESULTS_ONLY,
+    "calls_behind_what_is_left_of_content": CALLS_BEHIND_WHAT_IS_LEFT_OF_CONTENT,
 }
 SENT: dict[str, dict[str, Any]] = {
     "null": {"content": None},

@@ -272,12 +272,17 @@ def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     """What is no JSON object, such as arguments that were cut off, stays the text that the model wrote: a conversation in
-    which that happened once has to go on."""
-    arguments: Any = call["function"]["arguments"] or {}
-    if isinstance(arguments, str):
-        try:
-            decoded = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            decoded = None
-        arguments = decoded if isinstance(decoded, dict) else arguments
+    which that happened once goes on where the template can show it."""
+    arguments = arguments_object(call["function"]["arguments"] or {})
     return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def arguments_object(arguments: Any) -> Any:
+    """A call's arguments as an object where they are one or the JSON of one, else as they are."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return arguments
+    return decoded if isinstance(decoded, dict) else arguments

@@ -167,13 +167,18 @@ class MessageForms:
         return self._empties[sent, calls]
 
     def _ask_empty(self, sent: Empty, calls: bool) -> Empty:
-        """The first form that the template shows without writing "None"; beside calls, one that shows these if any does."""
-        tried = [(form, shown) for form in _ORDERS[sent] for shown in self._try_empty(form, calls)]
-        others = [shown for form, shown in tried if form != "none"] or self._try([self._user()])
-        usual = min((shown.count("None") for shown in others), default=0)
-        good = [(form, shown) for form, shown in tried if form != "none" or shown.count("None") <= usual]
-        with_calls = [form for form, shown in good if calls and _shows_arguments(shown)]
-        return next(iter(with_calls or [form for form, _ in good]), "text")
+        """The form that the template shows most often without writing "None", the first of those; beside calls, the one that
+        shows these most often if any does. Once is not enough: a template may cope with none in the last message only."""
+        shown = {form: self._try_empty(form, calls) for form in _ORDERS[sent]}
+        others = [one for form, texts in shown.items() if form != "none" for one in texts]
+        usual = min((one.count("None") for one in others or self._try([self._user()])), default=0)
+        good = {
+            form: [one for one in texts if form != "none" or one.count("None") <= usual]
+            for form, texts in shown.items()
+        }
+        if not any(good.values()):
+            return "text"
+        return max(good, key=lambda form: (sum(map(_shows_arguments, good[form])), len(good[form])))
 
     def _try_empty(self, form: Empty, calls: bool) -> list[str]:
         message = self._with_empty({"role": "assistant"}, form)
@@ -198,10 +203,15 @@ class MessageForms:
         return False
 
     def _try_called(self, message: Message) -> list[str]:
-        """A call at the end of a conversation and, since some templates show none there, with what came of it."""
+        """A call at the end of a conversation and, since some templates show none there, with what came of it, and with the next
+        question, from which on some leave things out."""
         user = self._user()
         result = {"role": "tool", "content": "Sunny.", "name": "look_up", "tool_call_id": "call00001"}
-        return [*self._try([user, message]), *self._try([user, message, result])]
+        return [
+            *self._try([user, message]),
+            *self._try([user, message, result]),
+            *self._try([user, message, result, user]),
+        ]
 
     def _try(self, conversation: Sequence[Message]) -> list[str]:
         """What it looks like, by each render that the template does not refuse."""
@@ -262,12 +272,17 @@ def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     """What is no JSON object, such as arguments that were cut off, stays the text that the model wrote: a conversation in
-    which that happened once has to go on."""
-    arguments: Any = call["function"]["arguments"] or {}
-    if isinstance(arguments, str):
-        try:
-            decoded = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            decoded = None
-        arguments = decoded if isinstance(decoded, dict) else arguments
+    which that happened once goes on where the template can show it."""
+    arguments = arguments_object(call["function"]["arguments"] or {})
     return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def arguments_object(arguments: Any) -> Any:
+    """A call's arguments as an object where they are one or the JSON of one, else as they are."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return arguments
+    return decoded if isinstance(decoded, dict) else arguments

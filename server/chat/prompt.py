@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.chat.fence import DeadlineExceeded
-from server.chat.message_forms import THINKING
+from server.chat.message_forms import THINKING, TookTooMuch, arguments_object
 from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
 from server.schemas.volume import check_texts
 from server.state import ServedModel, ServerState
@@ -64,7 +64,12 @@ async def chat_prompt(
     def work() -> list[int]:
         _check_arguments(messages)
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]
-        text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
+        try:
+            text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
+        except TookTooMuch:
+            raise
+        except InvalidRequest as refusal:
+            raise _naming_arguments(refusal, plain) from None
         return encode_text(model, text, add_special_tokens, "messages", bounded)
 
     try:
@@ -135,6 +140,21 @@ def encode_text(
     except UnicodeEncodeError:
         message = f"'{param}' holds half of a surrogate pair, which is no character."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The template's refusal, which names the first arguments that are no JSON object if there are any: a call that was cut
+    off looks like this, and many templates go through the members of an object."""
+    if refusal.param != "messages":
+        return refusal
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            arguments = call["function"]["arguments"]
+            if arguments and not isinstance(arguments_object(arguments), dict):
+                param = f"messages.{index}.tool_calls.{number}.function.arguments"
+                said = f"{refusal} ('{param}' is no JSON object, which a template may need)"
+                return InvalidRequest(said, param=param, code=refusal.code)
+    return refusal
 
 
 def _check_arguments(messages: Sequence[ChatMessage]) -> None:

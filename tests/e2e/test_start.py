@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -116,17 +118,35 @@ def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_p
     ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=terminal, stdout=subprocess.PIPE, text=True)
     os.close(terminal)
-    try:
-        assert process.stdout is not None
-        assert "is ready" in process.stdout.readline()
-        shown = os.read(main, 65536).decode()
-        assert "\x1b[?25l" in shown, "the cursor hides while a bar is drawn"
-        assert "loading: " not in shown
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
-        os.close(main)
+    with ThreadPoolExecutor(1) as pool:
+        # A terminal holds 4 KiB: it is read while the server writes, and decoded whole, for a read may cut a character in two.
+        reading = pool.submit(_read_terminal, main)
+        try:
+            assert process.stdout is not None
+            assert "is ready" in process.stdout.readline()
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+            shown = reading.result(timeout=20).decode()
+            os.close(main)
     assert process.returncode == 0
+    assert "\x1b[?25l" in shown, "the cursor hides while a bar is drawn"
+    assert "loading: " not in shown
+
+
+def _read_terminal(main: int) -> bytes:
+    """What is written to a terminal, until the last process that has it open ends."""
+    parts = []
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b"".join(parts)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
 
 
 def test_no_room_for_the_banner(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.chat.template import ChatTemplate
-from tests.server.fakes import House
+from tests.server.fakes import House, error_of
 from tests.server.test_template_shapes import TOKENS, transformers_tokenizer
 
 ONLY_WITHOUT_CONTENT = (
@@ -69,6 +69,14 @@ CALLS_BEFORE_RESULTS_ONLY = (
     "CALL {{ c.function.name }} {{ c.function.arguments + '' }};{% endfor %}"
     "{% elif m.content is not none %}{{ m.role }}={{ m.content }};{% endif %}{% endfor %}"
 )
+CALLS_BEHIND_WHAT_IS_LEFT_OF_CONTENT = (
+    "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' %}"
+    "{% if not loop.last %}{% set content = m.content.split('</think>')[-1] %}{% endif %}"
+    "{% if m.content %}{{ content }}{% endif %}"
+    "{% for c in m.tool_calls %}CALL {{ c.function.name }} {{ c.function.arguments | tojson }};{% endfor %}"
+    "{% else %}{{ m.role }}={{ content }};{% endif %}{% endfor %}"
+)
+"""QwQ's way: a content that is none is fine at the end of the conversation and nowhere else."""
 TEMPLATES = {
     "only_without_content": ONLY_WITHOUT_CONTENT,
     "only_with_no_key": ONLY_WITH_NO_KEY,
@@ -79,6 +87,7 @@ TEMPLATES = {
     "calls_printed": CALLS_PRINTED,
     "calls_with_tools_only": CALLS_WITH_TOOLS_ONLY,
     "calls_before_results_only": CALLS_BEFORE_RESULTS_ONLY,
+    "calls_behind_what_is_left_of_content": CALLS_BEHIND_WHAT_IS_LEFT_OF_CONTENT,
 }
 SENT: dict[str, dict[str, Any]] = {
     "null": {"content": None},
@@ -143,6 +152,21 @@ async def test_a_string_of_arguments_is_handed_over_to_the_letter(template: str,
 )
 async def test_arguments_in_other_forms(template: str, arguments: Any, text: str) -> None:
     assert f"CALL look {text};" in await prompt(template, called({"content": None}, arguments))
+
+
+@pytest.mark.parametrize("arguments", ['{"n": 1', "[1]", "1", "nothing"])
+async def test_arguments_that_a_template_cannot_show_are_named(arguments: str) -> None:
+    """A call that was cut off, say. Templates that go through the members of an object refuse it."""
+    members = CALLS_AS_JSON.replace(
+        "{{ c.arguments | tojson }}", "{% for k, v in c.arguments | items %}{{ k }}{% endfor %}"
+    )
+    house = House(template=members)
+    error = error_of(await house.chat(messages=called({"content": None}, arguments)))
+    assert error["param"] == "messages.1.tool_calls.0.function.arguments"
+    assert error["code"] == "chat_template_error"
+    assert "is no JSON object, which a template may need" in error["message"]
+    whole = error_of(await House(template="{{ raise_exception('no') }}").chat(messages=called({})))
+    assert whole["param"] == "messages" and whole["message"] == "The chat template refused these messages: no"
 
 
 @pytest.mark.parametrize("form", ["text", "parts"])

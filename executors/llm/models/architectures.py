@@ -11,6 +11,8 @@ _OTHER_HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForProcessRewardModel",
     "DoubleHeadsModel", "ForMultipleChoice",
 )  # fmt: skip
+_WRAPPER = "FSDP"
+"""Stands before the class of a model that was saved while torch's FSDP wrapped it."""
 
 
 def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[str]]:
@@ -43,6 +45,7 @@ def _of_type(model_type: object) -> Family | None:
 def _served(architecture: object) -> Family | None:
     if not isinstance(architecture, str):
         return None
+    architecture = architecture.removeprefix(_WRAPPER)
     return family_of(architecture) or next((one for one in FAMILIES if architecture == one.body), None)
 
 

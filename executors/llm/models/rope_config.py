@@ -50,6 +50,8 @@ _READ_BY = {
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
 """Keys that split rotation among the axes of images; on text all axes are the same."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
+_BESIDE = "truncate"
+"""The key of yarn that is read beside the objects of the layers, not in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _by_layer(
     for name, value in nested.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{fields.where}: rope_parameters: {name} is {value!r}; an object is needed")
-    flat = sorted(set(parameters) - set(nested))
+    flat = sorted(set(parameters) - {*nested, _BESIDE})
     if flat and scaling and not set(parameters) & set(nested):
         raise ConfigError(
             f"{fields.where}: rope_parameters has no {_FULL}, which rope_scaling is to change; leave one of the two out"
@@ -137,11 +139,24 @@ def _by_layer(
     name = "rope_scaling" if scaling else "rope_parameters"
     if not scaling and nested[_FULL].get("rope_type") is None and "type" in nested[_FULL]:
         full["rope_type"] = nested[_FULL]["type"]
+    full, local = (_with_truncate(one, parameters, notes) for one in (full, nested[_LOCAL]))
     local_theta = fields.real(family.local_theta)
     return [
         _Source(name, full, fields.real("rope_theta", family.theta), None),
-        _Source(f"rope_parameters of {_LOCAL}", nested[_LOCAL], local_theta, None),
+        _Source(f"rope_parameters of {_LOCAL}", local, local_theta, None),
     ]
+
+
+def _with_truncate(values: dict[str, Any], parameters: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The object of one kind of layer with the `truncate` that stands beside the objects: transformers looks for it there."""
+    if values.get(_BESIDE) not in (None, True) and parameters.get(_BESIDE) is None:
+        notes.append(
+            f"{_BESIDE} {str(values[_BESIDE]).lower()} is not used: it is read beside {_FULL} only, as in transformers"
+        )
+    plain = {name: value for name, value in values.items() if name != _BESIDE}
+    return plain | (
+        {_BESIDE: parameters[_BESIDE]} if _BESIDE in parameters and plain.get("rope_type") == "yarn" else {}
+    )
 
 
 def _parse(

@@ -211,6 +211,12 @@ def test_the_first_architecture_that_is_served_counts(reference: Any) -> None:
     assert found.architecture == "Qwen3ForCausalLM" and found.notes == ()
 
 
+@pytest.mark.parametrize("named", ["FSDPQwen3ForCausalLM", "FSDPQwen3Model"])
+def test_the_name_that_a_trainers_wrapper_leaves(reference: Any, named: str) -> None:
+    found = parse_config(_config_of(reference, architectures=[named]))
+    assert found.architecture == "Qwen3ForCausalLM" and found.notes == ()
+
+
 def test_a_model_type_of_another_family_is_named(reference: Any) -> None:
     [note] = parse_config(_config_of(reference, model_type="llama")).notes
     assert (

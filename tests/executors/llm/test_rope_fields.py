@@ -93,6 +93,8 @@ NESTED: dict[str, dict[str, Any]] = {
     "sliding scaled": {"rope_parameters": {**TWO, "sliding_attention": {**LINEAR, "rope_theta": 77.0}}},
     "sliding null": {"rope_parameters": {**TWO, "sliding_attention": None}, "rope_local_base_freq": 70.0},
     "flat": {"rope_parameters": {**LINEAR, "rope_theta": 77.0}},
+    "bounds of yarn in it": {"rope_parameters": TWO, "rope_scaling": {**YARN, "truncate": False}},
+    "bounds of yarn beside": {"rope_parameters": {**TWO, "truncate": False}, "rope_scaling": YARN},
     "a share": {"partial_rotary_factor": 0.5, "rope_parameters": TWO},
 }  # fmt: skip
 PHI3_WAYS = {
@@ -197,6 +199,7 @@ def _notes(architecture: str, **fields: Any) -> tuple[str, ...]:
         ("LlamaForCausalLM", {"rope_parameters": TWO}, ["full_attention, sliding_attention not used"]),
         ("Gemma3ForCausalLM", NESTED["flat"], ["factor, rope_theta, rope_type not used", "full_attention"]),
         ("Gemma3ForCausalLM", NESTED["type of old"], ["rope_scaling: type is not used"]),
+        ("Gemma3ForCausalLM", NESTED["bounds of yarn in it"], ["truncate false is not used"]),
         ("LlamaForCausalLM", {"rope_scaling": {**YARN, "finetuned": True}}, ["rope_scaling: finetuned not used"]),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@
 
 namespace {
 
-constexpr int64_t ROWS = 112;  // rows that are multiplied with a panel at a time: they should stay in the cache
+constexpr int64_t ROWS = 140;  // rows that are multiplied with a panel at a time: they should stay in the cache
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
@@ -119,18 +119,20 @@ struct Ahead {
 // buffer[R][NR] = a[R][steps] panel[steps][NR].
 template <class Op, int R>
 void tile(const Left<Op>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
+  const typename Op::Word* words = a.words;
+  int64_t steps = a.steps;
   typename Op::Sum sum[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Op::zero();
-  for (int64_t block = 0; block < a.steps; block += 16) {
+  for (int64_t block = 0; block < steps; block += 16) {
     ahead.round();
-    int64_t end = block + 16 < a.steps ? block + 16 : a.steps;
+    int64_t end = block + 16 < steps ? block + 16 : steps;
     for (int64_t k = block; k < end; k++) {
       I one = Op::load_b(panel + k * NR), two = Op::load_b(panel + k * NR + W);
 #pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
-        sum[r][0] = Op::mul_add(a.words + r * a.steps + k, one, sum[r][0]);
-        sum[r][1] = Op::mul_add(a.words + r * a.steps + k, two, sum[r][1]);
+        sum[r][0] = Op::mul_add(words + r * steps + k, one, sum[r][0]);
+        sum[r][1] = Op::mul_add(words + r * steps + k, two, sum[r][1]);
       }
     }
   }
@@ -301,7 +303,8 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 // One thread's share of a product of m rows. The counter is 0 at first.
 template <class Op, class T>
 void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to, Counter& counter, int threads) {
-  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS, chunk = (m + chunks - 1) / chunks;
+  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
+  int64_t chunk = m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 0;  // alike, and whole tiles
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
   int64_t rounds = w.kind == INT8 ? w.blocks() : (w.steps() + 15) / 16;

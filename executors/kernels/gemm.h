@@ -4,13 +4,15 @@
 //            (1 float, 2 bf16 or 4 int8); where w is a gate and an up projection, a panel holds W rows of each
 //   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`
 //
-// A tile of up to MR rows times one panel is summed in registers over all of k, in ascending order, whatever m is: a row's
-// result does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
+// A tile of up to MR rows times one panel is summed in registers, in ascending order of k, whatever m is: a row's result
+// does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
 // the panel that comes next is asked for while this one is multiplied.
 //
 // int8: w = q * scale of its row, symmetric; a likewise per token, when it is converted ("dynamic"). Products and sums are
 // exact in int32 and the same on every CPU.
 #pragma once
+
+#include <type_traits>
 
 #include "operands.h"
 #include "team.h"
@@ -18,6 +20,7 @@
 namespace {
 
 constexpr int64_t ROWS = 112;  // rows that are multiplied with a panel at a time: they should stay in the cache
+constexpr int64_t STRETCH = 256;  // float32: steps that are summed in one register, a multiple of 16
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
@@ -90,10 +93,11 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------
 
-// buffer[R][NR] = a[R][steps] panel[steps][NR]. `ahead`: lines to ask for meanwhile, `per_block` of them every 16 steps.
+// buffer[R][NR] = a[R][steps] panel[steps][NR], plus what is there if `onto`. `ahead`: lines to ask for meanwhile,
+// `per_block` of them every 16 steps.
 template <class Op, int R>
 void tile(const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_t steps, const float* row_scales,
-          const float* scales, const int32_t* sums, float* buffer, const char* ahead, int64_t per_block) {
+          const float* scales, const int32_t* sums, float* buffer, const char* ahead, int64_t per_block, bool onto) {
   typename Op::Sum sum[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Op::zero();
@@ -111,8 +115,11 @@ void tile(const typename Op::Word* a, int64_t lda, const uint32_t* panel, int64_
   }
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) {
-    store(buffer + r * NR, Op::finish(sum[r][0], row_scales[r], scales, sums));
-    store(buffer + r * NR + W, Op::finish(sum[r][1], row_scales[r], scales + W, sums + W));
+    F one = Op::finish(sum[r][0], row_scales[r], scales, sums);
+    F two = Op::finish(sum[r][1], row_scales[r], scales + W, sums + W);
+    if (onto) one = add(load(buffer + r * NR), one), two = add(load(buffer + r * NR + W), two);
+    store(buffer + r * NR, one);
+    store(buffer + r * NR + W, two);
   }
 }
 
@@ -121,9 +128,14 @@ inline void tile_of(int64_t rows, const typename Op::Word* a, int64_t lda, const
                     const float* row_scales, const float* scales, const int32_t* sums, float* buffer, const char* ahead,
                     int64_t per_block) {
   if constexpr (R > 0) {
-    if (rows == R)
-      tile<Op, R>(a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
-    else
+    if (rows == R) {
+      // The rounding error of one long sum in float32 grows with its length, so that sums of stretches are added up. The
+      // other products round their operands far more coarsely, and do without.
+      int64_t stretch = std::is_same<Op, FloatProduct>::value ? STRETCH : steps;
+      for (int64_t k = 0; k < steps; k += stretch)
+        tile<Op, R>(a + k, lda, panel + k * NR, k + stretch < steps ? stretch : steps - k, row_scales, scales, sums,
+                    buffer, ahead + k / 16 * per_block * 64, per_block, k > 0);
+    } else
       tile_of<Op, R - 1>(rows, a, lda, panel, steps, row_scales, scales, sums, buffer, ahead, per_block);
   }
 }

@@ -20,7 +20,7 @@
 namespace {
 
 constexpr int64_t ROWS = 112;  // rows that are multiplied with a panel at a time: they should stay in the cache
-constexpr int64_t STRETCH = 256;  // float32: steps that are summed in one register, a multiple of 16
+constexpr int64_t STRETCH = 128;  // float32: steps that are summed in one register, a multiple of 16
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ test-clients: $(STAMP)  ## real clients, each in its own environment, against a 
 
 test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
+
+test-real: $(STAMP)  ## two trained models in float32 beside transformers; fetches 92 and 241 MiB the first time
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py $(ARGS)
+
+test-real-ci: $(STAMP)  ## the smaller of the two
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py -k smollm2
 
 chaos: $(STAMP)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)

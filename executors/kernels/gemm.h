@@ -5,8 +5,8 @@
 //            int8: behind every BLOCK_STEPS steps the NR scales of those 32 values of k, in bf16
 //   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`; int8: and scales [m][blocks]
 //
-// A tile of up to MR rows times one panel is summed in registers over all of k, in ascending order, whatever m is: a row's
-// result does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
+// A tile of up to MR rows times one panel is summed in registers, in ascending order of k, whatever m is: a row's result
+// does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
 // the panel that comes next is asked for while this one is multiplied.
 //
 // int8: w and a are whole numbers times a scale, which 32 values of k share. With one scale a row of a, as here before, a
@@ -22,6 +22,7 @@
 namespace {
 
 constexpr int64_t ROWS = 140;  // rows that are multiplied with a panel at a time: they should stay in the cache
+constexpr int64_t STRETCH = 128;  // float32: steps that are summed in one register, a multiple of 16
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
@@ -116,30 +117,32 @@ struct Ahead {
   }
 };
 
-// buffer[R][NR] = a[R][steps] panel[steps][NR].
+// buffer[R][NR] = a[R][steps] panel[steps][NR] over the steps from `begin` to `end`, plus what is there if `begin` is not 0.
 template <class Op, int R>
-void tile(const Left<Op>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
+void tile(const Left<Op>& a, const uint32_t* panel, int64_t begin, int64_t end, float* buffer, Ahead& ahead) {
   const typename Op::Word* words = a.words;
-  int64_t steps = a.steps;
+  int64_t lda = a.steps;
   typename Op::Sum sum[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Op::zero();
-  for (int64_t block = 0; block < steps; block += 16) {
+  for (int64_t block = begin; block < end; block += 16) {
     ahead.round();
-    int64_t end = block + 16 < steps ? block + 16 : steps;
-    for (int64_t k = block; k < end; k++) {
+    int64_t until = block + 16 < end ? block + 16 : end;
+    for (int64_t k = block; k < until; k++) {
       I one = Op::load_b(panel + k * NR), two = Op::load_b(panel + k * NR + W);
 #pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
-        sum[r][0] = Op::mul_add(words + r * steps + k, one, sum[r][0]);
-        sum[r][1] = Op::mul_add(words + r * steps + k, two, sum[r][1]);
+        sum[r][0] = Op::mul_add(words + r * lda + k, one, sum[r][0]);
+        sum[r][1] = Op::mul_add(words + r * lda + k, two, sum[r][1]);
       }
     }
   }
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) {
-    store(buffer + r * NR, sum[r][0]);
-    store(buffer + r * NR + W, sum[r][1]);
+    F one = sum[r][0], two = sum[r][1];
+    if (begin) one = add(load(buffer + r * NR), one), two = add(load(buffer + r * NR + W), two);
+    store(buffer + r * NR, one);
+    store(buffer + r * NR + W, two);
   }
 }
 
@@ -220,14 +223,19 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
 
 // A tile of `rows`, which are R at most.
 template <class Op, int R>
-inline void tile_of(int64_t rows, const Left<Op>& a, const uint32_t* panel, float* buffer, const Ahead& ahead) {
+inline void tile_of(int64_t rows, const Left<Op>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
   if constexpr (R > 0) {
-    if (rows != R)
+    if (rows != R) {
       tile_of<Op, R - 1>(rows, a, panel, buffer, ahead);
-    else if constexpr (std::is_same<Op, Int8Product>::value)
+    } else if constexpr (std::is_same<Op, Int8Product>::value) {
       tile_of_blocks<R>(a, panel, buffer, ahead);
-    else
-      tile<Op, R>(a, panel, buffer, ahead);
+    } else {
+      // The rounding error of one long sum in float32 grows with its length, so that sums of stretches are added up. bf16
+      // rounds its operands far more coarsely, and does without.
+      int64_t stretch = std::is_same<Op, FloatProduct>::value ? STRETCH : a.steps;
+      for (int64_t k = 0; k < a.steps; k += stretch)
+        tile<Op, R>(a, panel, k, k + stretch < a.steps ? k + stretch : a.steps, buffer, ahead);
+    }
   }
 }
 

@@ -27,7 +27,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to compare, and how closely. `tolerance` None: 1e-4 in float32, by transformers' own rounding elsewhere."""
+    """What to compare, and how closely. `tolerance` None: by transformers' own rounding, see executors/llm/tools/compare.py."""
 
     tokens: int = 32
     dtype: str = "float32"
@@ -52,7 +52,8 @@ def verify(
         str, flag("Where it runs here; transformers is on the CPU [auto].", "--device")
     ] = "auto",
     tolerance: Annotated[
-        float | None, flag("By how much a logit may differ [1e-4 in float32].", "--tolerance")
+        float | None,
+        flag("By how much a logit may differ from float64's [twice transformers' own].", "--tolerance"),
     ] = None,
     as_json: AsJson = False,
     revision: Revision = None,
@@ -125,7 +126,7 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
         "logits": _logits(answer),
         "greedy": _greedy(tokenizer, prompts, answer),
     }
-    about = ("transformers", "torch", "tolerance", "own_rounding")
+    about = ("transformers", "torch", "tolerance", "own_rounding", "largest")
     return {
         "equal": all(part["outcome"] != DIFFERENT for part in parts.values()),
         "dtype": options.dtype,

@@ -94,10 +94,14 @@ def _numbers(report: dict[str, Any], width: int) -> Table:
 
 
 def _tolerance(report: dict[str, Any]) -> str:
-    text = f"Largest difference of a logit, whole and in chunks; allowed: {report['tolerance']:.2g}"
-    if report["own_rounding"] is not None:
-        text += f", twice what transformers loses in {report['dtype']}"
-    return text + "."
+    allowed, own = report["tolerance"], report["own_rounding"]
+    text = f"Largest difference of a logit from float64, whole and in chunks. Allowed: {allowed:.2g}"
+    if own is None:
+        return f"{text}, as given."
+    lost = f"what transformers itself loses in {report['dtype']}"
+    if allowed == 2 * own:
+        return f"{text}, twice {lost}."
+    return f"{text}, which is {allowed / report['largest']:.0e} of the largest logit; {lost}: {own:.2g}."
 
 
 def _differences(report: dict[str, Any]) -> Iterable[Text]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,7 @@ def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
     rows = report["logits"]["prompts"]
     assert [row["length"] for row in rows] == [1, 12, 40]
     assert all(row["whole"] <= 1e-4 and row["chunked"] <= 1e-4 for row in rows)
+    assert report["tolerance"] == max(2 * report["own_rounding"], 5e-6 * report["largest"]) < 1e-4
     # The greedy tokens are the ones that transformers' own generation gives.
     greedy = report["greedy"]["prompts"][1]
     ids = compare._prompts({"model": str(tmp_path), "tokens": 8, "prompts": None})[1]
@@ -118,8 +119,44 @@ def test_a_narrower_dtype_may_lose_what_transformers_loses() -> None:
     assert report["equal"], report
     assert report["own_rounding"] > 1e-3
     assert report["tolerance"] == 2 * report["own_rounding"]
+    assert "twice what transformers itself loses in bfloat16." in verify_view._tolerance(report)
     strict = compared(weights_dir(), dtype="bfloat16", tolerance=1e-4)
     assert strict["logits"]["outcome"] == "different" and not strict["equal"]
+    assert verify_view._tolerance(strict).endswith("Allowed: 0.0001, as given.")
+
+
+def test_the_bound_follows_transformers_rounding_and_the_largest_logit() -> None:
+    """Trained models have logits of 30 to 120: no absolute bound suits them and random ones."""
+    large = compare.Bound.of(None, 2e-4, 2e-4, 42.0)
+    assert large.tolerance == 4e-4 and large.tie() == 2 * (4e-4 + 2e-4)
+    lucky = compare.Bound.of(None, 1e-7, 1e-7, 42.0)
+    assert lucky.tolerance == pytest.approx(2.1e-4)
+    assert compare.Bound.of(1e-5, None, 2e-4, 42.0).tolerance == 1e-5
+
+
+def change_a_weight(directory: Path) -> None:
+    """One weight of 131,072, by a fifth of the RMS of its matrix."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    weight = tensors["model.layers.1.mlp.down_proj.weight"]
+    weight[3, 5] += 0.2 * weight.float().square().mean().sqrt()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def change_the_rope(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    fields = config.get("rope_parameters", config)
+    fields["rope_theta"] *= 1.001
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("change", [change_a_weight, change_the_rope])
+def test_the_bound_finds_small_faults(tiny_copy: Path, change: Callable[[Path], None]) -> None:
+    change(tiny_copy)
+    report = compared(tiny_copy, weights_dir())
+    assert report["logits"]["outcome"] == "different" and not report["equal"], report["logits"]
+    assert compared(tiny_copy)["equal"]
 
 
 def test_other_weights_differ(tiny_copy: Path) -> None:
@@ -167,7 +204,8 @@ def test_a_tie_may_go_either_way() -> None:
 
     def judged(gap: float) -> dict[str, Any]:
         greedy = Greedy([1, 0, 0], [1.0, gap, 1.0])
-        return compare._judged([5, 6], logits, greedy, ours, 0, 1e-4, None)
+        bound = compare.Bound(1e-4, None, 1e-5, 1.0)
+        return compare._judged([5, 6], logits, greedy, ours, 0, bound, None)
 
     assert judged(1e-4)["greedy_equal"] and judged(1e-4)["agreed"] == 1
     assert not judged(1e-2)["greedy_equal"]

@@ -1,8 +1,10 @@
 """What `cohort verify` computes: the executor beside transformers, on the same checkpoint.
 
-Whole prompts, prompts in chunks, and greedy tokens, for which all prompts run in one batch. What is compared with is in
-float32 always. An executor in float32 may differ by a tolerance that was given; for a narrower dtype, twice what
-transformers itself loses by that dtype is allowed, for no rounding is the right one.
+Whole prompts, prompts in chunks, and greedy tokens, for which all prompts run in one batch.
+
+Logits are judged by their distance from those in float64, the largest difference of any logit of any prompt. Allowed is
+twice the distance of transformers' own logits in the executor's dtype, for no rounding is the right one, and never less
+than FLOOR of the largest logit; or a tolerance that was given. Greedy tokens are compared with transformers in float32.
 """
 
 from __future__ import annotations
@@ -28,20 +30,46 @@ from executors.llm.weights import settle_head
 
 CHUNK = 7
 """Tokens: odd, so that chunks end within blocks."""
-TOLERANCE = 1e-4
+FLOOR = 5e-6
+"""Share of the largest logit that is allowed at least: small models lose little, and by chance very little."""
 _RANDOM_PROMPTS = (1, 12, 40)
 """Lengths of the prompts for a model without tokenizer."""
 
 Stage = Callable[[str], None]
+Logits = list[np.ndarray]
+"""Of each prompt: float32 [len, V]. Those computed in float64 are rounded once, as every float32 logit is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ours:
     """The executor's answers: per prompt, logits whole and in chunks [len, V], and greedy tokens."""
 
-    whole: list[np.ndarray]
-    chunked: list[np.ndarray]
+    whole: Logits
+    chunked: Logits
     greedy: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """By how much a logit may differ from float64's, and why.
+
+    `own`: the distance of transformers in the executor's dtype, None where a tolerance was given. `float32`: that of
+    transformers in float32. `largest`: the largest logit.
+    """
+
+    tolerance: float
+    own: float | None
+    float32: float
+    largest: float
+
+    @classmethod
+    def of(cls, given: float | None, own: float | None, float32: float, largest: float) -> Bound:
+        """`given` or, where it is None, as the module says."""
+        return cls(max(2 * (own or 0.0), FLOOR * largest) if given is None else given, own, float32, largest)
+
+    def tie(self) -> float:
+        """Two tokens whose logits are nearer in transformers' float32 may change places: each of the four logits is off."""
+        return 2 * (self.tolerance + self.float32)
 
 
 def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
@@ -62,18 +90,11 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     prompts = _prompts(job)
     count = job["tokens"]
     stage("reference model")
-    logits, greedy = _reference(directory, torch.float32, prompts, count, stage)
-    tolerance = job["tolerance"]
-    answer["own_rounding"] = None
-    if job["dtype"] != "float32" and tolerance is None:
-        rounded, _ = _reference(directory, getattr(torch, job["dtype"]), prompts, 0, stage)
-        answer["own_rounding"] = max(_distance(a, b) or 0.0 for a, b in zip(rounded, logits, strict=True))
-        tolerance = 2 * answer["own_rounding"]
-    tolerance = TOLERANCE if tolerance is None else tolerance
+    exact, greedy, bound = _reference(directory, job["dtype"], job["tolerance"], prompts, count, stage)
     ours = asyncio.run(_executor_answers(_config(job, len(prompts)), prompts, count, stage))
-    answer["tolerance"] = tolerance
+    answer |= {"tolerance": bound.tolerance, "own_rounding": bound.own, "largest": bound.largest}
     answer["prompts"] = [
-        _judged(prompts[i], logits[i], greedy[i], ours, i, tolerance, text) for i in range(len(prompts))
+        _judged(prompts[i], exact[i], greedy[i], ours, i, bound, text) for i in range(len(prompts))
     ]
     return answer
 
@@ -108,16 +129,35 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
 
 
 def _reference(
-    directory: Path, dtype: torch.dtype, prompts: Sequence[list[int]], count: int, stage: Stage
-) -> tuple[list[np.ndarray], list[Greedy]]:
-    """Logits of each prompt, and greedy tokens unless `count` is 0. The model is gone afterwards: two take memory twice."""
-    model = ReferenceModel(directory, dtype)
-    stage(f"reference logits in {str(dtype).removeprefix('torch.')}")
-    logits = [model.logits(ids) for ids in prompts]
-    greedy = [model.greedy(ids, count) for ids in prompts] if count else []
+    directory: Path, dtype: str, given: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
+) -> tuple[Logits, list[Greedy], Bound]:
+    """Logits in float64, greedy tokens in float32. One model is in memory at a time, and none afterwards."""
+    model = ReferenceModel(directory, torch.float32)
+    stage("reference logits in float64")
+    exact = [model.exact_logits(ids) for ids in prompts]
+    largest = max((float(np.abs(one).max()) for one in exact), default=0.0)
+    stage("reference logits in float32")
+    float32 = _rounding(model, prompts, exact)
+    stage("reference text")
+    greedy = [model.greedy(ids, count) for ids in prompts]
+    own = None if given is not None else float32
+    if own is not None and dtype != "float32":
+        del model
+        gc.collect()
+        stage(f"reference logits in {dtype}")
+        model = ReferenceModel(directory, getattr(torch, dtype))
+        own = _rounding(model, prompts, exact)
     del model
     gc.collect()
-    return logits, greedy
+    return exact, greedy, Bound.of(given, own, float32, largest)
+
+
+def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits) -> float:
+    """Distance of the model's logits from `exact`; prompts for which it is not a number allow nothing."""
+    return max(
+        (_distance(model.logits(ids), one) or 0.0 for ids, one in zip(prompts, exact, strict=True)),
+        default=0.0,
+    )
 
 
 def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
@@ -169,8 +209,7 @@ async def _generate(driver: Driver, prompts: Sequence[list[int]], count: int) ->
 
 
 def _judged(
-    ids: list[int], logits: np.ndarray, greedy: Greedy, ours: _Ours, i: int, tolerance: float,
-    text: ReferenceText | None,
+    ids: list[int], exact: np.ndarray, greedy: Greedy, ours: _Ours, i: int, bound: Bound, text: ReferenceText | None,
 ) -> dict[str, Any]:  # fmt: skip
     """One prompt's report. A difference of None: not a number, or not of the same shape."""
     agreed = 0
@@ -180,11 +219,11 @@ def _judged(
         agreed += 1
     # Where two tokens are as good as equally likely, either may follow, and after it all differs.
     gap = greedy.gaps[agreed] if agreed < len(greedy.tokens) else None
-    whole, chunked = _distance(ours.whole[i], logits), _distance(ours.chunked[i], logits)
-    close = gap is None or gap <= 2 * tolerance
-    fine = all(one is not None and one <= tolerance for one in (whole, chunked))
+    whole, chunked = _distance(ours.whole[i], exact), _distance(ours.chunked[i], exact)
+    close = gap is None or gap <= bound.tie()
+    fine = all(one is not None and one <= bound.tolerance for one in (whole, chunked))
     return {
-        "length": len(ids), "whole": whole, "chunked": chunked, "largest": float(np.abs(logits).max()),
+        "length": len(ids), "whole": whole, "chunked": chunked, "largest": float(np.abs(exact).max()),
         "logits_equal": fine, "greedy_equal": close, "agreed": agreed, "of": len(greedy.tokens), "gap": gap,
         "ours": ours.greedy[i], "theirs": greedy.tokens,
         "theirs_text": text.decode(greedy.tokens) if text is not None else None,

@@ -15,6 +15,7 @@ import torch
 
 from executors.errors import ConfigError
 from executors.llm.models.config import read_config, read_json
+from executors.llm.tools.widened import Float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class ReferenceText:
 
 
 class ReferenceModel:
-    """The model in `dtype` on the CPU, attention in its plain form (the fused ones leave out the bound of scores)."""
+    """The model in `dtype` on the CPU. Attention is in its plain form, for the fused ones leave out the bound of scores, and so
+    are experts, for the grouped product has no float64."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         transformers = _transformers()
@@ -70,8 +72,9 @@ class ReferenceModel:
             named = read_config(directory).architecture
             kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
             model = kind.from_pretrained(
-                directory, dtype=dtype, attn_implementation="eager", local_files_only=True
-            )
+                directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager",
+                local_files_only=True,
+            )  # fmt: skip
         except Exception as error:
             raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
         self._model = model.eval()
@@ -80,7 +83,16 @@ class ReferenceModel:
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 [len(ids), V]."""
         output = self._model(torch.tensor([list(ids)]), use_cache=False)
-        return output.logits[0].float().numpy()
+        # `float` gives float64 within `Float64`.
+        return output.logits[0].float().numpy().astype(np.float32, copy=False)
+
+    def exact_logits(self, ids: Sequence[int]) -> np.ndarray:
+        """As `logits`, computed in float64 with the weights as they are in `dtype`, and rounded at the end.
+
+        Takes 8 bytes per element of the largest weight for a while.
+        """
+        with Float64():
+            return self.logits(ids)
 
     @torch.inference_mode()
     def greedy(self, ids: Sequence[int], count: int) -> Greedy:

@@ -122,9 +122,9 @@ class BlockPool:
     def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
         """Blocks whose memory can be given back, int32 in rising order: they count as never used from now on.
 
-        Whole spans without a block in use, none of which was given back within the last `min_age` rounds: first those that
-        hold nothing worth keeping, then the longest free. At most `most_spans` of them, and none that would leave less than
-        `keep` free blocks with memory. What they held is lost: the caller forgets it.
+        Whole spans without a block in use, none of which was given back within the last `min_age` rounds, the longest free
+        first. At most `most_spans` of them, and none that would leave less than `keep` free blocks with memory. What they
+        held is lost: the caller forgets it.
         """
         taken: list[int] = []
         if len(self._free) > keep:
@@ -141,17 +141,16 @@ class BlockPool:
         return np.array(sorted(taken), np.int32)
 
     def _spare_spans(self, min_age: int) -> list[range]:
-        """Spans with memory and without a block in use, those to be given back first at the beginning."""
-        found: list[tuple[bool, int, int]] = []
+        """Spans with memory and without a block in use, the longest free first."""
+        found: list[tuple[int, int]] = []
         size = self.blocks_per_span
         for span, freed_at in enumerate(self._freed_at):
             begin = span * size
-            if self.now - freed_at < min_age or not any(self._has_memory[begin : begin + size]):
+            if self.now - freed_at < min_age or self._has_memory.find(True, begin, begin + size) < 0:
                 continue
             if not any(self._references[begin : begin + size]):
-                worth = any(map(self._free.get, range(begin, min(begin + size, self.num_blocks))))
-                found.append((worth, freed_at, begin))
-        return [range(begin, min(begin + size, self.num_blocks)) for _, _, begin in sorted(found)]
+                found.append((freed_at, begin))
+        return [range(begin, min(begin + size, self.num_blocks)) for _, begin in sorted(found)]
 
     # -- books ---------------------------------------------------------------------------------------------------------
 

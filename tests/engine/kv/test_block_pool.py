@@ -100,7 +100,7 @@ class PoolMachine(RuleBasedStateMachine):
         for span, freed_at in self.freed_at.items():
             blocks = set(range(span * SPAN, min((span + 1) * SPAN, NUM_BLOCKS)))
             if blocks <= set(self.order) and blocks & self.written and self.pool.now - freed_at >= min_age:
-                spans.append((bool(blocks & self.kept), freed_at, span, blocks & self.written))
+                spans.append((freed_at, span, blocks & self.written))
         want: set[int] = set()
         for *_, held in sorted(spans)[:most_spans]:
             if len((self.written & set(self.order)) - want - held) < keep:

@@ -61,6 +61,28 @@ async def released_slots_are_clean(kit: Kit) -> None:
 
 
 @case
+async def memory_given_back_is_nobody_elses(kit: Kit) -> None:
+    """release_memory of every free block disturbs no living sequence, and the blocks serve the next one."""
+    kit.need_paged()
+    kit.need_slots(2)
+    keeper_alone = await kit.alone(kit.long(87), 3 * _NUM)
+    other_alone = await kit.alone(kit.long(88), _NUM)
+    driver = await kit.driver()
+    gone = driver.add(kit.long(89), kit.greedy)
+    keeper = driver.add(kit.long(87), kit.greedy)  # its blocks lie between free ones
+    await driver.prefill(gone, keeper)
+    driver.release(gone)
+    kit.executor.release_memory(np.array(sorted(driver.free_blocks), np.int32))
+    await driver.decode(_NUM, keeper)
+    other = driver.add(kit.long(88), kit.greedy)
+    await driver.prefill(other)
+    await driver.decode(_NUM - 1, other, keeper)
+    kit.executor.release_memory(np.array([], np.int32))
+    kit.same(other_alone, other, "a sequence in blocks whose memory was given back")
+    kit.same(keeper_alone, keeper, "a sequence beside blocks whose memory was given back")
+
+
+@case
 async def release_of_unknown_ids_is_harmless(kit: Kit) -> None:
     """release_cache of an id never seen, or already released, changes nothing."""
     cold = await kit.alone(kit.long(55), _NUM)

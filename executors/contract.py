@@ -316,6 +316,13 @@ class ModelExecutor(ABC):
         if not self.capabilities().paged:
             raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
 
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """Nothing in these KV blocks is read again before it is written anew: their memory may go back to the system.
+
+        `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. A favour, asked only
+        where `kv_layout().blocks_per_span` is above 0; the default keeps the memory.
+        """
+
     # -- verification ------------------------------------------------------------------------------------------------
 
     async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:

@@ -183,6 +183,9 @@ class KvLayout:
     num_blocks: int
     bytes_per_block: int
     num_groups: int = 1
+    blocks_per_span: int = 0
+    """Consecutive blocks, from a multiple of this number on, whose memory `release_memory` gives back well together; 0: the
+    memory was taken at the start and is never given back."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -208,6 +211,9 @@ class ExecutorMemoryConfig:
     """"fp8": keys and values in e4m3, half the bytes of bf16; "auto": in the model's dtype."""
     gpu_memory_utilization: float = 0.9
     memory_limit_bytes: int | None = None
+    kv_on_demand: bool | None = None
+    """Host memory for KV is taken when a block is first used, and can be given back; False: at the start. None: on demand
+    where neither `kv_cache_memory_bytes` nor a cgroup limits it. Memory of a device is always taken at the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from executors.contract import (
     ExecutorCapabilities,
     ExecutorMetrics,
     ExecutorStatus,
+    Int32Array,
     InvalidInput,
     ItemOutput,
     KvCacheHandle,
@@ -134,6 +135,9 @@ class SamplingAdapter(BatchModelExecutor):
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         self.inner.truncate_kv(handle, new_len)
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        self.inner.release_memory(block_ids)
 
     # -- one sequence and many -------------------------------------------------------------------------------------------
 

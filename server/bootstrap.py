@@ -284,6 +284,7 @@ class Bootstrap:
             name=self.names[0],
             info=model.info,
             layout=core.executor.kv_layout(),
+            weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
         )

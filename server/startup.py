@@ -72,10 +72,19 @@ def loading_display(stream: IO[Any] | None = None) -> LoadingLog | LoadingBar:
 
 
 def banner(
-    *, url: str, name: str, info: ModelInfo, layout: KvLayout, max_model_len: int, needs_key: bool
+    *,
+    url: str,
+    name: str,
+    info: ModelInfo,
+    layout: KvLayout,
+    weight_bytes: int,
+    max_model_len: int,
+    needs_key: bool,
 ) -> str:
-    """What is served, where, and a line to paste."""
+    """What is served, where, with how much memory, and a line to paste. `weight_bytes`: of the model's parameters."""
+    memory = []
     if layout.num_blocks:
+        memory = [f"  memory    {_memory(layout, weight_bytes)}"]
         blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
         capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
     else:
@@ -95,6 +104,7 @@ def banner(
         f"  device    {info.device}",
         f"  context   {max_model_len:,} tokens",
         f"  KV cache  {capacity}",
+        *memory,
         *([] if info.generates else ["  serves    embeddings only: the checkpoint has no lm_head"]),
         "Try it:",
         f"  {shlex.join(curl)}",
@@ -118,6 +128,15 @@ def url_of(host: str, port: int, *, secure: bool = False) -> str:
         host = "localhost"
     scheme = "https" if secure else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _memory(layout: KvLayout, weight_bytes: int) -> str:
+    kv_bytes = layout.num_blocks * layout.bytes_per_block
+    weights, kv, total = (
+        f"{size / 2**30:.2f} GiB" for size in (weight_bytes, kv_bytes, weight_bytes + kv_bytes)
+    )
+    how = "taken as it is used" if layout.blocks_per_span else "reserved at the start"
+    return f"{weights} weights + {kv} KV = {total}; KV is {how}, --kv-cache-memory-bytes sets its size"
 
 
 def _count(number: int) -> str:

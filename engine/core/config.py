@@ -39,6 +39,12 @@ class EngineConfig:
     """Seconds before the second try, doubling with each further one up to `MAX_RESTART_PAUSE`."""
     integrity_check_after: float = 1.0
     """Seconds of idleness after which the KV accounting is checked."""
+    give_back_after: float = 15.0
+    """Seconds of idleness after which KV memory that is spare goes back to the system, where it was taken on demand."""
+    give_back_unused_after: float = 300.0
+    """Seconds after which KV memory that no request has used is given back although others run."""
+    kept_kv_bytes: int | None = None
+    """Memory that free KV blocks keep all the same; None: as much as the weights take, at least 256 MiB."""
     scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     """Who is admitted first, and whose KV is given up last. "fair": whose tenant has been served least."""
     target_itl: float | None = None

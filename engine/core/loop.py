@@ -7,6 +7,7 @@ that an abort takes effect within one step.
 
     inbox.py      commands             flights.py   steps out          recovery.py  what follows a failure
     delivery.py   who is owed what     backlog.py   who waits          health.py    what the engine says of itself
+    spare_memory.py   KV memory given back after a burst
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from engine.core.mailbox import Mailbox
 from engine.core.recovery import Recovery
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.spare_memory import SpareMemory
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage
 from executors.contract import (
@@ -77,6 +79,7 @@ class EngineCore:
         self._inbox = Inbox()
         self._flights = Flights(executor, self._inbox, clock)
         self._recovery: Recovery | None = None
+        self._spare_memory: SpareMemory | None = None
         self._seq_ids = itertools.count(1)
         self._let_in: weakref.WeakSet[Mailbox] = weakref.WeakSet()
         """Of calls that are queued, in part at least."""
@@ -115,6 +118,7 @@ class EngineCore:
         self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._backlog)
         self._flights.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
+        self._spare_memory = SpareMemory(self.executor, self._scheduler.kv, self.config, self.clock)
         self._recovery = Recovery(
             self.executor,
             self._scheduler,
@@ -318,11 +322,13 @@ class EngineCore:
             self._fail([seq], late, FinishReason.ABORT)  # its own wish: not one of our failures
 
     def _tell_executor(self, scheduler: Scheduler) -> None:
-        """Pass on what is ordered before the next step: sequences rolled back and sequences gone."""
+        """Pass on what is ordered before the next step: sequences rolled back, sequences gone, KV memory that is spare."""
         for seq in scheduler.take_rolled_back():
             self.executor.truncate_kv(KvCacheHandle(seq.seq_id), 0)
         for seq_id in scheduler.take_released():
             self.executor.release_cache(seq_id)
+        if self._spare_memory is not None:
+            self._spare_memory.look()
 
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
         """Take in the oldest step's result. Returns early if a command comes while another step could be submitted."""
@@ -353,6 +359,8 @@ class EngineCore:
             await self._audit(scheduler)
             if not self._inbox.has_news:
                 self._at_rest()
+            if self._spare_memory is not None:
+                await self._spare_memory.at_rest(self._inbox)
             await self._inbox.news()
         # One turn of the event loop: requests whose bytes have arrived already make one cohort.
         await asyncio.sleep(0)

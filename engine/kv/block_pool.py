@@ -7,6 +7,10 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import repeat
 from operator import ne
 
+import numpy as np
+
+from executors.contract import Int32Array
+
 SLICE = 8192
 """Blocks that are looked at in one go, a millisecond's work, when the books are checked."""
 
@@ -14,28 +18,46 @@ SLICE = 8192
 class BlockPool:
     """Ids 0 .. num_blocks - 1, each free or referenced by one or more block tables.
 
-    Owned by KvCacheManager; every operation is O(1) a block. A free block may still hold KV worth finding again: the free
-    list is ordered by reuse, blocks without such KV first, then the one that was given back longest ago (LRU).
+    Owned by KvCacheManager; every operation but `take_spare` is O(1) a block. A free block may still hold KV worth finding
+    again, so blocks are reused in this order:
+
+        used before, nothing worth keeping | never used, lowest id first | worth keeping, longest free first (LRU)
+
+    So few blocks are ever written while few are needed, and those that are lie together.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, blocks_per_span: int = 0) -> None:
+        """`blocks_per_span`: consecutive blocks whose memory is given back together, see `KvLayout`; 0: never."""
         self.num_blocks = num_blocks
-        # A linked list with O(1) removal anywhere, which a prefix hit needs.
+        self.blocks_per_span = blocks_per_span
+        # Free blocks that were used before. A linked list with O(1) removal anywhere, which a prefix hit needs.
         # The value says whether what the block holds is worth keeping.
-        self._free: OrderedDict[int, bool] = OrderedDict.fromkeys(range(num_blocks), False)
+        self._free: OrderedDict[int, bool] = OrderedDict()
+        self._unused = list(range(num_blocks - 1, -1, -1))
+        """Free blocks without memory: never used, or given back. Descending, so that the last is the lowest."""
+        self._has_memory = bytearray(num_blocks)
         self.num_kept = 0
         """Free blocks with KV worth finding again."""
         self._references = [0] * num_blocks
+        self.now = 0
+        """Rounds of looking for spare memory so far; the unit of age in `take_spare`."""
+        self._freed_at = [0] * (-(-num_blocks // blocks_per_span) if blocks_per_span else 0)
+        """The round in which a block of each span was last given back."""
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, those with KV worth finding again included."""
-        return len(self._free)
+        return len(self._free) + len(self._unused)
 
     @property
     def num_used(self) -> int:
         """Blocks held by at least one table."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_with_memory(self) -> int:
+        """Blocks that were written, for all the pool knows, and not given back since."""
+        return self.num_blocks - len(self._unused)
 
     def num_references(self, block: int) -> int:
         """Tables that hold the block."""
@@ -50,18 +72,22 @@ class BlockPool:
 
         What they held is lost: the caller forgets it.
         """
-        if count > len(self._free):
+        if count > self.num_free:
             return None
         blocks: list[int] = []
         for _ in range(count):
-            block, kept = self._free.popitem(last=False)
-            self.num_kept -= kept
+            if self._unused and len(self._free) == self.num_kept:
+                block = self._unused.pop()
+                self._has_memory[block] = True
+            else:
+                block, kept = self._free.popitem(last=False)
+                self.num_kept -= kept
             self._references[block] = 1
             blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference of each, free or not."""
+        """One more reference of each, free or not. A free one must have been used before: others hold nothing to share."""
         for block in blocks:
             if not self._references[block]:
                 self.num_kept -= self._free.pop(block)
@@ -70,11 +96,14 @@ class BlockPool:
     def release(self, blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
         """Drop one reference of each, in this order. A block without references is free: reused last if it is worth
         keeping, else first. Raises ValueError for a free block."""
+        span, freed_at, now = self.blocks_per_span, self._freed_at, self.now
         for block in blocks:
             if not self._references[block]:
                 raise ValueError(f"block {block} is free already")
             self._references[block] -= 1
             if not self._references[block]:
+                if span:
+                    freed_at[block // span] = now
                 self._free[block] = kept = block in worth_keeping
                 self.num_kept += kept
                 if not kept:
@@ -88,6 +117,43 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
                 self.num_kept -= 1
 
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
+        """Blocks whose memory can be given back, int32 in rising order: they count as never used from now on.
+
+        Whole spans without a block in use, none of which was given back within the last `min_age` rounds, the longest free
+        first. At most `most_spans` of them, and none that would leave less than `keep` free blocks with memory. What they
+        held is lost: the caller forgets it.
+        """
+        taken: list[int] = []
+        if len(self._free) > keep:
+            for blocks in self._spare_spans(min_age)[:most_spans]:
+                held = [block for block in blocks if self._has_memory[block]]
+                if len(self._free) - len(held) < keep:
+                    break
+                for block in held:
+                    self.num_kept -= self._free.pop(block)
+                    self._has_memory[block] = False
+                taken += held
+        if taken:
+            self._unused = sorted(self._unused + taken, reverse=True)
+        return np.array(sorted(taken), np.int32)
+
+    def _spare_spans(self, min_age: int) -> list[range]:
+        """Spans with memory and without a block in use, the longest free first."""
+        found: list[tuple[int, int]] = []
+        size = self.blocks_per_span
+        for span, freed_at in enumerate(self._freed_at):
+            begin = span * size
+            if self.now - freed_at < min_age or self._has_memory.find(True, begin, begin + size) < 0:
+                continue
+            if not any(self._references[begin : begin + size]):
+                found.append((freed_at, begin))
+        return [range(begin, min(begin + size, self.num_blocks)) for _, begin in sorted(found)]
+
+    # -- books ---------------------------------------------------------------------------------------------------------
+
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Raises RuntimeError unless free + used = total and references equal the given tables."""
         for _ in self.integrity(tables):
@@ -97,7 +163,7 @@ class BlockPool:
         """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
         counted = Counter(block for table in tables for block in table)
         yield
-        num_free = num_kept = 0
+        num_free = num_kept = num_unused = 0
         for begin in range(0, self.num_blocks, SLICE):
             references = self._references[begin : begin + SLICE]
             blocks = range(begin, begin + len(references))
@@ -105,12 +171,19 @@ class BlockPool:
                 wrong = [b for b, count in zip(blocks, references, strict=True) if counted[b] != count]
                 raise RuntimeError(f"references differ from block tables at blocks {wrong[:8]}")
             kept = list(map(self._free.get, blocks))
-            if any((count > 0) != (one is None) for count, one in zip(references, kept, strict=True)):
+            unused = [not one for one in self._has_memory[begin : begin + SLICE]]
+            if any(
+                (count > 0) + (one is not None) + without != 1
+                for count, one, without in zip(references, kept, unused, strict=True)
+            ):
                 raise RuntimeError("a block is neither free nor used, or both")
             num_free += len(kept) - kept.count(None)
             num_kept += kept.count(True)
+            num_unused += sum(unused)
             yield
-        if num_free != len(self._free):
+        if num_free != len(self._free) or num_unused != len(self._unused):
             raise RuntimeError("a block is free that does not exist")
+        if any(self._has_memory[block] for block in self._unused):
+            raise RuntimeError("a block counts as never used that has memory")
         if num_kept != self.num_kept:
             raise RuntimeError("blocks worth keeping are miscounted")

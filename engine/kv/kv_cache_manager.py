@@ -45,7 +45,7 @@ class KvCacheManager:
 
     def __init__(self, layout: KvLayout, model: str = "", prefix_caching: bool = True) -> None:
         self.layout = layout
-        self.pool = BlockPool(layout.num_blocks)
+        self.pool = BlockPool(layout.num_blocks, layout.blocks_per_span)
         self.cache = PrefixCache()
         self.prefix_caching = prefix_caching and layout.num_blocks > 0
         self._model = model
@@ -198,6 +198,15 @@ class KvCacheManager:
         self.cache.clear()
         self._grown.clear()
         self._copies.clear()
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
+        """As `BlockPool.take_spare`; prefixes that lay in these blocks are not found any more. The executor is to be told
+        before the next step: until then the blocks still have their memory, after it they may be zeros."""
+        blocks = self.pool.take_spare(keep, min_age, most_spans)
+        self.cache.forget(blocks.tolist())
+        return blocks
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "step_delay_ms": (int, float),
     "fail": str,
     "num_blocks": int,
+    "blocks_per_span": int,
     "kv_capacity": int,
 }
 POOL_SIZE = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need

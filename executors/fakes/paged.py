@@ -33,7 +33,7 @@ DEFAULT_NUM_BLOCKS = 1024
 
 class PagedFakeExecutor(FakeServing):
     """See the module. Options as echo's, without `kv_capacity`; `num_blocks` (else from
-    `memory.kv_cache_memory_bytes` at 16 bytes a token, else 1024)."""
+    `memory.kv_cache_memory_bytes` at 16 bytes a token, else 1024), `blocks_per_span` (0: memory is not given back)."""
 
     paged = True
 
@@ -42,10 +42,15 @@ class PagedFakeExecutor(FakeServing):
         self.block_size = config.attention.block_size
         self.num_blocks = _num_blocks(config)
         self._shape = (self.num_blocks, self.block_size)
+        self.num_released = 0
+        """Blocks whose memory was given back so far."""
 
     def kv_layout(self) -> KvLayout:
         self._require_warm()
-        return KvLayout(self.block_size, self.num_blocks, self.block_size * BYTES_PER_TOKEN)
+        span = int(self.config.options.get("blocks_per_span", 0))
+        return KvLayout(
+            self.block_size, self.num_blocks, self.block_size * BYTES_PER_TOKEN, blocks_per_span=span
+        )
 
     def memory(self) -> MemoryStatus:
         if not hasattr(self, "written"):
@@ -73,6 +78,15 @@ class PagedFakeExecutor(FakeServing):
         source, destination = copies[:, 0], copies[:, 1]
         for memory in (self.written, self.cells, self.prefix, self.tainted):
             memory[destination] = memory[source]
+
+    def release_memory(self, block_ids: NDArray[np.int32]) -> None:
+        """Poison the blocks: who reads them is refused. Raises InvalidInput for one that does not exist."""
+        self._require_warm()
+        if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self.num_blocks:
+            raise InvalidInput(f"release_memory names a block outside 0..{self.num_blocks - 1}")
+        self.written[block_ids] = False
+        self.tainted[block_ids] = False
+        self.num_released += len(block_ids)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +220,9 @@ class PagedFakeFactory(ModelExecutorFactory):
 
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
-        check_options(config, ("native", "vocab_size", "step_delay_ms", "num_blocks", "fail"))
+        check_options(
+            config, ("native", "vocab_size", "step_delay_ms", "num_blocks", "blocks_per_span", "fail")
+        )
         if config.attention.block_size < 1:
             raise ConfigError("attention.block_size: at least 1")
         if _num_blocks(config) < 1:

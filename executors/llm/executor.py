@@ -31,6 +31,7 @@ from executors.contract import (
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
+    Int32Array,
     InvalidInput,
     KvCacheHandle,
     KvLayout,
@@ -395,6 +396,11 @@ class LlmExecutor(BatchModelExecutor):
         """As `truncate_kv`, by the id alone. Raises InvalidInput for a negative length; unknown ids are harmless."""
         if new_len < 0:
             raise InvalidInput(f"sequence {cache_id}: cannot truncate to {new_len} tokens")
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """See the contract."""
+        if self._loaded is not None:
+            self._loaded.runner.cache.give_back(block_ids)
 
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:

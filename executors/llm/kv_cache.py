@@ -2,13 +2,16 @@
 
     layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
 
-All tokens of a block and head lie together, which is what attention reads.
+All tokens of a block and head lie together, which is what attention reads. On a CPU all of it is reserved at the start, and a
+block becomes memory when it is first written, unless the pool's size was given (`on_demand`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors.errors import ConfigError, OutOfMemory
+from executors.errors import ConfigError, InvalidInput, OutOfMemory
 from executors.facts import ExecutorConfig, KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
 from executors.llm.device_memory import device_memory, look
-from executors.llm.memory import memory_limit, resident_bytes
+from executors.llm.memory import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sizing import Claim
 from executors.memory_faults import no_memory
@@ -32,6 +35,7 @@ is for activations, other processes of this server and the page cache."""
 
 
 _TOUCH_BYTES = 2 << 20
+_LARGE_PAGE = 2 << 20
 
 
 class KvCache:
@@ -84,10 +88,36 @@ class KvCache:
                     return
                 kernels.touch(side.data_ptr() + begin, min(_TOUCH_BYTES, per_side - begin))
 
+    def give_back(self, blocks: np.ndarray) -> None:
+        """Return the memory of these blocks to the system: they are zeros until they are written again.
+
+        `blocks` int32 [n], rising; on a device nothing happens. Raises InvalidInput for a block that does not exist.
+        """
+        if not len(blocks) or self.spec.device.type != "cpu":
+            return
+        if blocks[0] < 0 or blocks[-1] >= self.num_blocks:
+            raise InvalidInput(f"block {blocks[0]} or {blocks[-1]} is outside 0..{self.num_blocks - 1}")
+        breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
+        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(blocks, breaks)]
+        sides = [side for layer in self.layers for side in layer]
+        size = sides[0].nbytes // self.num_blocks
+        for side in sides:
+            for first, end in runs:
+                _drop_pages(side.data_ptr() + first * size, side.data_ptr() + end * size)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all layers."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def _drop_pages(begin: int, end: int) -> None:
+    """Whole pages between two addresses become zeros without memory."""
+    page = mmap.PAGESIZE
+    begin, end = -(-begin // page) * page, end // page * page
+    if begin < end:
+        # Refused for memory that is locked: it stays then.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def plain(kv: torch.Tensor) -> torch.Tensor:
@@ -104,6 +134,27 @@ def lazy_zeros(
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = huge_pages(num_bytes) if large_pages else np.zeros(num_bytes, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
+    """KV becomes memory when it is first used, and is given back when it is spare.
+
+    Not where somebody said how much there is, in a flag or as a container's limit: such a box must prove too small at the
+    start and not in the middle of a stream. Not on a device, whose memory is taken at once.
+    """
+    memory = config.memory
+    if device.type != "cpu":
+        return False
+    if memory.kv_on_demand is not None:
+        return memory.kv_on_demand
+    limited = memory.kv_cache_memory_bytes is not None or memory.memory_limit_bytes is not None
+    return not limited and not cgroup_memory()
+
+
+def _blocks_per_span(spec: KvSpec, block_size: int) -> int:
+    """Blocks whose keys, and whose values, fill a large page in each layer."""
+    per_side = spec.bytes_per_token() * block_size // (2 * spec.num_layers)
+    return max(1, math.ceil(_LARGE_PAGE / per_side))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +198,9 @@ def plan_kv(
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = per_sequence = fitting * block_size
     num_blocks = min(fitting, config.max_num_seqs * per_sequence)
-    return KvPlan(KvLayout(block_size, num_blocks, bytes_per_block), max_len, note)
+    span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
+    layout = KvLayout(block_size, num_blocks, bytes_per_block, blocks_per_span=span)
+    return KvPlan(layout, max_len, note)
 
 
 def _beside(claims: Sequence[Claim]) -> str:

@@ -128,9 +128,10 @@ class Loaded:
         self.dropped = True
 
     def touch_kv(self) -> None:
-        """Prepare the memory of the first blocks, in the background, while nobody is waiting for it."""
+        """Prepare the memory of the first blocks, in the background, while nobody is waiting for it; not where KV becomes
+        memory on demand."""
         cache, kernels = self.runner.cache, kernels_in_use()
-        if kernels is None or cache.spec.device.type != "cpu":
+        if self.plan.layout.blocks_per_span or kernels is None or cache.spec.device.type != "cpu":
             return
         num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
         threads = torch.get_num_threads()

@@ -139,7 +139,7 @@ _FILE_CACHE = ("inactive_file", "active_file")
 """All page cache of files."""
 
 
-def cgroup_memory(root: Path) -> list[tuple[int, int]]:
+def cgroup_memory(root: Path = ROOT) -> list[tuple[int, int]]:
     """(limit, used) in bytes of each group that has a limit. Page cache that can be dropped at once is not "used"."""
     return [(limit, max(0, used - cache)) for limit, used, cache in _cgroup_usage(root, _IDLE_CACHE)]
 

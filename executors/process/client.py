@@ -23,6 +23,7 @@ from executors.contract import (
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
+    Int32Array,
     KvCacheHandle,
     KvLayout,
     ModelInfo,
@@ -303,6 +304,11 @@ class RemoteExecutor(BatchModelExecutor):
         if self._life is not None:
             self._life.tell(m.Truncate(handle, new_len))
 
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """As release_cache."""
+        if self._life is not None:
+            self._life.tell(m.ReleaseMemory(block_ids))
+
     # -- what the child says -----------------------------------------------------------------------------------------------
 
     def _known(self) -> m.Ready:
@@ -324,7 +330,10 @@ class RemoteExecutor(BatchModelExecutor):
         if layout.num_blocks:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.
             size = layout.num_blocks * layout.bytes_per_block
-            self.config = replace(self.config, memory=replace(self.config.memory, kv_cache_memory_bytes=size))
+            memory = replace(
+                self.config.memory, kv_cache_memory_bytes=size, kv_on_demand=layout.blocks_per_span > 0
+            )
+            self.config = replace(self.config, memory=memory)
 
     def _beaten(self, beat: m.Heartbeat) -> None:
         self._beat = beat

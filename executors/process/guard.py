@@ -11,9 +11,12 @@ import logging
 import re
 import traceback
 
+import numpy as np
+
 from executors.contract import (
     ExecutorDied,
     ExecutorError,
+    Int32Array,
     InvalidInput,
     KvCacheHandle,
     ModelExecutor,
@@ -33,8 +36,8 @@ _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
 
 
 class StepGuard:
-    """`release_cache` and `truncate_kv` are called between steps: when one has ended, or where the executor takes several at
-    once when it was begun."""
+    """`release_cache`, `truncate_kv` and `release_memory` are called between steps: when one has ended, or where the
+    executor takes several at once when it was begun."""
 
     def __init__(self, executor: ModelExecutor) -> None:
         self.executor = executor
@@ -79,6 +82,15 @@ class StepGuard:
             self.executor.truncate_kv(handle, new_len)
         except Exception as error:
             self.unanswered("truncate_kv", error)
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """As release_cache."""
+        try:
+            if block_ids.dtype != np.int32:
+                raise InvalidInput(f"block_ids is {block_ids.dtype}, not int32")
+            self.executor.release_memory(block_ids)
+        except Exception as error:
+            self.unanswered("release_memory", error)
 
     def unanswered(self, member: str, error: Exception) -> None:
         """What has no answer went wrong."""

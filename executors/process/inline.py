@@ -27,6 +27,7 @@ from executors.contract import (
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
+    Int32Array,
     KvCacheHandle,
     KvLayout,
     ModelExecutor,
@@ -383,6 +384,10 @@ class InlineExecutor(BatchModelExecutor):
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
         self._tell(lambda guard: guard.truncate_kv(handle, new_len))
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """As release_cache."""
+        self._tell(lambda guard: guard.release_memory(block_ids))
 
     def _tell(self, what: Callable[[StepGuard], None]) -> None:
         guard, thread = self._guard, self._thread

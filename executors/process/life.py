@@ -38,6 +38,7 @@ from executors.process.messages import (
     Progress,
     Ready,
     Release,
+    ReleaseMemory,
     Shutdown,
     StepDone,
     ToServer,
@@ -188,7 +189,7 @@ class Life:
         finally:
             self._preparing.pop(number, None)
 
-    def tell(self, message: Release | Truncate) -> None:
+    def tell(self, message: Release | Truncate | ReleaseMemory) -> None:
         """Send what has no answer."""
         if self.death is None:
             self._stream.send(_frame(message))

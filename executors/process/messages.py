@@ -1,7 +1,7 @@
 """What the server process and the executor process say to each other.
 
-    server -> executor   Load, then calls (Step, Prefill, ...), each answered once and in order; Release and Truncate are
-                         not answered; Shutdown is the last.
+    server -> executor   Load, then calls (Step, Prefill, ...), each answered once and in order; Release, Truncate
+                         and ReleaseMemory are not answered; Shutdown is the last.
     executor -> server   Progress and one Ready or LoadFailed; then Done, StepDone, ... or Failed for each call; Heartbeat
                          at any time.
 
@@ -146,6 +146,12 @@ class Prepare(msgspec.Struct, tag=13, array_like=True):
     grammar: str
 
 
+class ReleaseMemory(msgspec.Struct, tag=14, array_like=True):
+    """`release_memory`; no answer."""
+
+    block_ids: Array
+
+
 class Unreadable(msgspec.Struct):
     """Never sent: what the child takes a frame for whose fields do not fit its tag. `call` None where no answer is due."""
 
@@ -154,7 +160,7 @@ class Unreadable(msgspec.Struct):
 
 
 Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch
-ToExecutor = Load | Call | Release | Truncate | Prepare | Shutdown
+ToExecutor = Load | Call | Release | Truncate | ReleaseMemory | Prepare | Shutdown
 
 # -- executor -> server --------------------------------------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | Answer
 # -- frames that fit no message ------------------------------------------------------------------------------------------
 
 _CALL_TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(Call))
-_UNANSWERED_TAGS = frozenset(kind.__struct_config__.tag for kind in (Release, Truncate))
+_UNANSWERED_TAGS = frozenset(kind.__struct_config__.tag for kind in (Release, Truncate, ReleaseMemory))
 
 
 def unreadable(payload: bytearray, reason: str) -> Unreadable | None:

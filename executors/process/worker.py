@@ -99,6 +99,8 @@ class Worker:
                 self._guard.release_cache(message.cache_id)
             case m.Truncate():
                 self._guard.truncate_kv(message.handle, message.new_len)
+            case m.ReleaseMemory():
+                self._guard.release_memory(message.block_ids)
             case m.Prepare():
                 task = asyncio.create_task(self._prepare(message))
                 self._preparing.add(task)
@@ -108,7 +110,9 @@ class Worker:
                 await self._landed()
                 self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
             case m.Unreadable():
-                self._guard.unanswered("release_cache or truncate_kv", InvalidInput(message.reason))
+                self._guard.unanswered(
+                    "release_cache, truncate_kv or release_memory", InvalidInput(message.reason)
+                )
             case m.Load() | m.Shutdown():
                 raise WireError(f"{type(message).__name__} is not a call")
             case m.Step() if self._overlaps:

@@ -40,7 +40,12 @@ MaxNumBatchedTokens = Annotated[
 ]
 BlockSize = Annotated[Number, flag("Tokens per KV block [16].", "--block-size")]
 KvCacheMemory = Annotated[
-    Text, flag("Memory for KV, such as 4GiB [what is free].", "--kv-cache-memory-bytes", metavar="BYTES")
+    Text,
+    flag(
+        "Memory for KV, such as 4GiB; on a CPU it is then taken at the start, else as it is used [what is free].",
+        "--kv-cache-memory-bytes",
+        metavar="BYTES",
+    ),
 ]
 KvCacheDtype = Annotated[
     Text,

@@ -172,7 +172,13 @@ def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
 def test_banner_says_where_what_and_how() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
     text = startup.banner(
-        url="http://127.0.0.1:8000", name="it's", info=INFO, layout=layout, max_model_len=512, needs_key=True
+        url="http://127.0.0.1:8000",
+        name="it's",
+        info=INFO,
+        layout=layout,
+        weight_bytes=1,
+        max_model_len=512,
+        needs_key=True,
     )
     for words in ("http://127.0.0.1:8000", "fake, float32", "device    cpu", "32,768 tokens", "YOUR_KEY"):
         assert words in text
@@ -181,11 +187,38 @@ def test_banner_says_where_what_and_how() -> None:
     assert "/v1/chat/completions" in curl and "embeddings" not in text
 
 
+@pytest.mark.parametrize(
+    ("span", "how"), [(170, "KV is taken as it is used"), (0, "KV is reserved at the start")]
+)
+def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
+    layout = KvLayout(
+        block_size=16, num_blocks=32768, bytes_per_block=3 * 2**17 - 2**15, blocks_per_span=span
+    )
+    text = startup.banner(
+        url="http://x",
+        name="e",
+        info=INFO,
+        layout=layout,
+        weight_bytes=257 * 2**20,
+        max_model_len=512,
+        needs_key=False,
+    )
+    (line,) = [line for line in text.splitlines() if line.startswith("  memory ")]
+    assert "0.25 GiB weights + 11.00 GiB KV = 11.25 GiB" in line
+    assert how in line and "--kv-cache-memory-bytes" in line
+
+
 def test_banner_of_a_model_that_makes_embeddings_only() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
     info = replace(INFO, generates=False)
     text = startup.banner(
-        url="http://x", name="e", info=info, layout=layout, max_model_len=512, needs_key=False
+        url="http://x",
+        name="e",
+        info=info,
+        layout=layout,
+        weight_bytes=0,
+        max_model_len=512,
+        needs_key=False,
     )
     assert "serves    embeddings only: the checkpoint has no lm_head" in text
     curl = text.splitlines()[-1]

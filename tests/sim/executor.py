@@ -16,6 +16,7 @@ from engine.core.loop import EngineCore
 from executors.contract import (
     ExecutorCapabilities,
     ExecutorDied,
+    Int32Array,
     InvalidInput,
     KvCacheHandle,
     OutOfMemory,
@@ -64,6 +65,8 @@ class SimExecutor:
         self._late: list[tuple[asyncio.Future[UnifiedOutput], UnifiedOutput]] = []
         self._dead = self._ghost = self._refused = False
         self.broken: Broken | None = None
+        self.num_released = 0
+        """Blocks whose memory was given back."""
         self.fired = 0
         """Faults that came about."""
         self._tables: dict[int, list[int]] = {}
@@ -137,6 +140,19 @@ class SimExecutor:
                 self.inner.truncate_kv(handle, new_len)
 
         self._queue.put_nowait(truncate)
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        assert self.core is not None and self.core._scheduler is not None
+        kv = self.core._scheduler.kv
+        if any(kv.pool.num_references(block) or block in kv.cache.blocks for block in block_ids.tolist()):
+            raise Broken("memory is given back that is in use or can be found")
+        self.num_released += len(block_ids)
+
+        async def release() -> None:
+            if not self._dead:
+                self.inner.release_memory(block_ids)
+
+        self._queue.put_nowait(release)
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         self._check(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.core import scheduler as scheduling
@@ -19,7 +20,7 @@ from engine.kv.kv_cache_manager import KvCacheManager
 from engine.kv.prefix_cache import PrefixCache, block_key
 from engine.policies.fair import Fair
 from engine.request import FinishReason
-from executors.contract import UnifiedBatch
+from executors.contract import Int32Array, UnifiedBatch
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -40,11 +41,15 @@ def _reuse_latest_first(patch: pytest.MonkeyPatch) -> None:
     """What was given back last is reused first."""
 
     def allocate(self: BlockPool, count: int) -> list[int] | None:
-        if count > len(self._free):
+        if count > self.num_free:
             return None
         blocks = []
         for _ in range(count):
-            block, kept = self._free.popitem(last=True)
+            if self._unused and len(self._free) == self.num_kept:
+                block, kept = self._unused.pop(), False
+                self._has_memory[block] = True
+            else:
+                block, kept = self._free.popitem(last=True)
             self.num_kept -= kept
             self._references[block] = 1
             blocks.append(block)
@@ -283,6 +288,32 @@ def _aborted_ones_still_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Backlog, "end", begun_only)
 
 
+def _given_back_and_found(patch: pytest.MonkeyPatch) -> None:
+    """A prefix is found in blocks whose memory was given back."""
+
+    def take_spare(self: KvCacheManager, keep: int, min_age: int, most_spans: int) -> Int32Array:
+        return self.pool.take_spare(keep, min_age, most_spans)
+
+    patch.setattr(KvCacheManager, "take_spare", take_spare)
+
+
+def _given_back_in_use(patch: pytest.MonkeyPatch) -> None:
+    """The executor is told to give back memory that a running sequence reads."""
+    take_spare = KvCacheManager.take_spare
+
+    def too_much(self: KvCacheManager, keep: int, min_age: int, most_spans: int) -> Int32Array:
+        blocks = take_spare(self, keep, min_age, most_spans)
+        used = [block for block, count in enumerate(self.pool._references) if count]
+        return np.array(sorted({*blocks.tolist(), *used[:1]}), np.int32)
+
+    patch.setattr(KvCacheManager, "take_spare", too_much)
+
+
+def _never_given_back(patch: pytest.MonkeyPatch) -> None:
+    """What a burst took stays."""
+    patch.setattr(BlockPool, "_spare_spans", lambda self, min_age: [])
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -310,5 +341,8 @@ MUTANTS: dict[str, Mutate] = {
         _slots_for_nobody,
         _removed_from_the_wrong_place,
         _aborted_ones_still_wait,
+        _given_back_and_found,
+        _given_back_in_use,
+        _never_given_back,
     )
 }

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Container, Iterable
 
 from engine.kv.block_pool import BlockPool
+from executors.contract import Int32Array
 from tests.sim.executor import Broken
 
 
@@ -55,5 +56,15 @@ def watch_reuse(pool: BlockPool) -> None:
         forsake(given)
         worthless.update(block for block in given if kept_since.pop(block, None) is not None)
 
+    take_spare = pool.take_spare
+
+    def watched_take_spare(keep: int, min_age: int, most_spans: int) -> Int32Array:
+        blocks = take_spare(keep, min_age, most_spans)
+        for block in blocks.tolist():
+            kept_since.pop(block, None)
+            worthless.add(block)
+        return blocks
+
+    pool.take_spare = watched_take_spare  # type: ignore[method-assign]
     pool.allocate, pool.release, pool.share = watched_allocate, watched_release, watched_share  # type: ignore[method-assign]
     pool.forsake = watched_forsake  # type: ignore[method-assign]

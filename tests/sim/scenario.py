@@ -15,12 +15,14 @@ from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
+from engine.kv.block_pool import BlockPool
 from engine.request import FinishReason, Request, Stage, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
 from executors.fakes.base import FakeExecutor
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
+from executors.fakes.paged import BYTES_PER_TOKEN
 from tests.sim.executor import Broken, Faults, SimExecutor
 from tests.sim.prompts import judge_prompt
 from tests.sim.reuse import watch_reuse
@@ -76,6 +78,9 @@ class Scenario:
     faults: Faults
     streams: list[Stream] = field(default_factory=list)
     poisoned: bool = False
+    blocks_per_span: int = 0
+    kept_blocks: int = 0
+    """Free blocks that keep their memory."""
 
 
 def draw(seed: int) -> Scenario:
@@ -117,6 +122,10 @@ def draw(seed: int) -> Scenario:
     if about_memory.random() < 0.3 and not scenario.poisoned:
         scenario.faults.room = about_memory.choice((LEAST_TOKENS, 12, 20, 40))
         scenario.faults.short = about_memory.choice((1, 3, 1000))
+    about_spare = random.Random(f"spare {seed}")
+    if scenario.executor == "paged_fake" and about_spare.random() < 0.5:
+        scenario.blocks_per_span = about_spare.choice((1, 2, 3, 7))
+        scenario.kept_blocks = about_spare.choice((0, 0, 2, 5))
     return scenario
 
 
@@ -192,7 +201,10 @@ class Run:
         self.scenario = scenario
         options: dict[str, Any] = {"native": scenario.native, "vocab_size": VOCAB}
         if scenario.executor == "paged_fake":
-            options["num_blocks"] = scenario.num_blocks
+            options |= {
+                "num_blocks": scenario.num_blocks,
+                "blocks_per_span": scenario.blocks_per_span,
+            }
         inner = registry.create(
             ExecutorConfig(
                 scenario.executor,
@@ -224,7 +236,12 @@ class Run:
             max_in_flight=scenario.max_in_flight,
             num_speculative_tokens=scenario.drafts,
             restart_pause=0.01,
+            kept_kv_bytes=scenario.kept_blocks * scenario.block_size * BYTES_PER_TOKEN,
         )
+        if scenario.blocks_per_span:  # between two arrivals, and while others run
+            config = replace(
+                config, integrity_check_after=0.002, give_back_after=0.002, give_back_unused_after=0.03
+            )
         core = EngineCore(self.executor, config, clock=asyncio.get_running_loop().time)  # type: ignore[arg-type]
         self.executor.core = core
         await core.start()
@@ -241,6 +258,7 @@ class Run:
         if core.detail or stats.stage is Stage.FAILED:
             raise Broken(f"the engine says: {core.detail}")
         core.check_integrity()
+        self._judge_memory(core._scheduler.kv.pool)
         if stats.kv_blocks_used or stats.running or stats.waiting:
             raise Broken(f"something is left: {stats}")
         backlog = core._backlog
@@ -253,6 +271,12 @@ class Run:
             raise Broken("the executor still holds a sequence")
         await core.stop()
         return core
+
+    def _judge_memory(self, pool: BlockPool) -> None:
+        """At rest no span has memory beyond what may be kept: one span more at most, for a part of one is not given back."""
+        span, keep = self.scenario.blocks_per_span, self.scenario.kept_blocks
+        if span and pool.num_with_memory >= keep + span:
+            raise Broken(f"{pool.num_with_memory} blocks have memory, {keep} may keep it")
 
     async def _stream(self, core: EngineCore, stream: Stream) -> None:
         await asyncio.sleep(stream.arrival)

@@ -12,6 +12,8 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
 
 NUM_BLOCKS = 7
+SPAN = 3
+"""The last span is a part of one."""
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -19,11 +21,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS)
+        self.pool = BlockPool(NUM_BLOCKS, SPAN)
         self.order = list(range(NUM_BLOCKS))
         self.tables: list[list[int]] = []
         self.keyed: set[int] = set()
         self.kept: set[int] = set()
+        self.written: set[int] = set()
+        self.freed_at = dict.fromkeys(range(-(-NUM_BLOCKS // SPAN)), 0)
 
     @rule(count=st.integers(0, NUM_BLOCKS + 1))
     def allocate(self, count: int) -> None:
@@ -35,6 +39,7 @@ class PoolMachine(RuleBasedStateMachine):
         del self.order[:count]
         self.keyed -= set(got)
         self.kept -= set(got)
+        self.written |= set(got)
         self.tables.append(got)
 
     @precondition(lambda self: self.tables)
@@ -65,6 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block in reversed(table):
             if any(block in other for other in self.tables):
                 continue
+            self.freed_at[block // SPAN] = self.pool.now
             if block in self.keyed:
                 self.order.append(block)
                 self.kept.add(block)
@@ -82,6 +88,34 @@ class PoolMachine(RuleBasedStateMachine):
                 self.kept.discard(block)
                 self.keyed.discard(block)
 
+    @rule(
+        keep=st.integers(0, NUM_BLOCKS),
+        min_age=st.integers(0, 3),
+        most_spans=st.integers(1, 3),
+        rounds=st.integers(0, 2),
+    )
+    def take_spare(self, keep: int, min_age: int, most_spans: int, rounds: int) -> None:
+        self.pool.now += rounds
+        spans = []
+        for span, freed_at in self.freed_at.items():
+            blocks = set(range(span * SPAN, min((span + 1) * SPAN, NUM_BLOCKS)))
+            if blocks <= set(self.order) and blocks & self.written and self.pool.now - freed_at >= min_age:
+                spans.append((freed_at, span, blocks & self.written))
+        want: set[int] = set()
+        for *_, held in sorted(spans)[:most_spans]:
+            if len((self.written & set(self.order)) - want - held) < keep:
+                break
+            want |= held
+        got = self.pool.take_spare(keep, min_age, most_spans)
+        assert got.dtype == np.int32 and got.tolist() == sorted(want)
+        self.written -= want
+        self.kept -= want
+        self.keyed -= want
+        # Behind those that were used before and hold nothing, before those that hold something.
+        blank = [block for block in self.order if block in self.written - self.kept]
+        unused = sorted(set(self.order) - self.written)
+        self.order = blank + unused + [block for block in self.order if block in self.kept]
+
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
     def release_a_free_one(self, block: int) -> None:
         if block in self.order:
@@ -92,6 +126,7 @@ class PoolMachine(RuleBasedStateMachine):
     def adds_up(self) -> None:
         self.pool.check_integrity(self.tables)
         assert self.pool.num_free == len(self.order) and self.pool.num_kept == len(self.kept)
+        assert self.pool.num_with_memory == len(self.written)
         assert self.pool.num_used + self.pool.num_free == NUM_BLOCKS
 
 

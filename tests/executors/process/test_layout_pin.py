@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from executors.contract import ExecutorConfig
 from executors.process.client import RemoteExecutor
 
 
-async def test_the_next_life_has_the_same_number_of_blocks() -> None:
-    remote = RemoteExecutor(ExecutorConfig("paged_fake"))
+@pytest.mark.parametrize("span", [0, 4])
+async def test_the_next_life_has_the_same_number_of_blocks(span: int) -> None:
+    remote = RemoteExecutor(ExecutorConfig("paged_fake", options={"blocks_per_span": span}))
     await remote.warmup()
     try:
         first = remote.kv_layout()
         assert remote.config.memory.kv_cache_memory_bytes == first.num_blocks * first.bytes_per_block
+        # Its memory is taken as that of the first, although the number of blocks is now a given one.
+        assert remote.config.memory.kv_on_demand is (span > 0)
         assert remote.config.max_model_len == remote.info().max_model_len
         assert remote.pid is not None
         os.kill(remote.pid, signal.SIGKILL)

@@ -1,0 +1,79 @@
+"""`SpareMemory`: KV memory that a burst took goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engine.core.config import EngineConfig
+from engine.core.inbox import Inbox
+from engine.kv.kv_cache_manager import KvCacheManager
+from executors.contract import ModelExecutor
+
+ROUNDS = 30
+"""Looks while there is something to compute, in the time after which unused memory is given back."""
+LEAST_KEPT_BYTES = 256 << 20
+"""Free KV keeps as much memory as the weights take, and at least so much: short pauses lose no prefix, and the next request
+writes to memory that is there."""
+_PIECE_BYTES = 32 << 20
+"""Given back by one notice, one span at least. Milliseconds of the executor's time: a request that comes meanwhile waits no
+longer than that."""
+_BETWEEN_S = 0.02
+
+
+class SpareMemory:
+    """Tells the executor which free blocks need no memory. Used by the loop task only.
+
+    Does nothing where the executor does not give memory back (`KvLayout.blocks_per_span` 0).
+    """
+
+    def __init__(
+        self, executor: ModelExecutor, kv: KvCacheManager, config: EngineConfig, clock: Callable[[], float]
+    ) -> None:
+        layout, needs = kv.layout, executor.capabilities().memory
+        self._config = config
+        self._executor = executor
+        self._kv = kv
+        self._clock = clock
+        self._round = config.give_back_unused_after / ROUNDS
+        self._active = layout.blocks_per_span > 0
+        if self._active:
+            bytes_per_block = max(1, layout.bytes_per_block)
+            kept = config.kept_kv_bytes
+            if kept is None:
+                kept = max(LEAST_KEPT_BYTES, needs.parameter_memory)
+            self._keep = kept // bytes_per_block
+            self._piece = max(1, _PIECE_BYTES // (bytes_per_block * layout.blocks_per_span))
+        self._due = clock() + self._round
+
+    def look(self) -> None:
+        """Between two steps, before the next is submitted: give back a piece of what has been unused for long."""
+        if self._active and self._clock() >= self._due:
+            self._due = self._clock() + self._round
+            self._kv.pool.now += 1
+            self._give_back(ROUNDS)
+
+    async def at_rest(self, inbox: Inbox) -> None:
+        """No step is out and there is nothing to compute: wait, then give back all that is spare, until a command comes."""
+        if not self._active:
+            return
+        if not await _heard(inbox, self._config.give_back_after):
+            while self._give_back(0) and not await _heard(inbox, _BETWEEN_S):
+                pass
+
+    def _give_back(self, min_age: int) -> bool:
+        """False: there is nothing that can be given back."""
+        blocks = self._kv.take_spare(self._keep, min_age, self._piece)
+        if len(blocks):
+            self._executor.release_memory(blocks)
+        return len(blocks) > 0
+
+
+async def _heard(inbox: Inbox, seconds: float) -> bool:
+    """A command came within that time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await inbox.news()
+    except TimeoutError:
+        return inbox.has_news
+    return True

@@ -206,7 +206,9 @@ class PagedFakeFactory(ModelExecutorFactory):
 
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
-        check_options(config, ("native", "vocab_size", "step_delay_ms", "num_blocks", "fail"))
+        check_options(
+            config, ("native", "vocab_size", "step_delay_ms", "prompt_token_ms", "num_blocks", "fail")
+        )
         if config.attention.block_size < 1:
             raise ConfigError("attention.block_size: at least 1")
         if _num_blocks(config) < 1:

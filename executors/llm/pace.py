@@ -88,7 +88,7 @@ def measure_pace(
     for count in (max_num_seqs, 8):
         if 1 < count <= min(max_num_seqs, max_tokens) and watch.time_is_left:
             watch.take(count, 1)
-    for form in ((1, tokens), (1, 1)):
+    for form in ((1, 1), (1, tokens)):
         if watch.time_is_left:
             watch.take(*form)
     prompt, alone = watch.seconds[1, tokens], watch.seconds[1, 1]

@@ -211,10 +211,11 @@ def test_streams_outlive_a_long_recovery_and_who_waits_is_told() -> None:
     async def main() -> None:
         made = fake(seqs=2, step_delay_ms=10)
         made.failures.append(Failure("die", token=9, times=1))
-        begin = made.begin_epoch
+        begin, away = made.begin_epoch, asyncio.Event()
 
         async def late(epoch: int) -> None:
             if epoch > 1:
+                away.set()
                 await asyncio.sleep(20)
             await begin(epoch)
 
@@ -223,8 +224,8 @@ def test_streams_outlive_a_long_recovery_and_who_waits_is_told() -> None:
         stream = Mailbox()
         core.submit(request([1, 9], 5), stream)
         reading = asyncio.create_task(read(stream))
-        while core.stage is not Stage.RECOVERING:
-            await asyncio.sleep(0.01)
+        await away.wait()
+        assert core.stage is Stage.RECOVERING
         began, waiting = now(), Mailbox()
         core.submit(request([2], 5), waiting)
         assert isinstance((await read(waiting)).error, Overloaded)

@@ -82,7 +82,7 @@ def measure_pace(
     watch = _Stopwatch(step, clock)
     first, alone = watch.take(1, tokens), watch.take(1, 1)
     longer = min(most, int(tokens * _STEP_S / first))
-    if longer > tokens and watch.time_is_left:
+    if longer > tokens:
         tokens = longer
         watch.take(1, tokens)
     for count in (max_num_seqs, 8):

@@ -148,6 +148,21 @@ def test_who_waits_is_dropped_during_a_step_and_without_another_request() -> Non
     run(main())
 
 
+def test_who_waits_is_dropped_although_nothing_is_computed() -> None:
+    """Whatever keeps the scheduler from granting anything."""
+
+    async def main() -> None:
+        core = await started(fake(seqs=1), max_num_seqs=1, max_queue_wait=3.0)
+        assert core._scheduler is not None
+        core._scheduler.schedule = lambda: None  # type: ignore[method-assign]
+        await asyncio.sleep(5)
+        outcome = await ask(core, 1, 4, 5)
+        assert outcome.dropped == pytest.approx(3.0, abs=0.002)
+        await core.stop()
+
+    run(main())
+
+
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_a_deadline_is_kept_to_the_moment(max_in_flight: int) -> None:
     async def main() -> None:

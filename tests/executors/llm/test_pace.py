@@ -9,9 +9,10 @@ import pytest
 from executors.batch import UnifiedBatch
 from executors.contract import OutOfMemory
 from executors.facts import Pace
+from executors.llm.executor import LlmExecutor
 from executors.llm.loaded import Loaded
 from executors.llm.pace import measure_pace
-from tests.executors.llm.driver import Driver, start
+from tests.executors.llm.driver import Driver, config, start
 
 
 class Machine:
@@ -53,11 +54,16 @@ def test_it_takes_a_moment_on_any_machine(token: float) -> None:
     assert len(machine.steps) >= 3 and max(tokens for _, tokens in machine.steps) <= 256
 
 
-def test_a_moment_of_other_work_is_not_the_pace() -> None:
+@pytest.mark.parametrize("number", [3, 7])
+def test_a_moment_of_other_work_is_not_the_pace(number: int) -> None:
+    """In the first or the second of the decode steps of one sequence."""
+
     class Disturbed(Machine):
         def run(self, batch: UnifiedBatch) -> None:
             super().run(batch)
-            self.now += 0.05 if len(self.steps) == 3 else 0.0
+            if len(self.steps) == number:
+                assert self.steps[-1] == (1, 1)
+                self.now += 0.05
 
     pace = Disturbed(base=0.004, row=0.0, token=0.001).measure()
     assert pace.decode_step(1) == pytest.approx(0.004), "measured twice: the shorter time counts"
@@ -89,10 +95,13 @@ def test_the_smallest_limits_are_kept(seqs: int, tokens: int, length: int, block
 
 
 async def test_an_executor_reports_what_its_steps_take(qwen3) -> None:
-    executor = await start(qwen3)
+    executor = LlmExecutor.from_config(config(qwen3))
+    await executor.warmup()
     pace = executor.pace()
     assert pace is not None and pace.decode_steps[0][0] == 1
     assert executor.cache_metrics_snapshot()["sequences"] == 0 and executor.metrics().total_steps == 0
+    assert executor._loaded is not None and executor._loaded.runner.forwards == 0
+    await executor.begin_epoch(1)
     driver = Driver(executor)
     prompts = [list(range(1, 200)) for _ in range(3)]
     took = []

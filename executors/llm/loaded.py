@@ -121,7 +121,10 @@ class Loaded:
         progress("warmup", 1, 1)
 
     def measure(self, config: ExecutorConfig) -> None:
-        """Find out how fast steps are; a model that has room for none of them is told nothing of."""
+        """Find out how fast steps are. `pace` stays None where there is no memory for them, and where a device computes steps:
+        it captures graphs of steps that come often, and these would count among them."""
+        if self.unified.max_in_flight > 1:
+            return
         layout = self.plan.layout
         try:
             self.pace = measure_pace(

@@ -62,6 +62,7 @@ from executors.facts import (
     MemoryStatus,
     ModelInfo,
     OptimizationConfig,
+    Pace,
 )
 from executors.sampling_params import (
     GRAMMAR_TOO_LARGE,
@@ -79,7 +80,7 @@ __all__ = [
     "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
     "InvalidInput", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
-    "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
+    "Pace", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
     "SlotTable", "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
     "check_output", "from_kind", "replace",
 ]  # fmt: skip
@@ -217,6 +218,11 @@ class ModelExecutor(ABC):
 
     def kv_capacity(self) -> int | None:
         """Most tokens one sequence can hold in KV where that is less than the context length, else None."""
+        return None
+
+    def pace(self) -> Pace | None:
+        """How fast it is, as measured by warmup; fixed after it. None where that was not measured: the engine then knows nothing
+        of its speed before it has computed for a while."""
         return None
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:

@@ -155,6 +155,35 @@ class ExecutorStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast an executor was when it had warmed up: what is known of its speed before the first request.
+
+    A step takes about `decode_step(decodes)` seconds and `prompt_token` seconds for each prompt token in it.
+    """
+
+    prompt_token: float
+    """Seconds, more than 0."""
+    decode_steps: tuple[tuple[int, float], ...]
+    """(sequences, seconds of a step with one token of each), by rising number; one entry at least."""
+
+    def decode_step(self, num_seqs: int) -> float:
+        """Seconds of a step with one token of each of `num_seqs` sequences: between two that were measured, by the straight line
+        between them; outside of all, what the nearest took; 0 for none."""
+        if num_seqs <= 0:
+            return 0.0
+        before, after = self.decode_steps[0], self.decode_steps[-1]
+        for known in self.decode_steps:
+            if known[0] <= num_seqs:
+                before = known
+            else:
+                after = known
+                break
+        if num_seqs <= before[0] or num_seqs >= after[0]:
+            return before[1] if num_seqs <= before[0] else after[1]
+        return before[1] + (after[1] - before[1]) * (num_seqs - before[0]) / (after[0] - before[0])
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorMetrics:
     """Totals since start and latencies in milliseconds over the last steps."""
 

@@ -33,6 +33,7 @@ from executors.contract import (
     LogitsMode,
     ModelExecutor,
     ModelInfo,
+    Pace,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -87,6 +88,9 @@ class SamplingAdapter(BatchModelExecutor):
 
     def kv_capacity(self) -> int | None:
         return self.inner.kv_capacity()
+
+    def pace(self) -> Pace | None:
+        return self.inner.pace()
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         return self.inner.cache_metrics_snapshot()

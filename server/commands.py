@@ -151,7 +151,7 @@ def serve(
     max_queue_wait: Annotated[
         Seconds,
         flag(
-            "Seconds that a request may have to wait to be begun, by what was measured; likewise [60].",
+            "Seconds that a request may wait to be begun; one that would wait longer, or has, gets a 429 [60].",
             "--max-queue-wait",
         ),
     ] = None,

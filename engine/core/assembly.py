@@ -6,6 +6,7 @@ import logging
 
 from engine.core.backlog import Backlog
 from engine.core.config import EngineConfig
+from engine.core.forecast import Forecast
 from engine.core.journal import Journal
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
@@ -23,11 +24,17 @@ def make_scheduler(
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
     most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens
+    step_tokens = min(config.max_num_batched_tokens, most_tokens)
+    num_slots = min(config.max_num_seqs, limits.max_batch_size)
+    layout = executor.kv_layout()
+    if (pace := executor.pace()) is not None:
+        shared = layout.block_size if layout.num_blocks and config.prefix_caching else 0
+        backlog.expects(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     return Scheduler(
-        KvCacheManager(executor.kv_layout(), executor.info().name, config.prefix_caching),
+        KvCacheManager(layout, executor.info().name, config.prefix_caching),
         journal,
-        max_num_seqs=min(config.max_num_seqs, limits.max_batch_size),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, most_tokens),
+        max_num_seqs=num_slots,
+        max_num_batched_tokens=step_tokens,
         policies=Policies.of(config),
         backlog=backlog,
     )

@@ -32,6 +32,7 @@ class Flights:
         self._executor = executor
         self._inbox = inbox
         self._clock = clock
+        self._interrupt: Callable[[], None] = _nobody_waits
 
     def __len__(self) -> int:
         return len(self.out)
@@ -54,12 +55,12 @@ class Flights:
         check_output(batch, output)
         return output
 
-    async def landed(self) -> Flight | None:
-        """The oldest step, not among those out any more, once its result is in, be that an error. None if a command came
-        first while another step could be submitted."""
+    async def landed(self, timeout: float | None = None) -> Flight | None:
+        """The oldest step, not among those out any more, once its result is in, be that an error. None if that takes longer than
+        `timeout` seconds, or `interrupt` was called first, or a command came while another step could be submitted."""
         flight = self.out[0]
-        if self.room and not flight.result.done():
-            await self._command_or(flight.result)
+        if not flight.result.done():
+            await (self._command_or if self.room else self._interruption_or)(flight.result, timeout)
             if not flight.result.done():
                 return None
         with contextlib.suppress(ExecutorError):
@@ -74,12 +75,37 @@ class Flights:
             self.out[0].began = now
         return now - flight.began
 
-    async def _command_or(self, result: asyncio.Task[UnifiedOutput]) -> None:
-        """Wait for a step's end or a command, whichever comes first."""
+    def interrupt(self) -> None:
+        """Have who waits in `landed` look around: a time-out that was given is too late now."""
+        self._interrupt()
+
+    async def _interruption_or(self, result: asyncio.Task[UnifiedOutput], timeout: float | None) -> None:
+        """Wait for a step's end, the time-out or an interruption, whichever comes first. Without a task of its own: with short
+        steps it would cost a few per cent of them."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake(*_: object) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        self._interrupt = wake
+        result.add_done_callback(wake)
+        timer = None if timeout is None else loop.call_later(timeout, wake)
+        try:
+            await woken
+        finally:
+            result.remove_done_callback(wake)
+            if timer is not None:
+                timer.cancel()
+            self._interrupt = _nobody_waits
+
+    async def _command_or(self, result: asyncio.Task[UnifiedOutput], timeout: float | None) -> None:
+        """Wait for a step's end, the time-out or a command, whichever comes first."""
         self._inbox.read()  # nothing was awaited since commands were applied
         command = asyncio.create_task(self._inbox.news())
         try:
-            await asyncio.wait((result, command), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((result, command), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             command.cancel()
 
@@ -89,3 +115,7 @@ class Flights:
             flight.result.cancel()
         await asyncio.gather(*(flight.result for flight in self.out), return_exceptions=True)
         self.out.clear()
+
+
+def _nobody_waits() -> None:
+    """There is nobody to be interrupted."""

@@ -51,6 +51,9 @@ from executors.contract import (
 
 logger = logging.getLogger("cohort.engine")
 
+_TIMER_STEP = 1e-3
+"""Seconds. Timers of event loops are no finer, and may fire a little early: what is left then is waited for in one go."""
+
 
 class EngineCore:
     """Runs an executor for many sequences. All methods belong to the event loop that called `start`."""
@@ -75,7 +78,7 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
         self._delivery = Delivery(self.observer, clock)
-        self._backlog = Backlog(self.config.scheduling_policy, clock)
+        self._backlog = Backlog(self.config.scheduling_policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._flights = Flights(executor, self._inbox, clock)
         self._recovery: Recovery | None = None
@@ -85,6 +88,8 @@ class EngineCore:
         """Of calls that are queued, in part at least."""
         self._task: asyncio.Task[None] | None = None
         self._death: ExecutorDied | None = None
+        self._looks_at: float | None = None
+        """When the loop task will look who has waited too long, if nothing happens before; None: not at all."""
         executor.set_death_listener(self._heard_death)
 
     @property
@@ -218,6 +223,9 @@ class EngineCore:
             else:
                 self._delivery.publish([(seq, end)])
         self._inbox.put(lambda: self._add(seqs))
+        at = self._backlog.unbegun.next_at()
+        if at is not None and (self._looks_at is None or at < self._looks_at):
+            self._flights.interrupt()
         return [seq.seq_id for seq in seqs]
 
     async def prepare_grammar(self, grammar: str) -> None:
@@ -310,16 +318,30 @@ class EngineCore:
             self._give_up(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
 
     def _look_after_waiting(self) -> None:
-        """Do what callers want done. Who was not begun by their deadline need not be."""
+        """Apply queued commands, and drop sequences that have waited too long to be begun."""
         self._inbox.apply()
         calls: set[Mailbox] = set()
-        for seq in self._backlog.expired(self.clock()):
+        unbegun, now = self._backlog.unbegun, self.clock()
+        for seq in unbegun.past_deadline(now):
             said = "the deadline passed before this request was begun"
-            late = DeadlinePassed(said, self._backlog.retry_after(seq.request))
-            if seq.mailbox not in calls:  # of all choices of a call one is counted
-                calls.add(seq.mailbox)
-                self.observer.refused(str(late.code))
-            self._fail([seq], late, FinishReason.ABORT)  # its own wish: not one of our failures
+            self._drop(seq, DeadlinePassed(said, self._backlog.retry_after(seq.request)), calls)
+        for seq in unbegun.out_of_patience(now):
+            said = f"this request was not begun within the {self.config.max_queue_wait:g} s that it may wait"
+            self._drop(seq, Overloaded(said, self._backlog.retry_after(seq.request)), calls)
+
+    def _drop(self, seq: Sequence, late: Overloaded, calls: set[Mailbox]) -> None:
+        """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
+        if seq.mailbox not in calls:
+            calls.add(seq.mailbox)
+            self.observer.refused(str(late.code))
+        self._fail(
+            [seq], late, FinishReason.ABORT
+        )  # asked for, or no fault of the executor: not one of our failures
+
+    def _until_too_late(self) -> float | None:
+        """Seconds until somebody will have waited too long to be begun; None if nobody will."""
+        at = self._looks_at = self._backlog.unbegun.next_at()
+        return None if at is None else max(_TIMER_STEP, at - self.clock())
 
     def _tell_executor(self, scheduler: Scheduler) -> None:
         """Pass on what is ordered before the next step: sequences rolled back, sequences gone, KV memory that is spare."""
@@ -331,8 +353,9 @@ class EngineCore:
             self._spare_memory.look()
 
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
-        """Take in the oldest step's result. Returns early if a command comes while another step could be submitted."""
-        flight = await self._flights.landed()
+        """Take in the oldest step's result. Returns early if somebody has waited too long to be begun, or a command comes while
+        another step could be submitted."""
+        flight = await self._flights.landed(self._until_too_late())
         if flight is None:
             return
         try:
@@ -352,6 +375,12 @@ class EngineCore:
     async def _rest(self, scheduler: Scheduler) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
         self._inbox.read()
+        if (timeout := self._until_too_late()) is not None:
+            # Somebody waits for what only a command or the next turn can bring.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._inbox.news()
+            return
         try:
             async with asyncio.timeout(self.config.integrity_check_after):
                 await self._inbox.news()

@@ -229,7 +229,10 @@ class Scheduler(Roster):
         self._in_flight[self.num_steps] = list(plan.grants)
         if self._num_spared:
             self._spared[self.num_steps], self._num_spared = self._num_spared, 0
-        return pack(plan, self.num_steps, self.journal.epoch, self.kv)
+        batch = pack(plan, self.num_steps, self.journal.epoch, self.kv)
+        if self._backlog is not None:
+            self._backlog.launched(*_content(batch))
+        return batch
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -239,8 +242,7 @@ class Scheduler(Roster):
         spared = self._spared.pop(batch.step_id, 0)
         if not self.journal.accepts(batch.epoch):
             return
-        decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
-        prompt_tokens = batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
+        decodes, prompt_tokens = _content(batch)
         self.policies.budget.observe(decodes, prompt_tokens, seconds)
         if self._backlog is not None:
             self._backlog.observe(seconds, prompt_tokens + spared)
@@ -351,6 +353,12 @@ class Scheduler(Roster):
             return None
         self.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
+
+
+def _content(batch: UnifiedBatch) -> tuple[int, int]:
+    """How many decodes and how many prompt tokens a step has."""
+    decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
+    return decodes, batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
 
 
 class _PlainTokens(dict[int, SampledToken]):

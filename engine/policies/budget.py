@@ -18,7 +18,7 @@ three times their usual pace, with room for noise."""
 _SMOOTHING = 0.2
 _LATE = 0.5
 """Weight of a value where the one before it is long ago. One stall can be no more than that, and is measured again soon."""
-_UNKNOWN = 128
+FIRST_CHUNK = 128
 """Tokens of a chunk as long as nothing has been measured."""
 _SOON, _SELDOM = 8, 32
 """Steps after which decodes are measured alone again: where what they take is unknown, or has just surprised, and else."""
@@ -86,9 +86,8 @@ class LatencyBudget:
             return 0
         base = self._base_for(num_decodes)
         if base is None or self._cost is None:
-            return min(most, _UNKNOWN)
-        target = self.target_itl if self.target_itl is not None else _STRETCH * base
-        return min(most, max(MIN_CHUNK, int((target - base) / self._cost)))
+            return min(most, FIRST_CHUNK)
+        return chunk_tokens(base, self._cost, self.target_itl, most)
 
     def _measures_now(self, size: int) -> bool:
         """Whether this step is for the decodes alone. Asked for once, whatever becomes of it: others may let prompts go on, or
@@ -126,6 +125,13 @@ class LatencyBudget:
             return None
         size = num_decodes.bit_length()
         return self._base[min(self._base, key=lambda known: abs(known - size))].seconds
+
+
+def chunk_tokens(base: float, cost: float, target_itl: float | None, most: int) -> int:
+    """Prompt tokens, each of `cost` seconds, that fit beside decodes of `base` seconds into a step of `target_itl`, at most
+    `most`. None: a step may take 1.75 times as long as the decodes alone."""
+    target = target_itl if target_itl is not None else _STRETCH * base
+    return min(most, max(MIN_CHUNK, int((target - base) / cost)))
 
 
 def _smoothed(known: float | None, seen: float, weight: float = _SMOOTHING) -> float:

@@ -32,6 +32,7 @@ from executors.contract import (
     MemoryStatus,
     ModelInfo,
     NotReady,
+    Pace,
     SequenceStart,
     Skipped,
     SlotTable,
@@ -52,6 +53,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "native": bool,
     "vocab_size": int,
     "step_delay_ms": (int, float),
+    "prompt_token_ms": (int, float),
     "fail": str,
     "num_blocks": int,
     "blocks_per_span": int,
@@ -76,6 +78,7 @@ class FakeExecutor(BatchModelExecutor):
         self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         self.num_slots = config.max_num_seqs
         self.step_delay_ms = float(options.get("step_delay_ms", 0.0))
+        self.prompt_token_ms = float(options.get("prompt_token_ms", 0.0))
         self.failures: list[Failure] = parse_failures(str(options.get("fail", "")))
         self.released: Counter[int] = Counter()
         self.adapters: dict[str, np.uint64] = {}
@@ -157,6 +160,13 @@ class FakeExecutor(BatchModelExecutor):
 
     def metrics(self) -> ExecutorMetrics:
         return self.stats.metrics(self.num_slots, self.memory().percent / 100)
+
+    def pace(self) -> Pace | None:
+        """What the options say, where they name a time for prompts."""
+        self._require_warm()
+        if not self.prompt_token_ms:
+            return None
+        return Pace(self.prompt_token_ms / 1000, ((1, self.step_delay_ms / 1000),))
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         memory = self.memory()
@@ -253,8 +263,8 @@ class FakeExecutor(BatchModelExecutor):
         self._state, self.stats.current_batch_size = ExecutorState.BUSY, len(batch)
         try:
             ruined, spoiling = await self._misbehave(batch)
-            if self.step_delay_ms:
-                await asyncio.sleep(self.step_delay_ms / 1000)
+            if (seconds := self._seconds(batch)) > 0:
+                await asyncio.sleep(seconds)
             if self.native:
                 output = self._native_step(batch, ruined, spoiling)
             else:
@@ -270,6 +280,12 @@ class FakeExecutor(BatchModelExecutor):
         finally:
             self.stats.current_batch_size = 0
             self._state = ExecutorState.READY if self._stopped is None else ExecutorState.ERROR
+
+    def _seconds(self, batch: UnifiedBatch) -> float:
+        """How long the step is to take."""
+        decodes = np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1)
+        prompt_tokens = batch.total_q_tokens() - int(decodes) - int(batch.num_draft_tokens.sum())
+        return (self.step_delay_ms + prompt_tokens * self.prompt_token_ms) / 1000
 
     def _check(self, batch: UnifiedBatch) -> None:
         checks.check_arrays(batch)

@@ -28,7 +28,8 @@ __all__ = ["EchoExecutor", "EchoFactory", "expected_tokens"]
 
 class EchoExecutor(FakeServing):
     """See the module. Options: `native` (True: one forward a step; False: the split path), `vocab_size` (1000),
-    `step_delay_ms` (0), `kv_capacity` (tokens a sequence may hold; none), `fail` (see `fakes/failures.py`)."""
+    `step_delay_ms` (0), `prompt_token_ms` (0), `kv_capacity` (tokens a sequence may hold; none), `fail` (see
+    `fakes/failures.py`)."""
 
     paged = False
 
@@ -95,4 +96,5 @@ class EchoFactory(ModelExecutorFactory):
 
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
-        check_options(config, ("native", "vocab_size", "step_delay_ms", "kv_capacity", "fail"))
+        known = ("native", "vocab_size", "step_delay_ms", "prompt_token_ms", "kv_capacity", "fail")
+        check_options(config, known)

@@ -221,7 +221,16 @@ class PagedFakeFactory(ModelExecutorFactory):
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
         check_options(
-            config, ("native", "vocab_size", "step_delay_ms", "num_blocks", "blocks_per_span", "fail")
+            config,
+            (
+                "native",
+                "vocab_size",
+                "step_delay_ms",
+                "prompt_token_ms",
+                "num_blocks",
+                "blocks_per_span",
+                "fail",
+            ),
         )
         if config.attention.block_size < 1:
             raise ConfigError("attention.block_size: at least 1")

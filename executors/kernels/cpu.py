@@ -105,9 +105,7 @@ class PackedWeight:
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.struct = LinearStruct(
-            KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None
-        )
+        self.struct = LinearStruct(KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None)
         self.address = ctypes.addressof(self.struct)
 
     @property

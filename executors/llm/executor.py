@@ -39,6 +39,7 @@ from executors.contract import (
     MemoryStatus,
     ModelInfo,
     NotReady,
+    Pace,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -149,6 +150,10 @@ class LlmExecutor(BatchModelExecutor):
         """Blocks and bytes of KV."""
         return self._loaded.cache_snapshot() if self._loaded is not None else None
 
+    def pace(self) -> Pace | None:
+        """See the contract."""
+        return self._ready().pace
+
     def supports_native_unified_decode(self) -> bool:
         """True: a step is one forward, or the model's own fallback inside one call."""
         return True
@@ -164,7 +169,8 @@ class LlmExecutor(BatchModelExecutor):
         self._progress = report
 
     async def warmup(self) -> None:
-        """Load, size and allocate KV, and run one small prefill and decode, so that the first request finds all warm."""
+        """Load, size and allocate KV, run one small prefill and decode, so that the first request finds all warm, and
+        measure the pace."""
         if self._state is ExecutorState.SHUTDOWN:
             raise NotReady("the executor was shut down")
         if self._loaded is not None:
@@ -174,6 +180,7 @@ class LlmExecutor(BatchModelExecutor):
             self._loaded = self._build(self._load(self._progress))
             try:
                 self._loaded.try_out(self._progress)
+                self._loaded.measure(self.config)
             except StepFailed as error:
                 raise explained(error, self.config) from error
         except BaseException:

@@ -14,6 +14,8 @@ from executors.contract import (
     ExecutorConfig,
     MemoryStatus,
     ModelInfo,
+    OutOfMemory,
+    Pace,
     PrefillInput,
     ProgressCallback,
     SamplingParams,
@@ -28,6 +30,7 @@ from executors.llm.kv_cache import KvPlan
 from executors.llm.loader import LoadedModel
 from executors.llm.memory import PressureGauge, memory_limit
 from executors.llm.memory_status import memory_status
+from executors.llm.pace import measure_pace
 from executors.llm.runner import ModelRunner
 from executors.llm.unified import UnifiedRunner
 
@@ -46,6 +49,8 @@ class Loaded:
     unified: UnifiedRunner
     direct: DirectRunner
     dropped: bool = False
+    pace: Pace | None = None
+    """Of steps, as `measure` found it."""
 
     def capabilities(self, config: ExecutorConfig) -> ExecutorCapabilities:
         """See the contract."""
@@ -114,6 +119,26 @@ class Loaded:
         self.unified.capture_first()
         self.runner.forwards = 0
         progress("warmup", 1, 1)
+
+    def measure(self, config: ExecutorConfig) -> None:
+        """Find out how fast steps are. `pace` stays None where there is no memory for them, and where a device computes steps:
+        it captures graphs of steps that come often, and these would count among them."""
+        if self.unified.max_in_flight > 1:
+            return
+        layout = self.plan.layout
+        try:
+            self.pace = measure_pace(
+                self.run_alone,
+                config.max_num_seqs,
+                config.max_num_batched_tokens,
+                self.info.max_model_len,
+                layout.block_size,
+                layout.num_blocks,
+                self.info.generates,
+            )
+        except OutOfMemory:
+            self.pace = None
+        self.runner.forwards = 0
 
     def run_alone(self, batch: UnifiedBatch) -> None:
         """Compute a step of sequences that nobody knows, before or after. Raises as `UnifiedRunner.run`."""

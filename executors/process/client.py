@@ -28,6 +28,7 @@ from executors.contract import (
     KvLayout,
     ModelInfo,
     NotReady,
+    Pace,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -95,6 +96,9 @@ class RemoteExecutor(BatchModelExecutor):
 
     def kv_capacity(self) -> int | None:
         return self._known().kv_capacity
+
+    def pace(self) -> Pace | None:
+        return self._known().pace
 
     def supports_native_unified_decode(self) -> bool:
         return self._known().native_unified_decode

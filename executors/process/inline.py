@@ -33,6 +33,7 @@ from executors.contract import (
     ModelExecutor,
     ModelInfo,
     NotReady,
+    Pace,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -181,6 +182,9 @@ class InlineExecutor(BatchModelExecutor):
 
     def kv_capacity(self) -> int | None:
         return self._warm().kv_capacity()
+
+    def pace(self) -> Pace | None:
+        return self._warm().pace()
 
     def supports_native_unified_decode(self) -> bool:
         return self._warm().supports_native_unified_decode()

@@ -28,6 +28,7 @@ from executors.contract import (
     KvCacheHandle,
     KvLayout,
     ModelInfo,
+    Pace,
     PrefillInput,
     PrefillOutput,
     SampledToken,
@@ -200,6 +201,7 @@ class Ready(msgspec.Struct, tag=3, array_like=True):
     native_unified_decode: bool
     optimal_batch_size: int
     adapters: bool
+    pace: Pace | None
 
 
 class LoadFailed(msgspec.Struct, tag=4, array_like=True):

@@ -284,6 +284,7 @@ def _facts(executor: ModelExecutor) -> m.Ready:
         native_unified_decode=executor.supports_native_unified_decode(),
         optimal_batch_size=optimal,
         adapters=isinstance(executor, AdapterExecutor),
+        pace=executor.pace(),
     )
 
 

@@ -12,11 +12,12 @@ import yaml
 
 from server import healthcheck
 from server.settings import Settings
+from tests.ops.compose import ComposeFile
 from tests.ops.expressions import ROOT, alerts, dashboard, dashboard_expressions, operands
 from tools.ops.dockerfile import DockerfileError, Image, expand, image_of, parse
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
-SERVICES: dict[str, Any] = COMPOSE["services"]
+SERVICES = ComposeFile(ROOT / "docker-compose.yml", {}).services
 
 
 def read_dockerfile() -> dict[str, Image]:
@@ -76,11 +77,6 @@ def test_service_is_confined(name: str) -> None:
 def test_compose_waits_for_the_drain() -> None:
     drain = Settings.model_fields["drain_timeout"].default
     assert int(SERVICES["server"]["stop_grace_period"].removesuffix("s")) >= drain + 10
-
-
-def test_compose_passes_on_settings_that_exist() -> None:
-    names = [name for name in SERVICES["server"]["environment"] if name.startswith("COHORT_")]
-    assert names and all(name.removeprefix("COHORT_").lower() in Settings.model_fields for name in names)
 
 
 def test_prometheus_scrapes_the_service_and_grafana_asks_prometheus() -> None:

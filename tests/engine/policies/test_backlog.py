@@ -122,9 +122,9 @@ def test_only_who_still_waits_expires_and_once() -> None:
         backlog.enter(one)
     begun.status = SequenceStatus.RUNNING
     backlog.begin(begun)
-    assert list(backlog.expired(0.9)) == []
-    assert list(backlog.expired(1.0)) == [late]
-    assert list(backlog.expired(5.0)) == []
+    assert list(backlog.unbegun.past_deadline(0.9)) == []
+    assert list(backlog.unbegun.past_deadline(1.0)) == [late]
+    assert list(backlog.unbegun.past_deadline(5.0)) == []
 
 
 def choices(count: int, tokens: int) -> list[Sequence]:
@@ -203,8 +203,8 @@ def test_deadlines_of_who_has_gone_are_not_kept() -> None:
         if number % 2:
             backlog.begin(one)
         backlog.end(one)
-    assert len(backlog._deadlines) < 100
-    assert list(backlog.expired(9.0)) == late
+    assert len(backlog.unbegun._deadlines) < 100
+    assert list(backlog.unbegun.past_deadline(9.0)) == late
 
 
 def test_the_rest_of_a_call_that_was_begun_does_not_expire() -> None:
@@ -218,8 +218,8 @@ def test_the_rest_of_a_call_that_was_begun_does_not_expire() -> None:
         backlog.enter(one)
     backlog.begin(begun[0])
     backlog.end(begun[0])
-    assert list(backlog.expired(2.0)) == waiting
-    assert list(backlog.expired(3.0)) == []
+    assert list(backlog.unbegun.past_deadline(2.0)) == waiting
+    assert list(backlog.unbegun.past_deadline(3.0)) == []
 
 
 class Refusals(Observer):

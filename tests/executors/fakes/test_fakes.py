@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from executors.batch import SamplingParams, TableUpdates
-from executors.contract import ExecutorConfig, ExecutorDied, InvalidInput, NotReady, Skipped, StepFailed
+from executors.contract import ExecutorConfig, ExecutorDied, InvalidInput, NotReady, Pace, Skipped, StepFailed
 from executors.driver import GREEDY, Driver, Feed
 from executors.fakes.base import FakeExecutor
 from executors.fakes.echo import EchoExecutor
 from executors.fakes.failures import Failure, parse_failures
 from executors.fakes.oracle import expected_tokens
 from executors.fakes.paged import PagedFakeExecutor
+from executors.process.inline import InlineExecutor
 from executors.registry import create
+from executors.sampling_adapter import SamplingAdapter
 
 BOTH = pytest.mark.parametrize("name", ["echo", "paged_fake"])
 NATIVE = pytest.mark.parametrize("native", [True, False], ids=["native", "split"])
@@ -83,6 +85,27 @@ async def test_echo_keeps_to_its_kv_capacity() -> None:
     await driver.prefill(seq)
     with pytest.raises(InvalidInput, match="KV capacity"):
         await driver.decode(1, seq)
+
+
+@BOTH
+async def test_the_pace_is_what_steps_take_and_passes_through_wrappers(name: str) -> None:
+    driver = await drive(name, step_delay_ms=20, prompt_token_ms=5)
+    executor = fake(driver)
+    assert executor.pace() == Pace(0.005, ((1, 0.02),))
+    assert (await drive(name, step_delay_ms=20)).executor.pace() is None, "nothing is known of prompts"
+    took = []
+    for seq in (driver.add(list(range(20))), driver.add([1])):
+        began = time.perf_counter()
+        await driver.prefill(seq)
+        took.append(time.perf_counter() - began)
+    assert took[0] >= 0.12 and took[1] >= 0.02, "one token alone is a decode's"
+    assert SamplingAdapter(executor).pace() == executor.pace()
+    inline = InlineExecutor(executor.config, create(executor.config))
+    with pytest.raises(NotReady):
+        inline.pace()
+    await inline.warmup()
+    assert inline.pace() == executor.pace()
+    await inline.shutdown()
 
 
 async def test_paged_detects_reading_what_was_never_written() -> None:

@@ -30,6 +30,7 @@ from executors.contract import (
     ModelExecutorFactory,
     ModelInfo,
     OutOfMemory,
+    Pace,
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
@@ -85,6 +86,9 @@ class Stub(BatchModelExecutor):
 
     def kv_capacity(self) -> int | None:
         return 99
+
+    def pace(self) -> Pace | None:
+        return Pace(0.25, ((1, 0.5), (8, 1.5)))
 
     def optimal_batch_size(self) -> int:
         return 4

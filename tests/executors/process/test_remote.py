@@ -19,6 +19,7 @@ from executors.contract import (
     KvCacheHandle,
     NotReady,
     OutOfMemory,
+    Pace,
     PrefillInput,
     SequenceStart,
     Skipped,
@@ -93,7 +94,13 @@ async def test_all_members_are_forwarded(remote: Make) -> None:
 
 async def test_facts(remote: Make) -> None:
     executor = remote(limits=QUICK)
-    for member in (executor.info, executor.capabilities, executor.kv_layout, executor.kv_capacity):
+    for member in (
+        executor.info,
+        executor.capabilities,
+        executor.kv_layout,
+        executor.kv_capacity,
+        executor.pace,
+    ):
         with pytest.raises(NotReady):
             member()
     with pytest.raises(NotReady):
@@ -105,6 +112,7 @@ async def test_facts(remote: Make) -> None:
         executor.info().name == "stub"
         and executor.kv_layout().num_blocks == 8
         and executor.kv_capacity() == 99
+        and executor.pace() == Pace(0.25, ((1, 0.5), (8, 1.5)))
     )
     assert executor.capabilities().paged and executor.supports_native_unified_decode()
     assert executor.optimal_batch_size() == 4 and executor.supports_batch_size(8)

@@ -1,0 +1,194 @@
+"""`Forecast`: how long work will take that nothing like it was measured of yet, from the pace of an executor's warm-up.
+
+A step with prompts in it lasts as long as its decodes alone and its prompt tokens together. While nobody streams, a step is as
+full of prompts as it may be; beside streams, as `LatencyBudget` allows. So prompts take two to three times as long once the
+first of them has become a stream, and that is what a burst on a server that has just started meets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.policies.budget import FIRST_CHUNK, chunk_tokens
+from engine.request import Request
+from executors.contract import Pace
+
+_USUAL_ANSWER = 128
+"""Tokens. Most answers are longer: a guess that is too long would refuse requests that could be served."""
+_PIECES = 16
+"""Pieces in which a queue is looked at, as its prompts turn into streams one after the other."""
+_RECENT = 8
+"""Prompts that a new one is compared with."""
+_MEMORY = 10.0
+"""Seconds of computing after which what steps took counts 1/e."""
+_FIRST_STEPS = 16
+"""Steps, about, in which `LatencyBudget` knows nothing of decodes yet: it measures them after eight steps of about as many
+streams, and a burst has more of them with every step."""
+_PRIOR = 0.2
+"""Seconds of computing that the pace counts as, beside what steps have taken: about as long as it was measured."""
+
+
+def streams(request: Request) -> bool:
+    """Whether decode steps follow its prompt."""
+    return request.pooling is None and request.max_tokens > 1
+
+
+def answer_tokens(request: Request) -> int:
+    """A guess of how many tokens its output has: not more than asked for, and seldom less."""
+    if request.pooling is not None:
+        return 0
+    return max(request.sampling.min_tokens, min(request.max_tokens, _USUAL_ANSWER))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is computed before a new request is begun.
+
+    - `in_flight` prompt tokens are in steps that are out, beside `decodes` decodes, since `elapsed` seconds.
+    - `rest` prompt tokens of running sequences follow, then `tokens` of `count` sequences that wait.
+    - `running` sequences stream, or will when what is in flight is done; `coming` will when `rest` is computed; `joining` of
+      those that wait will when their prompts are.
+    """
+
+    in_flight: int = 0
+    decodes: int = 0
+    elapsed: float = 0.0
+    rest: int = 0
+    tokens: int = 0
+    count: int = 0
+    running: int = 0
+    coming: int = 0
+    joining: int = 0
+
+
+class Forecast:
+    """Seconds by `pace`, of steps with at most `step_tokens` tokens of at most `num_slots` sequences. `target_itl` as
+    `EngineConfig` has it.
+
+    A pace measured in a moment may be wrong, say on a machine that was busy while it started: the first steps correct it, by how
+    much longer they take than it says.
+    """
+
+    def __init__(self, pace: Pace, step_tokens: int, num_slots: int, target_itl: float | None = None) -> None:
+        self._pace = pace
+        self._step_tokens = step_tokens
+        self._num_slots = num_slots
+        self._target_itl = target_itl
+        self._taken = self._expected = _PRIOR
+        self._first: float = _FIRST_STEPS * FIRST_CHUNK
+        """Prompt tokens that will be computed beside streams before decodes are measured alone."""
+
+    def learn(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
+        """A step of so many prompt tokens and decodes took so long."""
+        if decodes:
+            self._first = max(0, self._first - prompt_tokens) if prompt_tokens else 0
+        kept = math.exp(-seconds / _MEMORY)
+        expected = prompt_tokens * self._pace.prompt_token + self._pace.decode_step(decodes)
+        self._taken = self._taken * kept + seconds
+        self._expected = self._expected * kept + expected
+
+    @property
+    def _scale(self) -> float:
+        """How much longer steps take than the pace says."""
+        return self._taken / self._expected
+
+    def seconds(self, work: Work) -> float:
+        """Until all that work is done."""
+        now = 0.0
+        if work.in_flight:
+            step = work.in_flight * self._pace.prompt_token + self._pace.decode_step(work.decodes)
+            now = max(0.0, step * self._scale - work.elapsed)
+        return now + self._scale * self._later(work)
+
+    def _later(self, work: Work) -> float:
+        """By the pace as it is, after the steps that are out."""
+        prompts = _Prompts(self, self._first)
+        prompts.compute(work.rest, work.running)
+        running, tokens, count = work.running + work.coming, work.tokens, work.count
+        if not running and tokens:
+            # What fits into the step that comes next is computed before any of it streams.
+            together = min(tokens, self._step_tokens)
+            prompts.compute(together, 0)
+            share = together / tokens
+            running += min(work.joining, max(1, round(work.joining * share)))
+            tokens, count = tokens - together, max(1, round(count * (1 - share)))
+        left = max(0, work.running + work.coming + work.joining - running)
+        pieces = min(_PIECES, count) if tokens else 0
+        for piece in range(pieces):
+            prompts.compute(tokens / pieces, running + round(left * piece / pieces))
+        return prompts.seconds
+
+    def answer(self, tokens: float) -> float:
+        """Of an output of so many tokens, as long as as many others as possible stream beside it."""
+        return self._scale * tokens * self._pace.decode_step(self._num_slots)
+
+    def each(self, running: int, first: bool = False) -> float:
+        """Seconds per prompt token beside so many streams, by the pace as it is. `first`: decodes were not measured yet."""
+        alone, most = self._pace.prompt_token, self._step_tokens
+        base = self._pace.decode_step(min(running, self._num_slots))
+        if not base or self._target_itl == 0:
+            chunk = most
+        elif first:
+            chunk = min(most, FIRST_CHUNK)
+        else:
+            chunk = chunk_tokens(base, alone, self._target_itl, most)
+        return alone + base / chunk
+
+
+class _Prompts:
+    """Prompts computed one after the other, in `seconds`. The first `first` tokens beside streams are of the time when decodes
+    were not measured yet."""
+
+    def __init__(self, forecast: Forecast, first: float) -> None:
+        self.seconds = 0.0
+        self._forecast = forecast
+        self._first = first
+
+    def compute(self, tokens: float, running: int) -> None:
+        """So many tokens beside so many streams."""
+        first = min(tokens, self._first) if running else 0.0
+        self._first -= first
+        self.seconds += first * self._forecast.each(running, first=True)
+        self.seconds += (tokens - first) * self._forecast.each(running)
+
+
+class SharedPrefixes:
+    """Guesses how much of a prompt is computed already when its turn comes: what it has in common with one of the last prompts.
+
+    The cache of prefixes is asked when a sequence is admitted; a burst of requests with one long system prompt, which come
+    before any of them was computed, would look many times as much work as it is.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """`block_size` tokens are shared or not; 0: nothing is."""
+        self._block_size = block_size
+        self._recent: deque[Request] = deque(maxlen=_RECENT)
+
+    def fresh(self, request: Request) -> int:
+        """Tokens of its prompt that have to be computed; it is one of the last prompts from now on."""
+        ids = request.prompt_token_ids
+        if not self._block_size or request.needs_whole_prompt:
+            return len(ids)
+        most = (len(ids) - 1) // self._block_size * self._block_size  # one at least is computed in any case
+        shared = 0
+        for other in reversed(self._recent):
+            if (other.adapter, other.cache_salt) == (request.adapter, request.cache_salt):
+                shared = max(shared, _alike(ids[:most], other.prompt_token_ids))
+            if shared == most:
+                break
+        self._recent.append(request)
+        return len(ids) - shared // self._block_size * self._block_size
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> int:
+    """With how many equal ids they begin."""
+    length = min(len(one), len(other))
+    if not length or one[0] != other[0]:
+        return 0
+    differs = one[:length] != other[:length]
+    first = int(differs.argmax())
+    return first if differs[first] else length

@@ -1,0 +1,128 @@
+"""The pace of an executor that is warm: a few short steps of nothing, timed.
+
+    prompt steps   one prompt, first short, then of as many tokens as take about `_STEP_S`
+    decode steps   1, 8 and as many sequences as a step may have, with one token each
+
+They go the way that a request's steps go, sampling included. What they write into the first blocks of KV means nothing, and
+none of their sequences is known afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.facts import Pace
+
+_STEP_S = 0.1
+"""Seconds that the prompt step should take, from what a shorter one has taken."""
+_MOST_S = 0.2
+"""Seconds after which no further step is begun."""
+_FIRST_TOKENS = 16
+_MOST_TOKENS = 256
+"""Longer prompts are hardly faster, and their KV is memory that an idle executor need not have touched."""
+_PAST = 32
+"""Tokens before the one that is decoded."""
+_LEAST_SHARE = 0.25
+"""Of a prompt step at least so much is its tokens' part, whatever a decode step has taken: both are measured once or twice, and a
+machine that is busy with something else makes either of them long."""
+
+
+class _Stopwatch:
+    """Runs steps and keeps the shortest time of each form, (sequences, tokens of each), in `seconds`."""
+
+    def __init__(self, run: Callable[[int, int], object], clock: Callable[[], float]) -> None:
+        self.seconds: dict[tuple[int, int], float] = {}
+        self._run = run
+        self._clock = clock
+        self._began = clock()
+
+    def take(self, count: int, tokens: int) -> float:
+        """Compute such a step. The least that one has taken, in seconds."""
+        began = self._clock()
+        self._run(count, tokens)
+        took = max(1e-9, self._clock() - began)
+        known = self.seconds[count, tokens] = min(took, self.seconds.get((count, tokens), took))
+        return known
+
+    @property
+    def time_is_left(self) -> bool:
+        return self._clock() - self._began < _MOST_S
+
+
+def measure_pace(
+    run: Callable[[UnifiedBatch], object],
+    max_num_seqs: int,
+    max_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    num_blocks: int,
+    generates: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Pace:
+    """Time steps that `run` computes, at most `max_tokens` of them in one, of sequences of at most `max_model_len` tokens. Not
+    `generates`: the model has no head, and its prompts are pooled.
+
+    One step is computed untimed and two are timed in any case; no further one is begun 0.2 s after the first. Raises what `run`
+    raises.
+    """
+    room = min(max_model_len, block_size * num_blocks)
+    past = min(_PAST, room - 1)
+
+    def step(count: int, tokens: int) -> object:
+        return run(_step(past if tokens == 1 else 0, count, tokens, block_size, num_blocks, generates))
+
+    most = min(max_tokens, room, _MOST_TOKENS)
+    tokens = min(_FIRST_TOKENS, most)
+    step(1, tokens)  # the first one takes several times as long: not a word on the pace
+    watch = _Stopwatch(step, clock)
+    first, alone = watch.take(1, tokens), watch.take(1, 1)
+    longer = min(most, int(tokens * _STEP_S / first))
+    if longer > tokens:
+        tokens = longer
+        watch.take(1, tokens)
+    for count in (max_num_seqs, 8):
+        if 1 < count <= min(max_num_seqs, max_tokens) and watch.time_is_left:
+            watch.take(count, 1)
+    for form in ((1, 1), (1, tokens)):
+        if watch.time_is_left:
+            watch.take(*form)
+    prompt, alone = watch.seconds[1, tokens], watch.seconds[1, 1]
+    # What a step takes whatever it computes, such as reading the weights, is in both.
+    each = max((prompt - alone) / max(1, tokens - 1), _LEAST_SHARE * prompt / tokens)
+    decodes = {count: took for (count, length), took in watch.seconds.items() if length == 1}
+    return Pace(each, tuple(sorted(decodes.items())))
+
+
+def _step(
+    past: int, count: int, tokens: int, block_size: int, num_blocks: int, generates: bool
+) -> UnifiedBatch:
+    """`count` sequences that compute `tokens` tokens behind `past` others, of whose KV nothing is known."""
+    width = math.ceil((past + tokens) / block_size)
+    slots = np.arange(count, dtype=np.int32)
+    prompt, none = np.zeros(past + tokens, np.int32), np.empty(0, np.int32)
+    sampling = SamplingParams(temperature=1.0) if generates else None
+    pooling = None if generates else "last"
+    blocks = np.arange(width, dtype=np.int32) % num_blocks
+    return UnifiedBatch(
+        epoch=0,
+        step_id=1,
+        seq_ids=slots.astype(np.int64) + 1,
+        slots=slots,
+        num_q_tokens=np.full(count, tokens, np.int32),
+        pos_offsets=np.full(count, past, np.int32),
+        is_final_chunk=np.ones(count, np.bool_),
+        num_draft_tokens=np.zeros(count, np.int32),
+        token_ids=np.zeros(count * tokens, np.int32),
+        starts=tuple(
+            SequenceStart(slot + 1, slot, prompt, none, sampling, pooling=pooling) for slot in slots.tolist()
+        ),
+        tables=TableUpdates(
+            slots, np.zeros(count, np.int32), np.zeros(count, np.int32), np.full(count, width, np.int32),
+            np.tile(blocks, count),
+        ),
+    )  # fmt: skip

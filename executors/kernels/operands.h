@@ -207,16 +207,28 @@ inline void quantize_weights(const T* in, int64_t n, int8_t* numbers, uint16_t* 
 }
 
 #if defined(__AVX512VNNI__)
+// What `combine` makes of the eight lanes of each of four vectors: in this lane, of that vector.
+template <class Combine>
+inline __m128i reduce_four(const __m256i* v, Combine combine) {
+  __m256i one = combine(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
+  __m256i two = combine(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
+  __m256i all = combine(_mm256_unpacklo_epi64(one, two), _mm256_unpackhi_epi64(one, two));
+  __m256i swapped = _mm256_permute2x128_si256(all, all, 1);
+  return _mm256_castsi256_si128(combine(all, swapped));
+}
+
 // The instruction wants one side unsigned. That is the weight, with 128 added: 128 times the sum of a row's block, from
 // which a sum begins, is known per row, while for an unsigned row every column would need its own.
 struct Int8Product {
   using Word = uint32_t;  // four bytes
   using Sum = I;
   static constexpr int DEPTH = 4, MR = 7, BLOCKS = 1;  // 7 x 2 sums of a block and 7 x 2 of all: 28 of 32 registers
-  static constexpr uint32_t FLIP = 0x80808080;  // what a word of a panel is xored with
+  static constexpr uint32_t FLIP = 0x80808080;         // what a word of a panel is xored with
   template <class T>
   static void convert(Word* out, BlockScale* scales, const T* in, int64_t n) {
-    for (int64_t i = 0; i < n; i += BLOCK) {
+    int64_t i = 0;
+    for (; i + 4 * BLOCK <= n; i += 4 * BLOCK) convert_four((int8_t*)out + i, scales + i / BLOCK, in + i);
+    for (; i < n; i += BLOCK) {
       F x[BLOCK / W];
       float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top;
       I one = nearest_words(mul(x[0], all(inverse))), two = nearest_words(mul(x[1], all(inverse)));
@@ -224,6 +236,35 @@ struct Int8Product {
       store_bytes((int8_t*)out + i + W, two);
       scales[i / BLOCK] = {scale_of(top), -128 * sum_of_words(add_words(one, two))};
     }
+  }
+  // Four blocks: their largest and their sums are found together.
+  template <class T>
+  static void convert_four(int8_t* out, BlockScale* scales, const T* in) {
+    F x[8];
+    __m256i halves[4];
+    for (int b = 0; b < 4; b++) {
+      x[2 * b] = load_some(in + b * BLOCK, W), x[2 * b + 1] = load_some(in + b * BLOCK + W, W);
+      I top = larger_words(to_magnitude(x[2 * b]), to_magnitude(x[2 * b + 1]));
+      halves[b] = _mm256_max_epi32(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
+    }
+    __m128i bits = reduce_four(halves, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+    __m128 top = _mm_castsi128_ps(bits), most = _mm_set1_ps(127.0f);
+    __m128 tiny = _mm_cmplt_ps(top, _mm_set1_ps(TINY));  // not NaN
+    alignas(16) float inverse[4];
+    _mm_store_ps(inverse, _mm_andnot_ps(tiny, _mm_div_ps(most, top)));
+    __m256i sums[4];
+    for (int b = 0; b < 4; b++) {
+      F factor = all(inverse[b]);
+      store_bytes(out + b * BLOCK, nearest_words(mul(x[2 * b], factor)));
+      store_bytes(out + b * BLOCK + W, nearest_words(mul(x[2 * b + 1], factor)));
+      __m256i bytes = _mm256_loadu_si256((const __m256i*)(out + b * BLOCK));
+      sums[b] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8((char)128), bytes);
+    }
+    __m128i sum = reduce_four(sums, [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
+    __m128i scale = _mm_castps_si128(_mm_andnot_ps(tiny, _mm_div_ps(top, most)));
+    __m128i start = _mm_sub_epi32(_mm_setzero_si128(), sum);
+    _mm_storeu_si128((__m128i*)scales, _mm_unpacklo_epi32(scale, start));
+    _mm_storeu_si128((__m128i*)(scales + 2), _mm_unpackhi_epi32(scale, start));
   }
 };
 #else

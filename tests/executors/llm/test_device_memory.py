@@ -58,7 +58,7 @@ class Sizing:
         self.device = device
         memory = {
             name: changes.pop(name)
-            for name in ("kv_cache_memory_bytes", "gpu_memory_utilization")
+            for name in ("kv_cache_memory_bytes", "gpu_memory_utilization", "kv_on_demand")
             if name in changes
         }
         context = changes.pop("context", LENGTH)
@@ -228,7 +228,10 @@ def test_a_length_that_was_reduced_is_the_next_lifes_too() -> None:
     device = Device(total=8 * GIB)
     made = Sizing(device, max_num_seqs=1, **CONTEXT).sizing.make()
     assert made.plan.max_model_len < CONTEXT["context"] and "max_model_len reduced" in str(made.plan.note)
-    pinned = {"kv_cache_memory_bytes": pool_bytes(made), "max_model_len": made.plan.max_model_len}
+    pinned = {
+        "kv_cache_memory_bytes": pool_bytes(made), "max_model_len": made.plan.max_model_len,
+        "kv_on_demand": made.plan.layout.blocks_per_span > 0,
+    }  # fmt: skip
     again = Sizing(Device(total=8 * GIB), max_num_seqs=1, **pinned, **CONTEXT).sizing.make()
     assert (again.plan.layout, again.plan.max_model_len) == (made.plan.layout, made.plan.max_model_len)
 

@@ -9,7 +9,8 @@ import torch
 from executors.facts import ExecutorConfig
 from executors.kernels import triton_build
 from executors.llm import sizing
-from executors.llm.device_graphs import MIXED_TOKENS, CudaDevice, StepDevice
+from executors.llm.device_graphs import MIXED_TOKENS, CudaDevice, StepDevice, affordable
+from executors.llm.device_inputs import StepShape
 from executors.llm.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.grammar import GrammarCompiler
@@ -46,12 +47,24 @@ def unified_runner(
     except MemoryError:  # a limit on address space
         raise sizing.slots_do_not_fit(config, max_model_len) from None
     if made.graphs is not None:
-        tokens = made.graphs.shapes[-1].tokens
-        # Logits in float32 beside what a forward takes, unless they go where they stay: graphs of fewer rows are cut from the
-        # same memory.
-        logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width * min(rows, tokens)
-        made.reserve(tokens * source.activation_bytes_per_token + logits)
+        # Logits in float32 beside what a forward takes, unless they go where they stay.
+        logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
+
+        def num_bytes(shape: StepShape) -> int:
+            return shape.tokens * source.activation_bytes_per_token + shape.samples * logits
+
+        made.graphs.shapes = affordable(made.graphs.shapes, num_bytes, _graph_share(runner.device))
+        # The largest take it all; others are cut from the same memory.
+        made.reserve(max(map(num_bytes, made.graphs.shapes)))
     return made
+
+
+def _graph_share(device: torch.device) -> int:
+    """Bytes that graphs of many tokens may set aside: a thirty-second of the device."""
+    if device.type != "cuda":
+        return 1 << 62
+    total: int = torch.cuda.mem_get_info(device)[1]
+    return total // 32
 
 
 def _shaping_bytes(device: torch.device) -> int:

@@ -1,10 +1,14 @@
 """Captured graphs of whole steps: which shapes there are, when they are captured, and which one a step gets.
 
-    decode  1, 2, 4, 8, 16, 24, ...     items of one token each, in order, every row sampled
-    mixed   16, 32, 64, ... 512         chunks and decode steps; the last token is always padding
+    decode  1, 2, 4, 8, 16, ... 256, 320, ...   items of one token each, in order, every row sampled
+    mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
+
+Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4 ms.
+Larger graphs lie closer, and take only steps that fill three quarters of them.
 
 Smallest first. The first few are there when the executor is ready. The others follow one at a time while nobody computes, and
-where that never happens between two steps, once a shape has been missed often enough; never within a step.
+where that never happens between two steps, once a shape has been missed often enough, with one or two more that have been missed:
+each time the steps out have to end first. Never within a step.
 """
 
 from __future__ import annotations
@@ -33,8 +37,13 @@ STARVED_S = 30.0
 """Seconds to the next try after a capture that found no memory, twice as many after each: somebody else may be starting."""
 STARVED_TRIES = 5
 """Of them, at most: a capture that fails keeps a little, and computes a step for nothing."""
-MOST_ROWS = 256
-MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
+PER_STANDSTILL = 3
+"""Graphs that are captured between two steps, at most."""
+CLOSE_TO = 512
+"""Tokens from which on a step has to fill three quarters of its graph."""
+LARGE_ROWS = (320, 384, 448, 512, 640, 768, 896, 1024)
+"""Of steps of nothing but decodes, above 256. A graph takes the driver's memory, so there are not more."""
+MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
 """Tokens of mixed steps that get a graph: prompts and budgets like to be as long as that."""
 _PADDING = 8
 """Tokens more that such a graph has: one is what padding names, eight keep rows of products where cuBLAS likes them."""
@@ -157,8 +166,8 @@ class StepFacts:
 
 def decode_shapes(max_rows: int) -> list[StepShape]:
     """Of steps of nothing but decodes, for up to `max_rows` sequences."""
-    most = min(max_rows, MOST_ROWS)
-    sizes = sorted({size for size in (1, 2, 4, *range(8, most + 1, 8)) if size <= most} | {most})
+    most = min(max_rows, LARGE_ROWS[-1])
+    sizes = sorted({size for size in (1, 2, 4, *range(8, 257, 8), *LARGE_ROWS) if size <= most} | {most})
     return [StepShape(size, size, size, decodes=size) for size in sizes]
 
 
@@ -173,8 +182,18 @@ def mixed_shapes(max_rows: int, max_tokens: int, queries_per_tile: int) -> list[
     return shapes
 
 
+def affordable(
+    shapes: Sequence[StepShape], num_bytes: Callable[[StepShape], int], most: int
+) -> list[StepShape]:
+    """The shapes without those of more than `CLOSE_TO` tokens that take over `most` bytes while they are computed: graphs share
+    memory, which nothing else can have."""
+    return [shape for shape in shapes if shape.tokens <= CLOSE_TO + _PADDING or num_bytes(shape) <= most]
+
+
 def fits(shape: StepShape, facts: StepFacts) -> bool:
-    """Whether a step can be padded to this shape."""
+    """Whether a step can be padded to this shape, and it is worth it."""
+    if shape.tokens > CLOSE_TO + _PADDING and 4 * facts.tokens < 3 * (shape.tokens - _PADDING * shape.listed):
+        return False
     if not shape.listed:
         return not facts.tiles and facts.items <= shape.items
     return (
@@ -236,11 +255,19 @@ class StepGraphs:
         shape = next(there, None)
         return None if shape is None else (shape, self._graphs[shape])
 
-    def overdue(self, facts: StepFacts) -> StepShape | None:
-        """The shape for a step, if so many wanted it that it is to be captured before this one."""
+    def overdue(self, facts: StepFacts) -> list[StepShape]:
+        """The shape for a step, if so many wanted it that it is to be captured before this one, and others that half as many
+        wanted. They follow in order, each unless the one before it failed."""
         wanted = self._wanted(facts)
-        due = wanted is not None and self._misses[wanted] >= MISSES and wanted not in self._graphs
-        return wanted if due and not self.failure and not self.wait else None
+        if wanted is None or self._misses[wanted] < MISSES or wanted in self._graphs:
+            return []
+        if self.failure or self.wait:
+            return []
+        missed = [
+            shape for shape, count in self._misses.most_common()
+            if count >= MISSES // 2 and shape not in self._graphs and shape != wanted
+        ]  # fmt: skip
+        return [wanted, *missed[: PER_STANDSTILL - 1]]
 
     def _wanted(self, facts: StepFacts) -> StepShape | None:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)

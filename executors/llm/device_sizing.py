@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from executors.batch import UnifiedBatch
 from executors.errors import ConfigError
 from executors.facts import ExecutorConfig, KvLayout
-from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes
+from executors.llm.device_graphs import decode_shapes, mixed_shapes
 from executors.llm.device_memory import DeviceMemory, Room, give_back, look
 from executors.llm.full_steps import full_steps
 from executors.llm.kv_cache import KvPlan, plan_kv
@@ -178,4 +178,5 @@ def graph_bytes(config: ExecutorConfig) -> int:
     set aside with everything else, and is part of what the profile measures."""
     if config.optimization.enforce_eager:
         return 0
-    return GRAPH_BYTES * (len(decode_shapes(config.max_num_seqs)) + len(MIXED_TOKENS))
+    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    return GRAPH_BYTES * (len(decode_shapes(rows)) + len(mixed_shapes(rows, tokens, queries_per_tile=1)))

@@ -251,7 +251,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
         graphs = self.graphs
         if graphs is None:
             return self._put(batch, plan, None)
-        if (overdue := graphs.overdue(plan.facts)) is not None:
+        for overdue in graphs.overdue(plan.facts):
+            if graphs.failure or graphs.wait:
+                break
             self._capture(overdue)
         graphs.in_step = True
         try:

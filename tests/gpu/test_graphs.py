@@ -16,10 +16,12 @@ from executors.llm.device_graphs import (
     AT_START,
     MISSES,
     MIXED_TOKENS,
+    PER_STANDSTILL,
     STARVED_S,
     STARVED_TRIES,
     StepFacts,
     StepGraphs,
+    affordable,
     decode_shapes,
     fits,
     mixed_shapes,
@@ -213,10 +215,63 @@ def test_a_larger_graph_does_where_the_best_is_missing() -> None:
     for _ in range(MISSES - 1):
         found = graphs.find(facts)
         assert found is not None and found[0].items == 24
-    assert graphs.overdue(facts) == graphs.shapes[4]
+    assert graphs.overdue(facts) == [graphs.shapes[4]]
     graphs.capture(graphs.shapes[4])
     found = graphs.find(facts)
-    assert found is not None and found[0].items == 16 and graphs.overdue(facts) is None
+    assert found is not None and found[0].items == 16 and graphs.overdue(facts) == []
+
+
+def test_what_is_missed_often_is_captured_together() -> None:
+    """The steps out have to end before each capture: not for each shape anew."""
+    graphs = StepGraphs(FakeDevice(), decode_shapes(64), lambda shape: lambda: None)
+    for rows, count in ((20, MISSES), (60, MISSES - 1), (30, MISSES // 2), (40, MISSES // 2), (50, 1)):
+        for _ in range(count):
+            assert graphs.find(StepFacts(rows, rows, 0, rows, rows)) is None
+    due = graphs.overdue(StepFacts(20, 20, 0, 20, 20))
+    assert [shape.items for shape in due] == [24, 64, 32] and len(due) == PER_STANDSTILL
+    assert graphs.overdue(StepFacts(60, 60, 0, 60, 60)) == [], "not yet"
+
+
+async def test_a_standstill_ends_with_a_capture_that_fails(path: Path) -> None:
+    executor = await faked(path)
+    graphs, device = executor.unified.graphs, executor.device
+    assert graphs is not None and device is not None
+    driver = Driver(executor)
+    seqs = [driver.add([i]) for i in range(14)]
+    for number in range(MISSES):
+        some = seqs if number % 2 else seqs[:9]
+        graphs._misses[graphs.shapes[5]] += 1  # another that is wanted
+        await driver.step([(one, one.tokens[one.computed :], True, 0) for one in some])
+    device.broken, tried = "CUDA error: out of memory", len(device.graphs)
+    await driver.step([(one, one.tokens[one.computed :], True, 0) for one in seqs])
+    assert graphs._starved == 1 and len(device.graphs) == tried, "tried on where there was no memory"
+
+
+def test_large_graphs_take_only_steps_that_nearly_fill_them() -> None:
+    shapes = [*decode_shapes(1024), *mixed_shapes(1024, 2048, 32)]
+    for shape in shapes:
+        if shape.tokens > 512 + 8:
+            own = shape.tokens - 8 * shape.listed
+            least = -(-3 * own // 4)
+            tiles = -(-least // 32) if shape.listed else 0
+            rows = 1 if shape.listed else least
+            decodes = 0 if shape.listed else least
+            assert fits(shape, StepFacts(least, rows, tiles, decodes, rows))
+            assert not fits(shape, StepFacts(least - 1, rows - (not shape.listed), tiles, decodes, rows))
+    for tokens in range(513, 2049):  # so every one has a graph, of a third more tokens at most
+        wanted = min(
+            shape.tokens for shape in shapes if fits(shape, StepFacts(tokens, 1, -(-tokens // 32), 0, 1))
+        )
+        assert wanted - 8 <= 4 * tokens / 3
+    for rows in range(257, 1025):
+        assert any(fits(shape, StepFacts(rows, rows, 0, rows, rows)) for shape in shapes if not shape.listed)
+
+
+def test_large_graphs_that_take_too_much_memory_are_left_out() -> None:
+    shapes = sorted(mixed_shapes(64, 2048, 32), key=lambda shape: shape.tokens)
+    kept = affordable(shapes, lambda shape: 1000 * shape.tokens, 1_100_000)
+    assert [shape.tokens - 8 for shape in kept] == [16, 32, 64, 128, 256, 512, 640, 768, 1024]
+    assert [shape.tokens - 8 for shape in affordable(shapes, lambda shape: 1 << 40, 1)][-1] == 512
 
 
 def test_nothing_is_captured_within_a_step() -> None:
@@ -331,7 +386,8 @@ async def test_the_specialised_executor_has_them_too(path: Path) -> None:
 
 def test_sizes_of_decode_graphs() -> None:
     assert [shape.tokens for shape in decode_shapes(256)] == [1, 2, 4, *range(8, 257, 8)]
-    assert len(decode_shapes(1000)) == 35 and decode_shapes(1000)[-1].items == 256
+    assert [shape.tokens for shape in decode_shapes(1000)][35:] == [320, 384, 448, 512, 640, 768, 896, 1000]
+    assert decode_shapes(5000)[-1].items == 1024
     assert [shape.tokens for shape in decode_shapes(3)] == [1, 2, 3]
     assert [shape.tokens for shape in decode_shapes(20)] == [1, 2, 4, 8, 16, 20]
 
@@ -343,7 +399,7 @@ def test_a_mixed_graph_always_has_padding_to_name() -> None:
         assert fits(shape, StepFacts(tokens, 1, -(-tokens // 32), 0, 1))
         assert not fits(shape, StepFacts(shape.tokens, 1, -(-tokens // 32), 0, 1))
         rows = min(tokens, 64)
-        assert fits(shape, StepFacts(rows, rows, 0, rows, rows))
+        assert tokens > 512 or fits(shape, StepFacts(rows, rows, 0, rows, rows))
     rng = np.random.default_rng(0)
     for _ in range(500):
         lens = rng.choice([1, 1, 1, 2, 40], rng.integers(1, 60))

@@ -121,6 +121,16 @@ def test_a_row_does_not_depend_on_the_others(isa: str, kind: str, dtype: torch.d
 
 @every_isa
 @every_kind
+def test_any_number_of_rows(isa: str, kind: str) -> None:
+    """Rows are cut into chunks of whole tiles, which from some 2,500 rows on may be one fewer than rows / ROWS."""
+    linear, x = packed(noise(3, 8), kind, isa), noise(4300, 8, seed=1)
+    expected = torch.cat([linear(x[:100]), linear(x[100:])])
+    for rows in range(2500, 4300):
+        assert torch.equal(linear(x[:rows]), expected[:rows]), rows
+
+
+@every_isa
+@every_kind
 def test_rows_in_any_pieces(isa: str, kind: str) -> None:
     weight, x = noise(150, 40), noise(3, 40, seed=1)
     for gated in (False, True):

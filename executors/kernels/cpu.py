@@ -27,6 +27,10 @@ _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Columns in a word of 32 bits."""
 BLOCK = 32
 """Columns that share a scale in int8: `BLOCK` of operands.h."""
+_BLOCK_SCALE = 8
+"""Bytes: `BlockScale` of operands.h."""
+_VNNI = ("avx512_bf16", "avx512_vnni")
+"""Instruction sets that multiply bytes; others multiply pairs of 16 bits."""
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
 """By the names of config.json: `Activation` of gemm.h. Others are not fused."""
 OUT_OF_MEMORY = "no memory for a kernel's scratch space"
@@ -164,6 +168,17 @@ def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated:
     if kind == "int8":
         return panels * kernels.panel_rows * -(-columns // BLOCK) * (BLOCK + 2)
     return panels * kernels.panel_rows * 4 * -(-columns // _DEPTHS[kind])
+
+
+def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
+    """Bytes of a row of a left operand, [columns], as products with a weight of `kind` read it: see `convert` in operands.h.
+
+    int8: a scale and where a sum begins for every 32 values. Where values are multiplied in a wider form, they are kept in it.
+    """
+    if kind == "int8":
+        width = 1 if kernels.isa in _VNNI else 2
+        return -(-columns // BLOCK) * (BLOCK * width + _BLOCK_SCALE)
+    return columns * (2 if kind == "bfloat16" and kernels.isa == "avx512_bf16" else 4)
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:

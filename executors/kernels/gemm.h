@@ -312,7 +312,8 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 template <class Op, class T>
 void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to, Counter& counter, int threads) {
   int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
-  int64_t chunk = m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 0;  // alike, and whole tiles
+  int64_t chunk = m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 1;  // alike, and whole tiles
+  chunks = (m + chunk - 1) / chunk;  // fewer where ROWS is no multiple of MR and whole tiles of many chunks add up
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
   int64_t rounds = w.kind == INT8 ? w.blocks() : (w.steps() + 15) / 16;

@@ -12,7 +12,7 @@ from executors.errors import ConfigError, OutOfMemory
 from executors.facts import ExecutorConfig, ModelInfo
 from executors.kernels import cpu_forward
 from executors.kernels.compiler import KernelUnavailable
-from executors.kernels.cpu import CpuKernels, cpu_kernels, use_kernels
+from executors.kernels.cpu import CpuKernels, cpu_kernels, operand_bytes, use_kernels
 from executors.llm import fp8
 from executors.llm.kv_cache import plan_kv
 from executors.llm.linear import kernels_support
@@ -257,13 +257,12 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
     qkv = config.q_size + 2 * config.kv_size
     if kernels is not None and cpu_forward.why_not(decoder) is None:
-        # The residual in fp32, the operand of a product (see `convert` in gemm.h), qkv, attention, inner and the result.
+        # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
+        # queries, attention's result and inner.
         widest = max(config.hidden_size, config.q_size, inner)
-        operand = 1 if decoder.int8 else 4 if kernels.isa != "avx512_bf16" else size
-        stored = qkv + config.q_size + inner + config.hidden_size
-        return (
-            8 * config.hidden_size + operand * widest + size * stored
-        )  # the residual twice: of wanted rows, too
+        kind = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        operand = operand_bytes(kernels, widest, kind)
+        return 8 * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
     operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0
     stored = 4 * inner

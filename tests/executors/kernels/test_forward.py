@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from executors.kernels.cpu import cpu_kernels
 from executors.kernels.cpu_attention import CpuAttention
 from executors.llm.attention import TorchAttention
 from executors.llm.kv_cache import KvCache
+from executors.llm.loader import activation_bytes
 from executors.llm.models.config import read_config
 from executors.llm.models.decoder import Decoder, ForwardInput
 from executors.llm.step import StepArrays
@@ -50,6 +53,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_checkpoint(root / name, fields) for name, fields in MODELS.items()}
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside its activations what else a step allocates is little."""
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 1, "head_dim": 128}
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", {**QWEN3, **sizes})
+
+
 def load(path: Path, dtype: torch.dtype, isa: str | None, int8: bool = False) -> Decoder:
     """`isa` None: computed by torch."""
     kernels = None if isa is None else cpu_kernels(isa)
@@ -62,12 +72,13 @@ def load(path: Path, dtype: torch.dtype, isa: str | None, int8: bool = False) ->
 class Runner:
     """Sequences of 64 tokens over a cache of their own, computed in steps."""
 
-    def __init__(self, decoder: Decoder, isa: str | None, threads: int = 1) -> None:
+    def __init__(self, decoder: Decoder, isa: str | None, threads: int = 1, sequences: int = 4) -> None:
         self.decoder = decoder
         self.attention = TorchAttention() if isa is None else CpuAttention(isa, threads)
-        self.cache = KvCache(decoder.kv_spec, 4 * 16, BLOCK)
-        self.tables = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(4, 16)
-        self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (4, 64))
+        self.cache = KvCache(decoder.kv_spec, sequences * 16, BLOCK)
+        blocks = np.random.default_rng(0).permutation(sequences * 16)
+        self.tables = blocks.astype(np.int32).reshape(sequences, 16)
+        self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (sequences, 64))
 
     def step(self, items: list[tuple[int, int, int]], wanted: list[int] | None = None) -> list[torch.Tensor]:
         """Hidden states of each item."""
@@ -164,6 +175,50 @@ def test_int8_is_close(checkpoints: dict[str, Path], isa: str, dtype: torch.dtyp
     got = torch.cat(Runner(load(checkpoints["qwen3"], dtype, isa, int8=True), isa).step(ITEMS)).float()
     error = (got - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert 1e-4 < error < 0.1  # rows of 48 random numbers: real models are closer
+
+
+class Mallinfo(ctypes.Structure):
+    """What `mallinfo2` returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def allocated() -> int:
+    """Bytes that are allocated by malloc in this process."""
+    call = ctypes.CDLL(None).mallinfo2
+    call.restype = Mallinfo
+    found = call()
+    return found.hblkhd + found.uordblks
+
+
+@every_isa
+@pytest.mark.parametrize(
+    ("dtype", "int8"), [(FP32, False), (BF16, False), (BF16, True)], ids=["fp32", "bf16", "int8"]
+)
+def test_a_step_takes_the_memory_that_is_declared(
+    wide: Path, isa: str, dtype: torch.dtype, int8: bool
+) -> None:
+    decoder = load(wide, dtype, isa, int8)
+    runner, items = Runner(decoder, isa, sequences=16), [(i, 0, 64) for i in range(16)]
+    grown: list[int] = []
+
+    def measure() -> None:  # in a thread of its own, whose memory is not there yet
+        torch.set_num_threads(1)
+        before = allocated()
+        rows = torch.cat(runner.step(items, list(range(1024))))
+        grown.append(allocated() - before - rows.nbytes)
+        del rows
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    declared = 1024 * activation_bytes(decoder, cpu_kernels(isa))
+    assert 0.97 * declared < grown[0] < 1.03 * declared, (grown, declared)
 
 
 def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:

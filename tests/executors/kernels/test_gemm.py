@@ -7,7 +7,7 @@ import torch
 
 from executors.kernels import CPU_ISAS
 from executors.kernels.compiler import ISAS
-from executors.kernels.cpu import ACTIVATIONS, DTYPES, KINDS, PackedWeight, cpu_kernels
+from executors.kernels.cpu import ACTIVATIONS, BLOCK, DTYPES, KINDS, PackedWeight, cpu_kernels
 from tests.executors.kernels.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
@@ -30,11 +30,11 @@ def bound(kind: str, dtype: torch.dtype) -> float:
     """Largest relative RMS error.
 
     fp32: sums of some hundred roundings to 2^-24. bf16: weights, x and the result are rounded, to 2^-9 of themselves each at
-    worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a row, about three deviations, so
-    3/127 / sqrt(12) of a deviation each for x and w, and more in short rows, whose largest may be further out.
+    worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a block of 32, which is 2.4 deviations,
+    so 2.4/127 / sqrt(12) of a deviation each for x and w, together 0.0077; a short row's largest may be further out.
     """
     if kind == "int8":
-        return 0.02
+        return 0.011
     return 1e-6 if kind == "float32" and dtype is FP32 else 2**-9 * 2.5
 
 
@@ -121,6 +121,16 @@ def test_a_row_does_not_depend_on_the_others(isa: str, kind: str, dtype: torch.d
 
 @every_isa
 @every_kind
+def test_any_number_of_rows(isa: str, kind: str) -> None:
+    """Rows are cut into chunks of whole tiles, which from some 2,500 rows on may be one fewer than rows / ROWS."""
+    linear, x = packed(noise(3, 8), kind, isa), noise(4300, 8, seed=1)
+    expected = torch.cat([linear(x[:100]), linear(x[100:])])
+    for rows in (2585, 3451, *range(2500, 4300, 50)):
+        assert torch.equal(linear(x[:rows]), expected[:rows]), rows
+
+
+@every_isa
+@every_kind
 def test_rows_in_any_pieces(isa: str, kind: str) -> None:
     weight, x = noise(150, 40), noise(3, 40, seed=1)
     for gated in (False, True):
@@ -152,8 +162,74 @@ def test_zeros_and_no_rows(isa: str, kind: str) -> None:
     assert linear(torch.empty(0, 10)).shape == (0, 20)
 
 
+def outlying(*shape: int, seed: int) -> torch.Tensor:
+    """Noise whose blocks of 32 columns differ as those of trained models do, and more: a few values are a hundred times larger,
+    the blocks of some rows are tiny, denormal or zeros."""
+    values = noise(*shape, seed=seed)
+    values[:, 5::97] *= 100.0
+    values[1::7, 32:64] *= 1e-25
+    values[2::7, :32] *= 1e-42
+    values[3::7, 64:96] = 0.0
+    values[4::7, 40] = 1e6
+    return values
+
+
+def half_steps(values: torch.Tensor, coarser: float = 1.0) -> torch.Tensor:
+    """float64 like `values`: how far each may be rounded where 32 of a row share a scale; below 1e-30 they become 0."""
+    blocks = torch.nn.functional.pad(values.double(), (0, -values.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    steps = torch.where(largest < 1e-30, largest, largest * coarser / 254)
+    return steps.expand_as(blocks).flatten(1)[:, : values.shape[1]]
+
+
+@every_isa
+@pytest.mark.parametrize("columns", [130, 192, 515])
+def test_int8_is_rounded_by_blocks(isa: str, columns: int) -> None:
+    """Each result is within what the rounding of its blocks' values can add up to; scales of w are rounded up to bf16."""
+    weight, x = outlying(70, columns, seed=3), outlying(29, columns, seed=4)
+    got = packed(weight, "int8", isa)(x).double()
+    dx, dw = half_steps(x), half_steps(weight, coarser=1 + 2**-7)
+    x, weight = x.double(), weight.double()
+    bounds = x.abs() @ dw.T + dx @ weight.abs().T + dx @ dw.T
+    sums = 1e-6 * (x.abs() @ weight.abs().T)  # of float32
+    assert ((got - x @ weight.T).abs() <= bounds + sums).all()
+
+
+@every_isa
+def test_a_huge_value_costs_int8_only_its_block(isa: str) -> None:
+    """Bit for bit: the other side's block is zeros, so that the huge one adds nothing but, perhaps, its scale."""
+    block = slice(64, 96)
+    weight, x = noise(70, 130), noise(20, 130, seed=1)
+    for one, other in ((weight, x), (x, weight)):
+        one[:, block] = 0.0
+        expected = packed(weight, "int8", isa)(x)
+        kept = other.clone()
+        other[:, 70] = 1e6
+        assert torch.equal(packed(weight, "int8", isa)(x), expected)
+        one[:, block] = noise(len(one), 32, seed=2)
+        other.copy_(kept)
+
+
+@every_isa
+@pytest.mark.parametrize("size", [1e-25, 1e-12, 1e12, 1e30])
+def test_int8_of_small_and_large_numbers_is_as_exact(isa: str, size: float) -> None:
+    """Of x, and of w."""
+    weight, x = noise(70, 130), noise(20, 130, seed=1)
+    expected = x.double() @ weight.double().T
+    for got in (packed(weight, "int8", isa)(x * size), packed(weight * size, "int8", isa)(x)):
+        error = (got.double() / size - expected).square().mean().sqrt()
+        assert error < bound("int8", FP32) * expected.square().mean().sqrt()
+
+
+@every_isa
+def test_int8_of_denormal_numbers_is_zero(isa: str) -> None:
+    weight, x = noise(70, 130), noise(20, 130, seed=1)
+    assert torch.equal(packed(weight, "int8", isa)(x * 1e-40), torch.zeros(20, 70))
+    assert torch.equal(packed(weight * 1e-40, "int8", isa)(x), torch.zeros(20, 70))
+
+
 def test_int8_is_the_same_on_every_instruction_set() -> None:
-    """Its sums are of whole numbers; only the last product with the scales is rounded, in the same way."""
+    """A block's sum is of whole numbers; products with scales and sums of blocks are rounded in the same way."""
     weight, x = noise(75, 133), noise(20, 133, seed=1)
     results = [packed(weight, "int8", isa)(x) for isa in every_isa.args[1]]
     assert all(torch.equal(result, results[0]) for result in results)

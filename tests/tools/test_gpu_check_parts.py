@@ -123,6 +123,7 @@ OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "ji
 SAYS = {
     "device": {"copy_gb_per_s", "copied_by", "bf16_tflops", "identity", "about", "versions", "python"},
     "agreement": {"sequences", "identical", "executor_notes"},
+    "agreement-bf16": {"rows_compared", "largest_logprob_difference", "graphs_replayed", "executor_notes"},
     "kernels": {"kernels", "copy_gb_per_s"},
     "offline-0.6b": {"output_tokens_per_s", "roofline_tokens_per_s", "share_of_roofline", "executor_notes", "seconds"},
     "single-0.6b": {"tokens_per_s", "share_of_roofline", "ttft_ms"},

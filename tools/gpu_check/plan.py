@@ -64,6 +64,13 @@ PARTS = (
         50.0,
         "the engine's tokens against the plain way's",
     ),
+    Part(
+        "agreement-bf16",
+        f"{_HERE}.check_agreement_bf16:run",
+        160.0,
+        50.0,
+        "logprobs of bf16 graphs against eager torch's",
+    ),
     Part("kernels", f"{_HERE}.check_kernels:run", 160.0, 40.0, "each kernel against the measured limits"),
     Part("offline-0.6b", f"{_HERE}.check_engine:offline_small", 200.0, 60.0, "256 sequences, Qwen3-0.6B"),
     Part("single-0.6b", f"{_HERE}.check_engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),

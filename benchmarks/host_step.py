@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor
 from executors.llm.kv_cache import KvCache
 from executors.llm.launched import Launched
-from tests.gpu.device_fakes import PagedTorch
+from tests.gpu.device_fakes import IdleDevice, PagedTorch
 
 ROWS = (1, 32, 256)
 SETTINGS = {
@@ -42,45 +41,6 @@ SETTINGS = {
 }
 _BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
 _MOST_TOKENS = 512
-
-
-class _Past:
-    """An event that the device has always come past."""
-
-    def record(self) -> None:
-        """Nothing."""
-
-    def query(self) -> bool:
-        """At once."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing."""
-
-
-class _Nothing:
-    """A graph that computes nothing."""
-
-    def replay(self) -> None:
-        """Nothing."""
-
-
-class IdleDevice:
-    """A `StepDevice` that does nothing, at once."""
-
-    pinned = compiles = False
-    captures = True
-
-    def event(self) -> _Past:
-        """See `StepDevice`."""
-        return _Past()
-
-    def reserve(self, num_bytes: int) -> None:
-        """Nothing."""
-
-    def capture(self, run: Callable[[], None]) -> _Nothing:
-        """A graph of nothing; `run` is not called."""
-        return _Nothing()
 
 
 class IdleExecutor(LlmExecutor):

@@ -120,11 +120,16 @@ def test_an_owning_executor_has_no_tables() -> None:
 
 def test_updates_of_a_block_each_are_what_they_are_one_by_one() -> None:
     """Those of many tables at once are taken in together; sound or not, the outcome is that of the same updates singly."""
+
+    class OneByOne(SlotTable):
+        def _one_block_each(self, tables: TableUpdates) -> bool:
+            return False
+
     rng = np.random.default_rng(3)
     starts = tuple(start(slot + 1, slot) for slot in range(6))
     taken = refused = 0
     for _ in range(300):
-        together, singly = SlotTable(8, 4), SlotTable(8, 4)
+        together, singly = SlotTable(8, 4), OneByOne(8, 4)
         for table in (together, singly):
             table.apply(batch(starts=starts))
             for slot in range(6):

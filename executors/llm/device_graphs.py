@@ -255,6 +255,10 @@ class StepGraphs:
         shape = next(there, None)
         return None if shape is None else (shape, self._graphs[shape])
 
+    def settled(self, facts: StepFacts) -> bool:
+        """Whether a step has the best graph that it can have: `find` will answer the same from now on."""
+        return self._wanted(facts) in self._graphs
+
     def overdue(self, facts: StepFacts) -> list[StepShape]:
         """The shape for a step, if so many wanted it that it is to be captured before this one, and others that half as many
         wanted. They follow in order, each unless the one before it failed."""

@@ -1,0 +1,115 @@
+"""`RepeatedStep`: a decode step as it was packed, for the next one with the same sequences.
+
+From one decode step to the next most of what is packed stays: slots, settings and padding. What moves on with every token is
+written anew from the batch, so that nothing of it can be stale. Whoever starts a sequence, or launches any other step in
+between, packs the next one from the beginning.
+
+    | token ids | source | positions | cells | slots | lengths | dest | shaped | ends | temperature | top k, top p, min p | u |
+        new        new       new       new             new       new             new                                     new
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from executors import noise
+from executors.batch import UnifiedBatch
+from executors.llm.device_graphs import Graph
+from executors.llm.device_inputs import StepShape, num_words, section_of
+from executors.llm.device_logprobs import Wanted
+
+MOVING = ("token_ids", "source", "positions", "cells", "lengths", "dest", "ends", "u")
+"""Sections that are written anew with every step."""
+STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
+"""Sections that depend on the step's sequences alone. A step that repeats has no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the rows of a step have in common with those of the next, each array in the order of rows: `order` int64 [n], the
+    items in the order of their rows; `pool` int64 [n] where each slot's tokens begin in the token pool,
+    `tables` int64 [n] where its blocks begin in the flattened block tables; `keys` uint64 [n] of its noise."""
+
+    order: np.ndarray
+    pool: np.ndarray
+    tables: np.ndarray
+    keys: np.ndarray
+
+
+class RepeatedStep:
+    """`words` int32: the step as it was packed last. `places` int64 [n]: the row of each item; `wanted`: logprobs, None if there
+    are none; `shaped`: the device shapes logits of it, which has to be told what it counts."""
+
+    def __init__(
+        self, batch: UnifiedBatch, rows: Rows, words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
+        wanted: Wanted | None, shaped: bool,
+    ) -> None:  # fmt: skip
+        """`batch`: a step of single tokens, all of which are sampled, and `words` int32: how it was packed for the graph that is
+        `found`. They are copied."""
+        self.shape, self.graph = found
+        self.words = words[: num_words(self.shape)].copy()
+        self.places = places
+        self.wanted = wanted
+        self.shaped = shaped
+        self.sampled = np.ones(len(batch), np.bool_)
+        self._rows = rows
+        self._identity = bool((rows.order == np.arange(len(batch))).all())
+        self._first, self._last = int(rows.order[0]), int(rows.order[-1])
+        self._key = _key(batch)
+        self._offsets = batch.pos_offsets
+        self._pending = None if batch.pending is None else batch.pending[rows.order]
+        self._all_pending = batch.pending is not None and bool(batch.pending.all())
+        self._of = {name: section_of(self.words, self.shape, name)[: len(batch)] for name in MOVING}
+
+    def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
+        """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
+        token that is none of the `width` logits or a sequence of more than `longest` tokens: its tables are still to be
+        checked."""
+        offsets = batch.pos_offsets
+        if batch.starts or _key(batch) != self._key or len(offsets) != len(self._offsets):
+            return False
+        # All moved on by as much: those with most keys are the same, and the first row has the most.
+        moved = offsets - self._offsets
+        if not (moved == moved[0]).all() or offsets[self._last] < 0 or offsets[self._first] >= longest:
+            return False
+        if len(batch.token_ids) != len(offsets):
+            return False
+        known = batch.token_ids if self._pending is None else batch.token_ids[~batch.pending]  # type: ignore[operator]
+        return self._all_pending or (known.min() >= 0 and known.max() < width)
+
+    def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
+        """Write into `words` what is new in a step that repeats this one. `tables` int32: the host's block tables, flattened, of
+        blocks of `size` tokens."""
+        rows, of = self._rows, self._of
+        positions, lengths = of["positions"], of["lengths"]
+        of["token_ids"][:] = self._ordered(batch.token_ids)
+        positions[:] = self._ordered(batch.pos_offsets)
+        np.add(positions, 1, out=lengths)
+        of["ends"][:] = lengths
+        if self._all_pending:
+            np.add(rows.pool, positions, out=of["source"])
+        elif self._pending is not None:
+            of["source"][:] = np.where(self._pending, rows.pool + positions, -1)
+        page, place = np.divmod(positions, size)
+        np.multiply(tables[rows.tables + page], size, out=of["cells"])
+        of["cells"] += place
+        np.add(rows.pool, lengths, out=of["dest"])
+        of["u"][:] = noise.at(rows.keys, lengths.astype(np.uint64))
+
+    def write(self, words: np.ndarray) -> None:
+        """The step, as it is now, into the packed array of the next."""
+        words[: len(self.words)] = self.words
+
+    def _ordered(self, values: np.ndarray) -> np.ndarray:
+        return values if self._identity else values[self._rows.order]
+
+
+def _key(batch: UnifiedBatch) -> tuple[bytes, ...]:
+    """What is the same in steps that repeat each other, but for settings: who is in them, in which slots, with how many tokens
+    each, which of them are known, and what is asked of them."""
+    return (
+        batch.seq_ids.tobytes(), batch.slots.tobytes(), batch.num_q_tokens.tobytes(), batch.is_final_chunk.tobytes(),
+        batch.num_draft_tokens.tobytes(), b"" if batch.pending is None else batch.pending.tobytes(),
+    )  # fmt: skip

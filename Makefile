@@ -54,11 +54,11 @@ test-clients: $(STAMP)  ## real clients, each in its own environment, against a 
 test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
 
-test-real: $(STAMP)  ## two trained models in float32 beside transformers; fetches 92 and 241 MiB the first time
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py $(ARGS)
+test-real: $(STAMP)  ## two trained models beside transformers, in float32 and int8; fetches 92 and 241 MiB the first time
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py $(ARGS)
 
 test-real-ci: $(STAMP)  ## the smaller of the two
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py -k smollm2
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py -k smollm2
 
 chaos: $(STAMP)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)

@@ -1,7 +1,7 @@
 """How exact our numbers are on a CPU: bf16 against transformers, and what `--quantization` costs.
 
     python -m benchmarks.quality [--model DIR or SHAPE ...] [--pairs 5] [--prompts 8] [--tokens 64]
-                                 [--quantization int8 ...] [--conversations 4] [--skills N] [--threads N] [--json FILE]
+                                 [--quantization bf16 int8 ...] [--real DIR or NAME ...] [--threads N] [--json FILE]
 
 bf16: transformers' greedy continuation in fp32 is fed to transformers in bf16 and to our executor in bf16. The RMS errors of
 both sides' logits against fp32 make a ratio, promised to be at most 1.1; the best token must be fp32's wherever its lead is more
@@ -9,10 +9,11 @@ than 4 of our RMS errors. Counted apart are rows with that lead and one spacing 
 rounding of the logits themselves can take away. A pair is one set of prompts (and of weights, where these are random);
 medians are over pairs.
 
-Quantisation: held-out conversations of cohort-tiny, teacher-forced: RMS error and argmax agreement beside fp32 and our bf16,
-perplexity of the assistant's tokens; with --skills N the skill table over HTTP, N prompts a row.
+Quantisation: trained models on texts of eight kinds, teacher-forced, beside transformers' fp32 logits: the mean KL divergence
+of the next token's distribution, the share of tokens with the same best one, and the largest fp32 lead that another token
+took. The models are those of `tools.real_models`, which fetches them where they are not there.
 
-The recorded run: `python -m benchmarks.quality --skills 200 --json benchmarks/results/quality.json`.
+The recorded run, which takes N minutes on two cores: `python -m benchmarks.quality --json benchmarks/results/quality.json`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,14 @@ from benchmarks.quality_measures import Pair, bf16_pairs, summary
 from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, prompts, random_checkpoint
 from executors.llm.memory import cpu_threads
 from executors.tiny import weights_dir
+from tools import real_models
 
 TINY = "cohort-tiny"
+
+
+def trained(model: str) -> Path:
+    """The directory of a model of `tools.real_models`, fetched where it is not there, or the one that is named."""
+    return real_models.directory(model) if model in real_models.MODELS else Path(model)
 
 
 async def bf16(model: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -45,11 +52,11 @@ async def bf16(model: str, asked: argparse.Namespace) -> dict[str, Any]:
     for seed in range(asked.pairs):
         with tempfile.TemporaryDirectory() as folder:
             if model in RANDOM_SHAPES:
-                directory = random_checkpoint(RANDOM_SHAPES[model], Path(folder), seed)
+                path = random_checkpoint(RANDOM_SHAPES[model], Path(folder), seed)
             else:
-                directory = weights_dir() if model == TINY else Path(model)
+                path = weights_dir() if model == TINY else trained(model)
             pairs = await bf16_pairs(
-                directory, prompts(directory, asked.prompts, seed), asked.tokens,
+                path, prompts(path, asked.prompts, seed), asked.tokens,
                 threads=asked.threads, attention=asked.attention,
             )  # fmt: skip
         for way, pair in pairs.items():
@@ -84,34 +91,23 @@ def bf16_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def quantization_table(name: str, result: dict[str, Any]) -> str:
-    """Markdown of what `quality_quantization.text` gave."""
-    if "problem" in result:
-        return f"{name}: not measured: {result['problem']}"
+def quantization_table(results: dict[str, Any]) -> str:
+    """Markdown of what `quality_quantization.report` gave, by model. The flip is the largest fp32 gap of a row with another
+    best token."""
     lines = [
-        "| way | weights | RMS beside fp32 | beside bf16 | argmax as fp32 | as bf16 | KL, nats | perplexity |",
+        "| model | way | numbers | rows | KL, nats | best as fp32's | widest flip | perplexity (fp32) |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for way, one in result.items():
-        lines += [
-            f"| {way} | fp32 | | | | | | {one['fp32_perplexity']:.4f} |",
-            f"| {way} | bf16 | {one['bf16_rms']:.4f} | | {100 * one['bf16_agreement']:.2f}% | | {one['bf16_kl']:.2e} "
-            f"| {one['bf16_perplexity']:.4f} |",
-            f"| {way} | {name} | {one['rms']:.4f} | {one['rms_beside_bf16']:.4f} | {100 * one['agreement']:.2f}% "
-            f"| {100 * one['agreement_with_bf16']:.2f}% | {one['kl']:.2e} | {one['perplexity']:.4f} |",
-        ]
-    return "\n".join(lines)
-
-
-def skills_table(name: str, result: dict[str, Any]) -> str:
-    """Markdown of what `quality_quantization.skills` gave."""
-    if "problem" in result:
-        return f"{name}: skills not measured: {result['problem']}"
-    lines = [f"| skill | bf16 % | {name} % |", "|---|---|---|"]
-    lines += [
-        f"| {skill} | {100 * row['bf16']:.1f} | {100 * row[name]:.1f} |"
-        for skill, row in result["rows"].items()
-    ]
+    for model, names in results.items():
+        for name, ways in names.items():
+            if "problem" in ways:
+                lines.append(f"| {model} | | {name} | not measured: {ways['problem']} | | | | |")
+                continue
+            lines += [
+                f"| {model} | {way} | {name} | {one['rows']} | {one['kl']:.5f} | {100 * one['agreement']:.2f}% "
+                f"| {one['flipped_gap']:.2f} | {one['perplexity']:.3f} ({one['float32_perplexity']:.3f}) |"
+                for way, one in ways.items()
+            ]
     return "\n".join(lines)
 
 
@@ -133,7 +129,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--model", nargs="*", default=[TINY, "mini"],
-        help=f"checkpoint directories, {TINY}, or random weights of a shape: {', '.join(RANDOM_SHAPES)}",
+        help=f"checkpoint directories, {TINY}, {', '.join(real_models.MODELS)}, or random weights of a shape: "
+        f"{', '.join(RANDOM_SHAPES)}",
     )  # fmt: skip
     parser.add_argument("--pairs", type=int, default=5, help="sets of prompts")
     parser.add_argument("--prompts", type=int, default=8, help="per pair")
@@ -142,11 +139,13 @@ def parse() -> argparse.Namespace:
         "--attention", choices=("sdpa", "eager"), default="sdpa", help="of transformers in bf16"
     )
     parser.add_argument(
-        "--quantization", nargs="*", default=["int8"], choices=quality_quantization.CHANGES,
-        help="what to compare with bf16; without a value nothing",
+        "--quantization", nargs="*", default=["bf16", "int8"], choices=quality_quantization.CHANGES,
+        help="what to compare with fp32; without a value nothing",
     )  # fmt: skip
-    parser.add_argument("--conversations", type=int, default=4, help="per skill and pair, for perplexity")
-    parser.add_argument("--skills", type=int, default=0, help="prompts a row of the skill table; 0: no table")
+    parser.add_argument(
+        "--real", nargs="*", default=list(real_models.MODELS), metavar="DIR or NAME",
+        help=f"trained models for --quantization: checkpoint directories or {', '.join(real_models.MODELS)}",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -158,16 +157,13 @@ def main() -> None:
     torch.set_num_threads(asked.threads or cpu_threads())
     results = about(asked)
     results["bf16"] = {model: asyncio.run(bf16(model, asked)) for model in asked.model}
-    print(f"\n{bf16_table(results['bf16'])}\n", flush=True)
-    for name in asked.quantization:
-        results[name] = asyncio.run(
-            quality_quantization.text(weights_dir(), name, asked.pairs, asked.conversations, asked.threads)
-        )
-        print(f"{quantization_table(name, results[name])}\n", flush=True)
-        if asked.skills:
-            found = quality_quantization.skills(None, name, asked.skills)
-            results.setdefault("skills", {})[name] = found
-            print(skills_table(name, found))
+    if asked.model:
+        print(f"\n{bf16_table(results['bf16'])}\n", flush=True)
+    results["quantization"] = {
+        model: asyncio.run(quality_quantization.report(trained(model), asked.quantization, asked.threads))
+        for model in asked.real
+    }
+    print(quantization_table(results["quantization"]))
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")
 

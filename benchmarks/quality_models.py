@@ -22,6 +22,7 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from benchmarks.quality_texts import TEXTS
 from benchmarks.shapes import SHAPES
 from executors.contract import DecodeInput, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
 from executors.facts import (
@@ -31,9 +32,8 @@ from executors.facts import (
     OptimizationConfig,
 )
 from executors.llm.factory import LlmFactory
-from executors.tiny.batches import Encoder
+from executors.tiny import weights_dir
 from executors.tiny.data import SKILL_NAMES, held_out_samples
-from executors.tiny.evaluate import questions
 from executors.tiny.tokenizer import render
 
 transformers.utils.logging.set_verbosity_error()
@@ -227,12 +227,17 @@ def random_checkpoint(fields: dict[str, Any], folder: Path, seed: int) -> Path:
 
 
 def prompts(directory: Path, count: int, seed: int) -> list[list[int]]:
-    """`count` prompts: held-out questions to cohort-tiny through the checkpoint's tokenizer, random ids without one."""
+    """`count` prompts: held-out questions to cohort-tiny, pieces of `TEXTS` to another trained model, random ids to a
+    checkpoint without a tokenizer."""
+    lengths = [_PROMPT_LENGTHS[i % len(_PROMPT_LENGTHS)] for i in range(count)]
     if not (directory / "tokenizer.json").is_file():
         vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
         rng = np.random.default_rng(seed)
-        lengths = [_PROMPT_LENGTHS[i % len(_PROMPT_LENGTHS)] for i in range(count)]
         return [rng.integers(0, vocabulary, length).tolist() for length in lengths]
+    if directory != weights_dir():
+        texts = [one.ids for one in forced_texts(directory)]
+        # Each seed gives the texts other lengths, and other beginnings.
+        return [texts[(seed + i) % len(texts)][8 * seed :][:length] for i, length in enumerate(lengths)]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     found = []
     for i in range(count):
@@ -243,15 +248,11 @@ def prompts(directory: Path, count: int, seed: int) -> list[list[int]]:
     return found
 
 
-def conversations(directory: Path, count: int, seed: int) -> list[Forced]:
-    """Held-out conversations of cohort-tiny with their right answers, `count` of each skill and `count` third turns.
-
-    The rows are those of the assistant's tokens, the end of each answer included: what the model was trained to say.
-    """
-    encoder = Encoder(Tokenizer.from_file(str(directory / "tokenizer.json")))
+def forced_texts(directory: Path, last: int | None = None) -> list[Forced]:
+    """`TEXTS` in the checkpoint's tokens; the rows are those of all tokens after the first, or of the `last` ones."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     found = []
-    for samples in questions(count, seed=seed).values():
-        for sample in samples:
-            ids, weights = encoder.encode(render(sample))
-            found.append(Forced(ids.tolist(), np.flatnonzero(weights) - 1))
+    for text in TEXTS.values():
+        ids = tokenizer.encode(text).ids
+        found.append(Forced(ids, np.arange(0 if last is None else len(ids) - 1 - last, len(ids) - 1)))
     return found

@@ -253,8 +253,8 @@ class OptimizationConfig:
     deterministic: bool = False
     """A sequence's tokens are the same bit for bit alone, in any batch, in chunks, and computed anew."""
     quantization: str | None = None
-    """"int8": weights held in int8, one scale per row, and activations rounded to int8 per token. "fp8": the layers' weights and
-    activations likewise in e4m3. None: as stored."""
+    """"int8": weights and activations in int8, with a scale per 32 values of a row. "fp8": the layers' weights and activations
+    in e4m3, with a scale per row. None: as stored."""
     num_threads: int | None = None
     cpu_isa: str | None = None
     """Instruction set of the CPU kernels; None: the best that the CPU has."""

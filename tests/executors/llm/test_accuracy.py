@@ -13,8 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quality_measures import RATIO, Comparison, Pair, bf16_pairs, bf16_spacing, compare, summary
-from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, prompts, random_checkpoint
+from benchmarks.quality_measures import (
+    RATIO,
+    Comparison,
+    Pair,
+    bf16_pairs,
+    bf16_spacing,
+    compare,
+    joined,
+    summary,
+)
+from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, forced_texts, prompts, random_checkpoint
 from executors.kernels.cpu import kernels_in_use
 from executors.tiny import weights_dir
 
@@ -104,11 +113,34 @@ def test_spacing_of_bf16():
     assert float(torch.nextafter(one, torch.tensor(9.0, dtype=torch.bfloat16)) - one) == 2**-5
 
 
+def test_more_rows_than_are_compared_at_a_time():
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=(30, 50)).astype(np.float32)
+    logits = (reference + 0.1 * rng.normal(size=(30, 50))).astype(np.float32)
+    targets = rng.integers(0, 50, 30)
+    whole = compare([logits], [reference], [targets])
+    alone = [compare([logits[i : i + 1]], [reference[i : i + 1]], [targets[i : i + 1]]) for i in range(30)]
+    assert len(whole.kl) == 30 and whole.kl.tolist() == joined(alone).kl.tolist()
+    assert whole.best.tolist() == logits.argmax(-1).tolist()
+    spread = np.exp(logits.astype(np.float64))
+    chosen = (spread / spread.sum(-1, keepdims=True))[np.arange(30), targets]
+    assert whole.perplexity == pytest.approx(np.exp(-np.log(chosen).mean()))
+
+
+def test_texts_are_compared_up_to_their_last_token():
+    for whole, end in zip(forced_texts(weights_dir()), forced_texts(weights_dir(), 48), strict=True):
+        assert len(whole.rows) == len(whole.ids) - 1 and whole.prompt_length == 1
+        assert whole.targets.tolist() == whole.ids[1:]
+        assert end.targets.tolist() == whole.ids[-48:] and end.prompt_length == len(whole.ids) - 48
+
+
 def test_figures_by_hand():
     reference = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
     other = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
     found = compare([other], [reference], [np.array([1])])
     assert found.rms == pytest.approx(np.log(2) * (2 / 3) ** 0.5)
     assert found.perplexity == pytest.approx(2.0)
+    assert found.expected_perplexity == pytest.approx(4.0)
+    assert found.flipped_gap == pytest.approx(np.log(2))
     assert found.kl[0] == pytest.approx(0.25 * np.log(2))
     assert found.agreement == 0.0

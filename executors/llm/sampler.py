@@ -200,13 +200,14 @@ def describe(
     fp32 log-softmax of raw logits [n, V].
     """
     wide = logits.float()
-    normalizer = wide.logsumexp(-1, keepdim=True)
-    own = wide.gather(1, torch.from_numpy(tokens).to(wide.device)[:, None]) - normalizer
+    # Not logsumexp: torch shares the sum of one long row between threads, whose order is another than among many rows.
+    logprobs = wide.log_softmax(-1)
+    own = logprobs.gather(1, torch.from_numpy(tokens).to(wide.device)[:, None])
     most = min(int(counts.max()), wide.shape[1])
     listed: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if most:
-        values, ids = _first(wide, most)
-        pairs = zip(ids.tolist(), (values - normalizer).tolist(), counts.tolist(), strict=True)
+        ids = _first(wide, most)
+        pairs = zip(ids.tolist(), logprobs.gather(1, ids).tolist(), counts.tolist(), strict=True)
         listed = [tuple(zip(i[:count], v[:count], strict=True)) for i, v, count in pairs]
     ranks = _ranks(wide, tokens) if ranked else [None] * len(tokens)
     return [
@@ -230,17 +231,15 @@ def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
     return found
 
 
-def _first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest logits of each row and their ids, largest first, lower id first on a tie."""
+def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` largest logits of each row, largest first, lower id first on a tie."""
     candidates = count + 16
     if candidates >= logits.shape[1]:
-        values, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return values[:, :count], ids[:, :count]
+        return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     ids = logits.topk(candidates, -1, sorted=False).indices.sort(-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(1, order)
     # Where a tie goes on behind the candidates, which of its ids are among them is arbitrary.
     for row in torch.nonzero(values[:, -1] == values[:, count - 1]).flatten().tolist():
-        whole = logits[row].sort(descending=True, stable=True)
-        values[row], ids[row] = whole.values[:candidates], whole.indices[:candidates]
-    return values[:, :count], ids[:, :count]
+        ids[row] = logits[row].sort(descending=True, stable=True).indices[:candidates]
+    return ids[:, :count]

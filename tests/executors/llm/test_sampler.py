@@ -167,3 +167,21 @@ def test_the_logits_are_left_as_they_were():
         ],
     )
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("width", [49_152, 151_936])
+def test_logprobs_of_a_long_row_are_the_same_bits_alone_and_among_others(width):
+    """With two threads, between which torch would share the sum of one row."""
+    logits = torch.randn(12, width, generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = described(logits)
+        assert [described(row[None])[0] for row in logits] == together
+    finally:
+        torch.set_num_threads(before)
+
+
+def described(logits):
+    got = draw(logits, [SamplingParams(temperature=0.0, logprobs=3)] * len(logits), [0] * len(logits))
+    return list(got.described.values())

@@ -16,6 +16,8 @@ from typing import Any
 import yaml
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+"""In double quotes, behind a backslash; any other character stands for itself."""
 _LINE = re.compile(r"(?:export\s+)?(\w+)\s*=\s*(.*)")
 
 
@@ -31,8 +33,12 @@ def read_dotenv(text: str) -> dict[str, str]:
         if match is None:
             raise ValueError(f"not NAME=VALUE: {line}")
         name, value = match.groups()
-        quoted = re.match(r"""(['"])(.*?)\1""", value)
-        found[name] = quoted[2] if quoted else re.split(r"\s+#", value)[0].strip()
+        if quoted := re.match(r"'([^']*)'", value):
+            found[name] = quoted[1]
+        elif quoted := re.match(r'"((?:[^"\\]|\\.)*)"', value):
+            found[name] = re.sub(r"\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), quoted[1])
+        else:
+            found[name] = re.split(r"\s+#", value)[0].strip()
     return found
 
 

@@ -91,6 +91,18 @@ def test_the_port_that_is_published_is_the_one_that_the_server_listens_on(tmp_pa
     assert started_with(compose).port == 9001
 
 
+@pytest.mark.parametrize("source", ["shell", "single", "double", "bare"])
+def test_json_reaches_the_server_whole(tmp_path: Path, source: str) -> None:
+    name, value = "COHORT_OVERRIDE_GENERATION_CONFIG", '{"temperature": 0.5, "top_k": 3}'
+    escaped = value.replace('"', '\\"')
+    written = {"single": f"'{value}'", "double": f'"{escaped}"', "bare": value}
+    if source == "shell":
+        compose = project(tmp_path, shell={name: value})
+    else:
+        compose = project(tmp_path, f"{name}={written[source]}  # ours\n")
+    assert started_with(compose).override_generation_config == {"temperature": 0.5, "top_k": 3}
+
+
 def test_lines_of_a_file() -> None:
     text = "\n# note\nA=1\nexport B = two words \nC='#3' # x\nD=\"4 5\"\nE=\nF=a#b # c\n"
     assert read_dotenv(text) == {"A": "1", "B": "two words", "C": "#3", "D": "4 5", "E": "", "F": "a#b"}

@@ -18,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import Protocol
 
@@ -217,6 +218,7 @@ class StepGraphs:
         self._graphs: dict[StepShape, Graph] = {}
         # Chunks last among shapes of one size: whoever decodes comes back every step.
         self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed))
+        self._wanted = lru_cache(maxsize=1024)(self._best)
         self._misses: Counter[StepShape] = Counter()
         self.failure = ""
         self._starved = 0
@@ -249,7 +251,9 @@ class StepGraphs:
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
         """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
         wanted = self._wanted(facts)
-        if wanted is not None and wanted not in self._graphs:
+        if wanted is not None:
+            if wanted in self._graphs:
+                return wanted, self._graphs[wanted]
             self._misses[wanted] += 1
         there = (shape for shape in self.shapes if shape in self._graphs and fits(shape, facts))
         shape = next(there, None)
@@ -273,7 +277,7 @@ class StepGraphs:
         ]  # fmt: skip
         return [wanted, *missed[: PER_STANDSTILL - 1]]
 
-    def _wanted(self, facts: StepFacts) -> StepShape | None:
+    def _best(self, facts: StepFacts) -> StepShape | None:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)
 
     def capture(self, shape: StepShape) -> None:

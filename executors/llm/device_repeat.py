@@ -10,7 +10,9 @@ between, packs the next one from the beginning.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,56 +30,80 @@ STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the rows of a step have in common with those of the next, each array in the order of rows: `order` int64 [n], the
-    items in the order of their rows; `pool` int64 [n] where each slot's tokens begin in the token pool,
-    `tables` int64 [n] where its blocks begin in the flattened block tables; `keys` uint64 [n] of its noise."""
+    """What the rows of a step have in common with those of the next, each array [n] in the order of rows: `pool` int64, where
+    each slot's tokens begin in the token pool; `tables` int64, where its blocks begin in the flattened block tables; `keys`
+    uint64 of its noise."""
 
-    order: np.ndarray
     pool: np.ndarray
     tables: np.ndarray
     keys: np.ndarray
 
 
 class RepeatedStep:
-    """`words` int32: the step as it was packed last. `places` int64 [n]: the row of each item; `wanted`: logprobs, None if there
-    are none; `shaped`: the device shapes logits of it, which has to be told what it counts."""
+    """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
+    result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of it, and has to be told what it
+    counts."""
 
     def __init__(
-        self, batch: UnifiedBatch, rows: Rows, words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
-        wanted: Wanted | None, shaped: bool,
+        self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows], words: np.ndarray,
+        found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
     ) -> None:  # fmt: skip
-        """`batch`: a step of single tokens, all of which are sampled, and `words` int32: how it was packed for the graph that is
-        `found`. They are copied."""
+        """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
+        `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that
+        repeats this one, for many are followed by others."""
         self.shape, self.graph = found
         self.words = words[: num_words(self.shape)].copy()
+        self.sampled = np.ones(len(batch), np.bool_)
         self.places = places
         self.wanted = wanted
         self.shaped = shaped
-        self.sampled = np.ones(len(batch), np.bool_)
-        self._rows = rows
-        self._identity = bool((rows.order == np.arange(len(batch))).all())
-        self._first, self._last = int(rows.order[0]), int(rows.order[-1])
+        self._batch = batch
         self._key = _key(batch)
-        self._offsets = batch.pos_offsets
-        self._pending = None if batch.pending is None else batch.pending[rows.order]
-        self._all_pending = batch.pending is not None and bool(batch.pending.all())
-        self._of = {name: section_of(self.words, self.shape, name)[: len(batch)] for name in MOVING}
+        self._order = order
+        self._first, self._last = int(order[0]), int(order[-1])
+        self._make_rows = rows
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return self._make_rows()
+
+    @cached_property
+    def _of(self) -> dict[str, np.ndarray]:
+        """The sections that move on, without padding, by name."""
+        return {name: section_of(self.words, self.shape, name)[: len(self._order)] for name in MOVING}
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Items are rows as they come."""
+        return bool((self._order == np.arange(len(self._order))).all())
+
+    @cached_property
+    def _pending(self) -> np.ndarray | None:
+        """bool [n]: the rows whose token the host does not know; None if it knows all."""
+        pending = self._batch.pending
+        return None if pending is None or not pending.any() else pending[self._order]
+
+    @cached_property
+    def _all_pending(self) -> bool:
+        return self._pending is not None and bool(self._pending.all())
 
     def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
         """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
         token that is none of the `width` logits or a sequence of more than `longest` tokens: its tables are still to be
         checked."""
-        offsets = batch.pos_offsets
-        if batch.starts or _key(batch) != self._key or len(offsets) != len(self._offsets):
+        offsets, before = batch.pos_offsets, self._batch.pos_offsets
+        if batch.starts or _key(batch) != self._key or len(offsets) != len(before):
             return False
         # All moved on by as much: those with most keys are the same, and the first row has the most.
-        moved = offsets - self._offsets
+        moved = offsets - before
         if not (moved == moved[0]).all() or offsets[self._last] < 0 or offsets[self._first] >= longest:
             return False
         if len(batch.token_ids) != len(offsets):
             return False
-        known = batch.token_ids if self._pending is None else batch.token_ids[~batch.pending]  # type: ignore[operator]
-        return self._all_pending or (known.min() >= 0 and known.max() < width)
+        if self._all_pending:
+            return True
+        known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+        return bool(known.min() >= 0 and known.max() < width)
 
     def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
         """Write into `words` what is new in a step that repeats this one. `tables` int32: the host's block tables, flattened, of
@@ -103,7 +129,7 @@ class RepeatedStep:
         words[: len(self.words)] = self.words
 
     def _ordered(self, values: np.ndarray) -> np.ndarray:
-        return values if self._identity else values[self._rows.order]
+        return values if self._in_order else values[self._order]
 
 
 def _key(batch: UnifiedBatch) -> tuple[bytes, ...]:

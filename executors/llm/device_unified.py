@@ -339,9 +339,17 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
         buffer = self._send(batch, shape, wanted, write, found[1] if found else compute)
         if found and self._can_repeat(shape, plan):
-            rows = self._rows(batch.slots, plan.order)
-            shaped = bool((self.shaped.row_of[batch.slots] >= 0).any())
-            self._last = RepeatedStep(batch, rows, buffer.words, found, places, wanted, shaped)
+            order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
+            self._last = RepeatedStep(
+                batch,
+                order,
+                lambda: self._rows(batch.slots[order]),
+                buffer.words,
+                found,
+                places,
+                wanted,
+                shaped,
+            )
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         hear = self._hearing(batch.slots[plan.sampled], ends)
         return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
@@ -353,11 +361,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
         alike = not shape.listed and facts.samples == facts.decodes == facts.items
         return alike and self.graphs.settled(facts)
 
-    def _rows(self, slots: np.ndarray, order: np.ndarray) -> Rows:
-        slots, settings = slots.astype(np.int64)[order], self.sampling
+    def _rows(self, slots: np.ndarray) -> Rows:
+        """Of sequences in these `slots`."""
+        slots, settings = slots.astype(np.int64), self.sampling
         keys = noise.keys(settings.seed[slots], settings.choice[slots])
         width = self.slots.block_tables[0].shape[1]
-        return Rows(order, slots * self.pool.shape[1], slots * width, keys)
+        return Rows(slots * self.pool.shape[1], slots * width, keys)
 
     def _send(
         self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],

@@ -348,7 +348,7 @@ async def test_rows_whose_order_has_changed_are_caught(path: Path, monkeypatch: 
     repeats = RepeatedStep.repeats
 
     def careless(self: RepeatedStep, batch: UnifiedBatch, *limits: int) -> bool:
-        self._offsets = batch.pos_offsets
+        self._batch = replace(self._batch, pos_offsets=batch.pos_offsets)
         return repeats(self, batch, *limits)
 
     monkeypatch.setattr(RepeatedStep, "repeats", careless)

@@ -13,7 +13,7 @@ Quantisation: trained models on texts of eight kinds, teacher-forced, beside tra
 of the next token's distribution, the share of tokens with the same best one, and the largest fp32 lead that another token
 took. The models are those of `tools.real_models`, which fetches them where they are not there.
 
-The recorded run, which takes N minutes on two cores: `python -m benchmarks.quality --json benchmarks/results/quality.json`.
+The recorded run: `python -m benchmarks.quality --json benchmarks/results/quality.json`.
 """
 
 from __future__ import annotations

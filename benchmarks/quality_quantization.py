@@ -7,16 +7,18 @@ summed in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.quality_measures import Comparison, compare, joined
 from benchmarks.quality_models import (
     WAYS,
-    Forced,
     Transformers,
     Way,
     configuration,
@@ -38,31 +40,50 @@ DECODED = 48
 """Tokens of each text that are decoded one at a time."""
 
 
+@contextmanager
+def float32_logits(directory: Path) -> Iterator[list[np.ndarray]]:
+    """transformers' logits float32 [rows, V] of each of `forced_texts`, in files that are removed at the end: of 2,200 tokens
+    of a vocabulary of 262,144 they are 2.3 GB."""
+    with tempfile.TemporaryDirectory() as folder:
+        exact = Transformers(directory, torch.float32)
+        found = []
+        for number, sequence in enumerate(forced_texts(directory)):
+            path = Path(folder) / f"{number}.npy"
+            np.save(path, exact.logits(sequence))
+            found.append(np.load(path, mmap_mode="c"))
+        del exact
+        yield found
+
+
 async def quantized(
-    directory: Path, name: str, ways: Sequence[Way] = WAYS, threads: int | None = None
+    directory: Path,
+    name: str,
+    exact: Sequence[np.ndarray],
+    ways: Sequence[Way] = WAYS,
+    threads: int | None = None,
 ) -> dict[Way, Comparison]:
-    """By way: the executor with one of `CHANGES` beside float32. Raises ConfigError where the change is not supported."""
-    texts = {"prefill": forced_texts(directory), "decode": forced_texts(directory, DECODED)}
-    exact = Transformers(directory, torch.float32)
+    """By way: the executor with one of `CHANGES` beside `exact`, see `float32_logits`.
+
+    Raises ConfigError where the change is not supported.
+    """
+    texts, ends = forced_texts(directory), forced_texts(directory, DECODED)
     found: dict[Way, Comparison] = {}
-    async with started(configuration(directory, texts["prefill"], threads, **CHANGES[name])) as executor:
+    async with started(configuration(directory, texts, threads, **CHANGES[name])) as executor:
         for way in ways:
-            sequences = texts["prefill" if way == "prefill" else "decode"]
-            # A text at a time but where they are decoded together: 2,600 rows of 262,144 logits are 2.7 GB.
-            batches = [sequences] if way == "decode" else [[one] for one in sequences]
-            found[way] = joined(
-                [_compared(exact, batch, await our_logits(executor, batch, way)) for batch in batches]
-            )
+            sequences = texts if way == "prefill" else ends
+            # A text at a time, but where they are decoded together.
+            size = len(sequences) if way == "decode" else 1
+            parts = []
+            for begin in range(0, len(sequences), size):
+                batch = sequences[begin : begin + size]
+                reference = [
+                    rows[-len(one.rows) :]
+                    for rows, one in zip(exact[begin : begin + size], batch, strict=True)
+                ]
+                logits = await our_logits(executor, batch, way)
+                parts.append(compare(logits, reference, [one.targets for one in batch]))
+            found[way] = joined(parts)
     return found
-
-
-def _compared(exact: Transformers, sequences: Sequence[Forced], logits: list[Any]) -> Comparison:
-    return joined(
-        [
-            compare([ours], [exact.logits(one)], [one.targets])
-            for one, ours in zip(sequences, logits, strict=True)
-        ]
-    )
 
 
 def figures(found: Comparison) -> dict[str, float]:
@@ -77,12 +98,13 @@ def figures(found: Comparison) -> dict[str, float]:
 async def report(directory: Path, names: Sequence[str], threads: int | None = None) -> dict[str, Any]:
     """`figures` by name of `CHANGES` and by way; {"problem": ...} in their place where the change is not supported."""
     found: dict[str, Any] = {}
-    for name in names:
-        try:
-            ways = await quantized(directory, name, WAYS, threads)
-        except ConfigError as error:
-            found[name] = {"problem": str(error)}
-            continue
-        found[name] = {way: figures(one) for way, one in ways.items()}
-        print(f"  {directory.name} {name}: KL {found[name][WAYS[0]]['kl']:.5f}", flush=True)
+    with float32_logits(directory) as exact:
+        for name in names:
+            try:
+                ways = await quantized(directory, name, exact, WAYS, threads)
+            except ConfigError as error:
+                found[name] = {"problem": str(error)}
+                continue
+            found[name] = {way: figures(one) for way, one in ways.items()}
+            print(f"  {directory.name} {name}: KL {found[name]['prefill']['kl']:.5f}", flush=True)
     return found

@@ -211,8 +211,8 @@ def serve(
     quantization: Annotated[
         str | None,
         flag(
-            "int8: weights and activations in 8 bits with a scale per 32 values; half the memory and up to twice the speed "
-            "on a CPU. fp8: likewise in e4m3, on a GPU that multiplies it [none, or as the checkpoint is].",
+            "int8: weights and activations in 8 bits with a scale per 32 values; half the memory and about 1.5 "
+            "times the speed on a CPU. fp8: e4m3 in their place, on a GPU that multiplies it [none, or as the checkpoint is].",
             "--quantization",
         ),
     ] = None,

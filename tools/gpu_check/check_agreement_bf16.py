@@ -49,8 +49,9 @@ MAX_MODEL_LEN = 16_384
 """Far above the longest text: a graph splits keys for sequences as long as they may be, and one row's gets 49 splits here."""
 _BORDERS = (64, 128, 512, 1024)
 """Tokens at, before and behind which some texts end: where pages and tiles of keys do."""
-_BUDGETS = (16, 33, 64, 100, 512, 128, 256, 500, 2_000, 24)
-"""Tokens of the steps that have chunks, in turn. None of more than 512 has a graph."""
+_BUDGETS = (16, 33, 64, 100, 512, 600, 128, 1_000, 256, 700, 500, 1_400, 1_200, 2_000, 24, 3_000)
+"""Tokens of the steps that have chunks, in turn. None of more than 2,048 has a graph."""
+_MOST_TOKENS = 4_096
 _ROWS = (1, 48, 2, 33, 3, 25, 1, 4, 17, 7, 47, 9, 1, 40, 12, 24, 2, 31, 16, 8)
 """Sequences of the steps without chunks, in turn."""
 _KV_BYTES = 1 << 30
@@ -318,7 +319,7 @@ def config_of(options: Options, shape: str, model: Path, sequences: int, plain: 
     )  # fmt: skip
     served = "triton" if on_gpu else "auto"
     setup = Setup(
-        shape, max_num_seqs=sequences, max_num_batched_tokens=2_048, max_model_len=MAX_MODEL_LEN if on_gpu else 256,
+        shape, max_num_seqs=sequences, max_num_batched_tokens=_MOST_TOKENS, max_model_len=MAX_MODEL_LEN if on_gpu else 256,
         enforce_eager=plain, backend="torch" if plain else served,
     )  # fmt: skip
     return serving.executor_config(sized, setup, model)

@@ -252,7 +252,8 @@ async def test_garbage_after_loading_has_the_cause_closed(remote: Make) -> None:
     call = asyncio.ensure_future(outcome(executor, stub.SLEEP))
     await asyncio.sleep(0)
     assert executor._life is not None
-    executor._life._received(Ready(*([None] * 7)))  # type: ignore[arg-type]  # a second Ready changes nothing
+    again = Ready(*([None] * len(Ready.__struct_fields__)))  # type: ignore[arg-type]
+    executor._life._received(again)  # a second Ready changes nothing
     assert executor.info().name == "stub"
     executor._life._stream_ended("five bytes")
     assert (await call).cause == "closed"

@@ -27,6 +27,7 @@ from executors.llm.device_graphs import (
 )
 from executors.llm.executor import LlmExecutor
 from executors.llm.idle import IdleWork
+from executors.llm.key_pieces import PieceRule
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
@@ -113,8 +114,10 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
 @pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
 async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernels interpreted: padding computes nothing, splits of keys are fixed, tables are as wide as they can be."""
+    """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
+    triton_attention = pytest.importorskip("executors.kernels.triton_attention")
     monkeypatch.setattr("executors.llm.device_unified.AT_START", 0)
+    monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {
         **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "vocab_size": 64,
@@ -144,6 +147,8 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         heard.append([one.tokens for one in (a, b)])
     assert heard[0] == heard[1]
     assert not graphs.failure and device is not None and [graph.replays for graph in device.graphs] == [1, 2]
+    rule = triton_attention.piece_rule()
+    assert [rule.cut(np.array(lengths))[:, 5].max() for lengths in ([4], [5, 4])] == [2, 2]
 
 
 # -- when ------------------------------------------------------------------------------------------------------------------

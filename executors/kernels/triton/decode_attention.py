@@ -19,8 +19,8 @@ from executors.kernels.triton.tile import attend_tile
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
-_ADDED = 4096
-"""Numbers of partial results that are added up in one go: 32 of a thread's."""
+_ADDED = 8192
+"""Numbers of partial results that are added up in one go: 64 of a thread's, which leaves room for three programs."""
 
 
 @triton.jit

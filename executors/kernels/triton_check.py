@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,8 @@ from executors.kernels.triton import fp8 as fp8_kernels
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm.attention_check import CHUNKS, LIMITS, PAST, Backend, Problem, verdict
+from executors.llm.attention_check import CHUNKS, LIMITS, PAST, Problem, verdict
+from executors.llm.device_attention import StepMeta
 from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings, TorchDeviceSampler
 from executors.llm.device_shaping import (
     BIASES,
@@ -32,11 +34,13 @@ from executors.llm.device_shaping import (
     row_words,
 )
 from executors.llm.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
-from executors.llm.kv_cache import plain
+from executors.llm.kv_cache import KvCache, plain
 from executors.llm.models.modules import ACTIVATIONS, Mlp, Norm
 from executors.llm.rope import rotate
+from executors.llm.step import StepArrays
 
 if TYPE_CHECKING:
+    from executors.kernels.triton_attention import TritonAttend, TritonAttention
     from executors.kernels.triton_experts import TritonExperts
     from executors.llm.models.decoder import Decoder, KvSpec, Layer
 
@@ -51,6 +55,9 @@ _EACH = 3
 """Rows of each of them."""
 _MORE = 4
 """Tokens of each sequence behind its chunk."""
+SPLITS = (1, 3, 17, 49)
+"""Numbers of programs that share the keys of a sequence: one, few, no power of two, and what one sequence gets on a device of 132
+multiprocessors with eight key heads."""
 Checks = Mapping[str, tuple[Callable[[], float], float]]
 """What returns the largest error of a kernel, and its limit, by the kernel's name."""
 
@@ -101,8 +108,9 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 # -- attention -----------------------------------------------------------------------------------------------------------
 
 
-def attention_fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
-    """Of the attention kernels, keys and values being written by ours as well."""
+def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> str | None:
+    """Of the attention kernels, keys and values being written by ours as well. Takes some ten megabytes of the device, a hundred
+    for 64 heads."""
     problem = Problem(spec, block_size, PAST, [count + _MORE for count in CHUNKS])
     chunks = [count if count > 1 else 0 for count in CHUNKS]
     alone = [int(past == max(PAST)) for past in PAST]
@@ -118,8 +126,65 @@ def attention_fault(backend: Backend, spec: KvSpec, block_size: int) -> str | No
         {
             "extend_attention": (lambda: problem.step(backend, chunks), limit),
             "decode_attention": (decodes, limit),
+            **{
+                f"decode_attention in {splits} splits": (
+                    partial(split_error, backend, spec, block_size, splits), limit,
+                )
+                for splits in SPLITS
+                if can_split(backend, spec, block_size, splits)
+            },
         }
-    )
+    )  # fmt: skip
+
+
+def can_split(backend: TritonAttention, spec: KvSpec, page: int, splits: int) -> bool:
+    """Whether so many splits hold the lengths that are tried. Those of a deterministic backend have a fixed size."""
+    longest = max(border_lengths(spec, splits, page))
+    return not backend.deterministic or splits >= backend.splits(1, longest, spec.num_kv_heads)
+
+
+def border_lengths(spec: KvSpec, splits: int, page: int) -> list[int]:
+    """Tokens of sequences that end at, before and behind borders of pages and of the tiles in which keys are read, and of one in
+    which each split has a tile of its own."""
+    # No tile is larger, and those that are smaller divide it: an end is on a border of theirs as well.
+    tile = 64 if spec.head_dim > 64 else 128
+    borders = {page, 3 * page, tile, 2 * tile}
+    return [splits * tile, 1, *sorted({end + off for end in borders for off in (-1, 0, 1)} - {0, 1})]
+
+
+def split_error(backend: TritonAttention, spec: KvSpec, page: int, splits: int) -> float:
+    """The largest relative error of decode steps whose keys are shared by so many programs, whatever the device would be given:
+    all items in order, as where a step is nothing but decodes, and named by a list, as beside prompts."""
+    lengths = border_lengths(spec, splits, page)
+    problem = Problem(spec, page, [length - 1 for length in lengths], [1] * len(lengths))
+    worst = 0.0
+    for listed in (False, True):
+        before = problem.past.copy()
+        worst = max(worst, problem.step(_Split(backend, splits, listed), [1] * len(lengths)))
+        problem.past = before
+    return worst
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A `Backend` that splits the keys of decode steps in so many parts, `listed` or all in order."""
+
+    backend: TritonAttention
+    splits: int
+    listed: bool
+
+    def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
+        """See `Backend`."""
+        return self.backend.bind(
+            in_splits(self.backend.begin(step, cache).meta, self.splits, self.listed), cache
+        )
+
+
+def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:
+    """The same step of nothing but decodes, with the keys of each item in so many parts. `listed`: items are named, the last
+    one first."""
+    order = torch.arange(meta.num_decodes - 1, -1, -1, dtype=torch.int32, device=meta.lengths.device)
+    return replace(meta, num_splits=splits, decodes=torch.stack((order, order), 1) if listed else None)
 
 
 # -- the forward ---------------------------------------------------------------------------------------------------------
@@ -275,9 +340,9 @@ def fp8_fault(device: torch.device) -> str | None:
     return first_fault(
         {
             "quantize": (lambda: max(_quantized(draw, blocks) for blocks in (False, True)), _E4M3_LIMIT),
-            # Few rows, some and many have tiles of their own.
+            # Tiles are of 16, 32, 64 or 128 rows, and each is another kernel.
             "block_matmul": (
-                lambda: max(_product(draw, rows) for rows in (3, 40, 200)),
+                lambda: max(_product(draw, rows) for rows in (3, 24, 40, 200)),
                 LIMITS[torch.bfloat16],
             ),
         }

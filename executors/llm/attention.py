@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -30,6 +30,9 @@ from executors.llm.attention_varlen import varlen_attention
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import Attend, Decoder, KvSpec
 from executors.llm.step import StepArrays
+
+if TYPE_CHECKING:
+    from executors.kernels.triton_attention import TritonAttention
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +146,7 @@ def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> Atten
     return made
 
 
-def own_attention(spec: KvSpec, deterministic: bool = False) -> AttentionBackend:
+def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
     """Cohort's Triton kernels, not tried yet. Raises Unsuitable."""
     try:
         from executors.kernels import triton_attention

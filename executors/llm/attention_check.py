@@ -119,7 +119,10 @@ class Problem:
         step = StepArrays(np.zeros(int(q_lens.sum()), np.int64), q_lens, past, self.tables[chosen])
         ranges = list(zip(chosen.tolist(), past.tolist(), (past + q_lens).tolist(), strict=True))
         # As a decoder hands them over: parts of one tensor.
-        rows = [torch.cat((self.items[i].q, self.items[i].k, self.items[i].v), 1)[a:b] for i, a, b in ranges]
+        sides = ((self.items[i].q, self.items[i].k, self.items[i].v) for i, _, _ in ranges)
+        rows = [
+            torch.cat([side[a:b] for side in item], 1) for item, (_, a, b) in zip(sides, ranges, strict=True)
+        ]
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         q, k, v = torch.cat(rows).split((heads, kv_heads, kv_heads), 1)
         attend = backend.begin(step, self.cache)
@@ -135,15 +138,16 @@ class Problem:
     def _expected(self, i: int, begin: int, end: int, window: int | None) -> torch.Tensor:
         """float32 [end - begin, heads, head_dim]."""
         spec, item = self.spec, self.items[i]
-        shared = spec.num_heads // spec.num_kv_heads
-        q = item.q[begin:end].float()
-        k, v = (side[:end].float().repeat_interleave(shared, 1) for side in (item.k, item.v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
+        # Keys are not repeated for the heads that share them: of a long sequence that would take a hundred megabytes.
+        q = item.q[begin:end].float().unflatten(1, (spec.num_kv_heads, -1))
+        k, v = (side[:end].float() for side in (item.k, item.v))
+        scores = torch.einsum("qgsd,kgd->gsqk", q, k) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         behind = torch.arange(begin, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
         hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("gsqk,kgd->qgsd", shares, v).flatten(1, 2)
 
 
 @torch.inference_mode()

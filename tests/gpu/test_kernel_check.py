@@ -54,6 +54,7 @@ def _shorter(monkeypatch: Patch) -> None:
     if DEVICE.type == "cpu":
         monkeypatch.setattr(triton_check, "PAST", (30, 0, 5, 60, 300))
         monkeypatch.setattr(triton_check, "CHUNKS", (1, 9, 1, 20, 3))
+        monkeypatch.setattr(triton_check, "SPLITS", (17,))
 
 
 @pytest.fixture
@@ -183,6 +184,68 @@ def test_wrong_attention_is_named(name: str, tried: Patch, caplog: pytest.LogCap
         ConfigError, match=f"deterministic: needs Cohort's own attention kernels: {name}: {WRONG}"
     ):
         choose_attention(MODEL, deterministic=True)
+
+
+def wrong_in_splits(splits: int) -> Callable[..., Any]:
+    """`decode_attention` whose last row is a tenth too large where keys are in so many splits, and right otherwise."""
+    right = triton_attention.decode_attention
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        found = right(*given, **named)
+        if given[6] == splits:  # num_splits
+            found[-1] *= 1.1
+        return found
+
+    return wrong
+
+
+@pytest.mark.parametrize("splits", triton_check.SPLITS)
+def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
+    splits: int, tried: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever this device would split its keys into."""
+    tried.setattr(triton_attention, "decode_attention", wrong_in_splits(splits))
+    if DEVICE.type == "cpu":  # nothing but the splits is of interest, and interpreted it takes its time
+        tried.setattr(triton_check, "SPLITS", (splits,))
+        tried.setattr(triton_check, "PAST", (4, 0, 2, 1, 3))
+        tried.setattr(triton_check, "CHUNKS", (1, 2, 1, 2, 2))
+        tried.setattr(TritonAttention, "splits", lambda self, rows, longest, kv_heads: 2)
+    pretend(tried)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_attention(MODEL)
+    assert isinstance(chosen, TorchAttention)
+    assert f"triton is not used: decode_attention in {splits} splits: {WRONG}" in caplog.text
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tried: Patch) -> None:
+    right = triton_attention.decode_attention
+
+    def wrong(*given: Any, items: torch.Tensor | None, **named: Any) -> Any:
+        found = right(*given, items=items, **named)
+        if (items is not None) is listed:
+            found[-1] *= 1.1
+        return found
+
+    tried.setattr(triton_attention, "decode_attention", wrong)
+    for splits in (3, 17):
+        error = triton_check.split_error(TritonAttention(MODEL), MODEL, 16, splits)
+        assert error > 2 * triton_check.LIMITS[FP16]
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_each_tile_of_products_in_e4m3_is_tried(rows: int, tried: Patch) -> None:
+    """A kernel of its own for each height of tiles."""
+    right = triton_check.fp8_kernels.block_matmul
+
+    def wrong(x: torch.Tensor, *given: Any) -> Any:
+        found = right(x, *given)
+        if max(16, min(128, 1 << (len(x) - 1).bit_length())) == rows:
+            found[-1] *= 1.5
+        return found
+
+    tried.setattr(triton_check.fp8_kernels, "block_matmul", wrong)
+    assert str(triton_check.fp8_fault(DEVICE)).startswith(f"block_matmul: {WRONG}")
 
 
 class Wrong(TritonSampler):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
@@ -38,6 +40,14 @@ def crashes(options: Options, found: Found) -> None:
     found({"tokens_per_s": 3.0})
     print("the last words", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def warns(options: Options, found: Found) -> None:
+    """Through logging and through `warnings`, then fails."""
+    logging.getLogger("there").info("all is well")
+    logging.getLogger("there").warning("it is slow")
+    warnings.warn("it is old", stacklevel=1)
+    raise Failed("wrong numbers")
 
 
 def leaves(options: Options, found: Found) -> None:

@@ -37,11 +37,13 @@ class Machine:
             return Outcome(State.FAIL, allowed, "killed", {"half": 1})
         return Outcome(state, seconds, "" if state is State.PASS else "why", {"whole": 1})
 
-    def check(self, budget: float = 1000.0, sources: str = "1", of_b: str = "", **how: Any) -> Record:
+    def check(
+        self, budget: float = 1000.0, sources: str = "1", of_b: str = "", shared: bool = False, kind: str = "", **how: Any
+    ) -> Record:  # fmt: skip
         self.ran = []
         conductor = Conductor(
             (DEVICE, A, B, C), self.launch, self.path, {"sources": sources}, budget=budget, clock=lambda: self.now,
-            say=lambda line: None, sources={"b": of_b},
+            say=lambda line: None, sources={"b": of_b}, shared=shared, device_kind=kind,
         )  # fmt: skip
         return conductor.run(**how)
 
@@ -82,6 +84,41 @@ def test_what_does_not_fit_is_left_for_the_next_call(machine: Callable[..., Mach
     assert here.ran == ["device", "b", "c"]
     assert set(states(record).values()) == {"pass"}
     assert report.exit_code(record, (DEVICE, A, B, C)) == 0
+
+
+def test_where_time_is_shared_every_part_gets_the_least_it_needs(machine: Callable[..., Machine]) -> None:
+    """100 less 5 for the end and 1 for the device; 10 each are kept for those behind."""
+    hangs = (State.PASS, 500.0)
+    for shared, ran in ((True, ["device", "a", "b", "c"]), (False, ["device", "a"])):
+        here = machine(a=hangs, b=(State.PASS, 9.0), c=(State.PASS, 9.0))
+        record = here.check(budget=100.0, shared=shared, fresh=True)
+        assert here.ran == ran
+        assert record.outcomes["a"].state is State.NOT_RUN and not record.outcomes["a"].settled
+        assert record.outcomes["a"].seconds == (74.0 if shared else 94.0)
+        assert states(record)["c"] == ("pass" if shared else "not run")
+    # What is settled needs nothing more.
+    here.ends.update(a=(State.PASS, 80.0))
+    here.check(budget=1000.0, shared=True)
+    here.ends.update(c=hangs)
+    assert here.check(budget=100.0, shared=True, anew=["a", "c"]).outcomes["a"].seconds == 80.0
+
+
+def test_the_kind_of_device_is_kept(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    assert here.check(kind="some-h200").device_kind == "some-h200"
+    assert Record.load(here.path).device_kind == "some-h200"
+    again = here.check()
+    assert again.device_kind == "some-h200" and here.ran == ["device"], (
+        "a call that names none takes nothing back"
+    )
+    assert report.device_kind(again) == "device kind some-h200: H200"
+    here.device = "NVIDIA H100"
+    assert (
+        report.device_kind(here.check(kind="some-h200"))
+        == "device kind some-h200: NVIDIA H100, WHICH IS ANOTHER"
+    )
+    assert report.device_kind(here.check(kind="nvidia-h100-x1")) == "device kind nvidia-h100-x1: NVIDIA H100"
+    assert report.device_kind(Record()) == ""
 
 
 def test_a_part_over_its_own_limit_has_failed(machine: Callable[..., Machine]) -> None:

@@ -123,11 +123,12 @@ OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "ji
 SAYS = {
     "device": {"copy_gb_per_s", "copied_by", "bf16_tflops", "identity", "about", "versions", "python"},
     "agreement": {"sequences", "identical", "executor_notes"},
+    "agreement-bf16": {"rows_compared", "largest_logprob_difference", "graphs_replayed", "executor_notes"},
     "kernels": {"kernels", "copy_gb_per_s"},
     "offline-0.6b": {"output_tokens_per_s", "roofline_tokens_per_s", "share_of_roofline", "executor_notes", "seconds"},
     "single-0.6b": {"tokens_per_s", "share_of_roofline", "ttft_ms"},
     "cohort": {"together_ms", "limit_ms", "reached", "factor_over_serial", "factor_over_serial_eager"},
-    "steps": {"step_ms", "engine_ms_per_step"},
+    "steps": {"step_ms", "engine_ms_per_step", "one_sequence"},
     "offline-8b": {"output_tokens_per_s"},
     "single-8b": {"tokens_per_s"},
     "peer": {"output_tokens_per_s", "transformers"},
@@ -154,6 +155,8 @@ def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
     imported = {name for name in done.stdout.splitlines()[-1].split() if not name.startswith("_")} - OF_TORCH
     assert imported <= {*wheels.NEEDED.values(), "triton", "numpy", "safetensors"}, "gpu-wheels must bring it"
     assert {"msgspec", "setproctitle", "triton"} <= imported
+    alone = json.loads((tmp_path / "steps.json").read_text())["figures"]["one_sequence"]
+    assert alone["batch"] == 1 and "saw no work" in alone["not_run"]
     rows = json.loads((tmp_path / "kernels.json").read_text())["figures"]["kernels"]
     assert "not run" in rows["attention, flash-attn, pages of 256"]
     assert all(row.get("us", 0) > 0 for row in rows.values() if "not run" not in row)

@@ -103,6 +103,34 @@ def test_one_way_that_fails_leaves_the_other(
             check_steps.answered(tmp_path)
 
 
+def test_a_steps_time_is_summed_by_kernel() -> None:
+    events: list[dict[str, Any]] = [{"ph": "X", "cat": "cpu_op", "name": "no", "ts": 0.0, "dur": 9_999.0}]
+    for _ in range(2):  # steps
+        events += [{"ph": "X", "cat": "kernel", "name": "gemm" + "x" * 500, "ts": 0.0, "dur": 30.0}] * 4
+        events += [
+            {"ph": "X", "cat": "kernel", "name": f"k{n}", "ts": 0.0, "dur": 1.0 + n / 100} for n in range(20)
+        ]
+        events += [
+            {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "ts": 0.0, "dur": 2.0}
+        ]
+        events += [
+            {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)", "ts": 0.0, "dur": 3.0}
+        ]
+    figures = check_steps.kernels_of_a_step(events)
+    rows = figures["kernels_of_a_step"]
+    assert figures["profiled_steps"] == 2 and len(rows) == 15
+    assert rows[0] == {
+        "kernel": "gemm" + "x" * 116, "us": 120.0, "launches": 4.0,
+        "share": pytest.approx(120 / figures["device_us_per_step"]),
+    }  # fmt: skip
+    assert [row["kernel"][:11] for row in rows[1:3]] == ["Memcpy DtoH", "Memcpy HtoD"]
+    assert rows[3]["kernel"] == "k19" and rows[3]["us"] == pytest.approx(1.19)
+    listed = sum(row["us"] for row in rows)
+    assert figures["device_us_per_step"] == pytest.approx(120 + 20 + 1.9 + 5)
+    assert listed + figures["other_kernels_us"] == pytest.approx(figures["device_us_per_step"])
+    assert check_steps.kernels_of_a_step(events[:1]) == {}
+
+
 def test_an_executor_is_waited_for_while_it_captures() -> None:
     assert serving.capturing(("attention: x", "graphs: 3 of 35 captured"))
     assert not serving.capturing(("graphs: 35 of 35 captured",))

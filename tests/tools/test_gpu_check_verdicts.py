@@ -81,22 +81,48 @@ def test_the_target_of_attention_is_for_what_a_server_takes() -> None:
     assert set(check_kernels.SERVED) <= set(check_kernels.BACKENDS)
 
 
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
+
+
 @pytest.mark.parametrize(
-    ("device", "rate", "share", "reached"),
+    ("device", "kind", "rate", "share", "reached"),
     [
-        ("NVIDIA H200", 26_000.0, 0.5, True),
-        ("NVIDIA H200", 24_000.0, 0.9, False),
-        ("NVIDIA H100 80GB HBM3", 20_000.0, 0.7, True),
-        ("NVIDIA H100 80GB HBM3", 26_000.0, 0.6, False),
+        (H200, "offline", 26_000.0, 0.7, {"share of the roofline": True, "tokens/s on an H200": True}),
+        (H200, "offline", 24_000.0, 0.9, {"share of the roofline": True, "tokens/s on an H200": False}),
+        (H200, "offline", 26_000.0, 0.6, {"share of the roofline": False, "tokens/s on an H200": True}),
+        (H200, "single", 999.0, 0.31, {"share of the roofline": True, "tokens/s on an H200": False}),
+        (H100, "offline", 20_000.0, 0.7, {"share of the roofline": True}),
+        (H100, "offline", 26_000.0, 0.6, {"share of the roofline": False}),
+        (H100, "single", 700.0, 0.31, {"share of the roofline": True}),
+        (H100, "single", 1_100.0, 0.29, {"share of the roofline": False}),
     ],
 )
-def test_targets_are_those_of_the_device(
-    device: str, rate: float, share: float, reached: bool, monkeypatch: pytest.MonkeyPatch
+def test_targets_are_shares_and_absolute_on_an_h200_alone(
+    device: str,
+    kind: str,
+    rate: float,
+    share: float,
+    reached: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(check_engine.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(check_engine.torch.cuda, "get_device_name", lambda: device)
-    assert check_engine._target("offline", shapes.SMALL, rate, share)["reached"] is reached
-    assert check_engine._target("offline", shapes.LARGE, rate, share) == {}
+    found = check_engine._target(kind, shapes.SMALL, rate, share)
+    assert {of: one["reached"] for of, one in found["targets"].items()} == reached
+    assert found["reached"] is all(reached.values())
+    assert check_engine._target(kind, shapes.LARGE, rate, share) == {}
+
+
+def test_shares_are_those_of_the_absolute_targets() -> None:
+    """On a device with the rates that were measured on an H200: 4.3 TB/s and 790 TFLOP/s."""
+    copy, products = 4.3e12, 790e12
+    work = check_engine.workload(tiny=False)
+    least = shapes.least_seconds(shapes.SMALL, work, copy, products)
+    offline = check_engine.TARGETS["offline", shapes.SMALL] * least / work.output_tokens
+    read = shapes.step_bytes(shapes.SMALL) + shapes.kv_bytes(shapes.SMALL) * 1024
+    single = check_engine.TARGETS["single", shapes.SMALL] * read / copy
+    assert check_engine.SHARES["offline", shapes.SMALL] == pytest.approx(offline, abs=0.01)
+    assert check_engine.SHARES["single", shapes.SMALL] == pytest.approx(single, abs=0.01)
 
 
 class _Manager:

@@ -32,6 +32,27 @@ def test_which_wheels_suit(wheel: str, suiting: list[tuple[int, int]]) -> None:
     assert [python for python in ((3, 11), (3, 12)) if wheels.suits(wheel, python)] == suiting
 
 
+@pytest.mark.parametrize("absent", ["pytest_asyncio", "xdist", "msgspec", ""])
+def test_pytest_comes_with_all_its_plugins_or_not_at_all(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin that is carried along may not fit a pytest that is there."""
+    for name, module in wheels.NEEDED.items():
+        with zipfile.ZipFile(tmp_path / f"{name.replace('-', '_')}-1.0-py3-none-any.whl", "w") as packed:
+            packed.writestr(f"{module}/__init__.py", "")
+    monkeypatch.setattr(
+        wheels.importlib.util, "find_spec", lambda module: None if module == absent else module
+    )
+    family = [wheels.NEEDED[name] for name in wheels.FAMILY]
+    assert {"pytest", "pluggy", "iniconfig", "pytest_asyncio", "pytest_timeout", "xdist", "execnet"} < set(
+        family
+    )
+    assert "msgspec" not in family
+    found = wheels.unpack_missing(tmp_path, tmp_path / "site")
+    assert found == (family if absent in family else [absent] if absent else [])
+    assert sorted(one.name for one in (tmp_path / "site").glob("*")) == sorted(found)
+
+
 def test_only_what_is_missing_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nobody_has_this", "msgspec"):
         with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as packed:

@@ -21,13 +21,10 @@ from tools.gpu_check.timing import Limits, measure_limits
 _ROUNDS = 4
 """The first is not counted: kernels are compiled in it."""
 _H200 = "H200"
-TARGETS = {
-    ("offline", shapes.SMALL): 25_000.0,
-    ("single", shapes.SMALL): 1_000.0,
-}
-"""Tokens a second on an H200, which docs promise."""
-SHARES = {("offline", shapes.SMALL): 0.68}
-"""The same as a share of the roofline, for other devices."""
+SHARES = {("offline", shapes.SMALL): 0.68, ("single", shapes.SMALL): 0.30}
+"""Of the roofline, which is reckoned from the rates of copies and products that were measured on the device."""
+TARGETS = {("offline", shapes.SMALL): 25_000.0, ("single", shapes.SMALL): 1_000.0}
+"""Tokens a second, promised for an H200 alone: what SHARES are of its 4.3 TB/s and 790 TFLOP/s."""
 
 
 def offline_small(options: Options, found: Found) -> None:
@@ -205,11 +202,15 @@ def facts(core: EngineCore, limits: Limits) -> dict[str, Any]:
 
 
 def _target(kind: str, shape: str, rate: float, share: float) -> dict[str, Any]:
-    """Whether what is promised was reached: in tokens a second on an H200, as a share of the roofline on another device."""
+    """What is to be reached, and whether it was: a share of the roofline, and on an H200 tokens a second as well."""
     if not torch.cuda.is_available():
         return {}
-    on_h200 = _H200 in torch.cuda.get_device_name()
-    target = (TARGETS if on_h200 else SHARES).get((kind, shape))
-    if target is None:
-        return {}
-    return {"target": target, "reached": (rate if on_h200 else share) >= target}
+    wanted = {"share of the roofline": (share, SHARES.get((kind, shape)))}
+    if _H200 in torch.cuda.get_device_name():
+        wanted["tokens/s on an H200"] = rate, TARGETS.get((kind, shape))
+    targets = {
+        of: {"target": target, "found": found, "reached": found >= target}
+        for of, (found, target) in wanted.items()
+        if target is not None
+    }
+    return {"targets": targets, "reached": all(one["reached"] for one in targets.values())} if targets else {}

@@ -8,8 +8,9 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ from tools.gpu_check import profiled, shapes
 from tools.gpu_check.check_engine import facts, limits_of, random_prompts
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
+from tools.gpu_check.record import Figures
 from tools.gpu_check.serving import Crowd, Setup, engine, settled, until
+from tools.gpu_check.timing import Limits
 
 MOST_IDLE = 0.05
 GAP = 10e-6
 """Seconds: kernels of one graph follow each other within a few microseconds, more is the host's making."""
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _PATIENCE = 45.0
+KERNELS = 15
+"""Rows of a step's time by kernel."""
+_NAMED = 120
+"""Characters of a kernel's name that are kept: templates of libraries' fill a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +44,69 @@ class Window:
     """CPU time of the thread that schedules, encodes, decodes and commits."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Sequences that decode side by side, and how many of their steps are watched."""
+
+    count: int
+    prompt: int
+    tokens: int
+    watched: int
+    max_model_len: int = 4096
+
+
+FULL, ALONE = _Load(256, 512, 3_000, 200), _Load(1, 768, 7_000, 200, 8192)
+"""A full batch, and one sequence, whose step is the shortest: it is read for several seconds."""
+_TINY = _Load(4, 8, 3_000, 10)
+
+
 def run(options: Options, found: Found) -> None:
-    """256 sequences decode; first they are watched, then the device is profiled."""
+    """256 sequences decode; first they are watched, then the device is profiled. Then one sequence alone."""
+    limits = limits_of(options)
+    absent: NotRun | None = None
+    try:
+        _measured(options, found, limits, _TINY if options.tiny else FULL)
+    except NotRun as error:
+        absent = error
+    alone: Figures = {}
+
+    def found_alone(more: Figures) -> None:
+        alone.update(more)
+        found({"one_sequence": alone})
+
+    try:
+        _measured(options, found_alone, limits, replace(_TINY, count=1) if options.tiny else ALONE)
+    except NotRun as error:
+        found_alone({"not_run": str(error)})
+    if absent is not None:
+        raise absent
+
+
+def _measured(options: Options, found: Found, limits: Limits, load: _Load) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[profiled.FOLDER] = folder
         try:
-            asyncio.run(_run(options, found, Path(folder)))
+            asyncio.run(_run(options, found, limits, load, Path(folder)))
         finally:
             del os.environ[profiled.FOLDER]
 
 
-async def _run(options: Options, found: Found, folder: Path) -> None:
+async def _run(options: Options, found: Found, limits: Limits, load: _Load, folder: Path) -> None:
     shape = shapes.TINY if options.tiny else shapes.SMALL
-    count, prompt, tokens, watched = (4, 8, 3_000, 10) if options.tiny else (256, 512, 3_000, 200)
-    limits = limits_of(options)
-    setup = Setup(shape, max_num_seqs=count, max_model_len=4096, executor=profiled.NAME)
+    setup = Setup(shape, max_num_seqs=load.count, max_model_len=load.max_model_len, executor=profiled.NAME)
     async with engine(options, setup) as core:
         await settled(core)
         crowd = Crowd(core)
-        crowd.ask(random_prompts(count, prompt, 0, shape), [tokens] * count)
+        crowd.ask(random_prompts(load.count, load.prompt, 0, shape), [load.tokens] * load.count)
         reading = asyncio.create_task(crowd.read())
         # All prompts are computed, and what is captured or compiled along the way is.
         await _stay(
             reading, until(lambda: min(crowd.counts) >= 40, _PATIENCE), "the decode steps did not begin"
         )
-        window = await _watch(core, watched, reading)
+        window = await _watch(core, load.watched, reading)
         found(
             {
-                "batch": count,
+                "batch": load.count,
                 "step_ms": 1e3 * window.wall / window.steps,
                 "engine_ms_per_step": 1e3 * window.thread / window.steps,
                 "engine_share_of_step": window.thread / window.wall,
@@ -92,7 +134,7 @@ def answered(folder: Path) -> dict[str, Any]:
         if wrong:
             raise Failed(f"the device could not be measured: {wrong}") from None
         raise
-    return figures | ({"problem": wrong} if wrong else {})
+    return figures | kernels_of_a_step(events) | ({"problem": wrong} if wrong else {})
 
 
 async def _stay(reading: asyncio.Task[None], waiting: Any, missing: str) -> None:
@@ -121,6 +163,30 @@ def device_intervals(events: Iterable[dict[str, Any]]) -> list[tuple[float, floa
         for one in events
         if one.get("ph") == "X" and one.get("cat") in _DEVICE_WORK
     )
+
+
+def kernels_of_a_step(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Figures: the device's time in a step by kernel, those that take most of it first, from a Chrome trace. Microseconds and
+    launches of a step, of which each ends with one copy to the host; of the whole trace where there is no such copy."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    times = Counter[str]()
+    steps = 0
+    for one in events:
+        if one.get("ph") == "X" and one.get("cat") in _DEVICE_WORK:
+            name = str(one.get("name", ""))
+            seconds[name] += float(one["dur"])
+            times[name] += 1
+            steps += one["cat"] == "gpu_memcpy" and "DtoH" in name
+    if not seconds:
+        return {}
+    total, of = sum(seconds.values()), max(1, steps)
+    most = sorted(seconds.items(), key=lambda one: -one[1])
+    rows = [
+        {"kernel": name[:_NAMED], "us": spent / of, "launches": times[name] / of, "share": spent / total}
+        for name, spent in most[:KERNELS]
+    ]
+    left = {"other_kernels_us": sum(spent for _, spent in most[KERNELS:]) / of}
+    return {"profiled_steps": steps, "device_us_per_step": total / of, "kernels_of_a_step": rows, **left}
 
 
 def idle_figures(

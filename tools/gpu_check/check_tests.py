@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from tools.gpu_check import wheels
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import ROOT, Failed, Options
 
@@ -72,11 +73,23 @@ def run(options: Options, found: Found) -> None:
         env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
         code = subprocess.run(command(options, report), cwd=ROOT, env=env, check=False).returncode
         figures = counts(report)
-    found(figures)
+    found(figures | {"family": family()})
     if code or figures["failed"] or not figures["passed"]:
         raise Failed(
             f"{len(figures['failed'])} of {figures['tests']} tests failed, pytest's exit code is {code}"
         )
+
+
+def family() -> dict[str, str]:
+    """pytest and its plugins, each with its version and the folder that it comes from: of two places, versions may not fit."""
+    found = {}
+    for name in wheels.FAMILY:
+        try:
+            one = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found[name] = f"{one.version} in {one.locate_file('')}"
+    return found
 
 
 def counts(report: Path) -> dict[str, Any]:

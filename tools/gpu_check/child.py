@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,8 @@ def main() -> None:
     """Exit code 0 whatever the part found: it is in the file."""
     given, options = parse()
     faulthandler.enable()
+    # As an executor's process does: what warns is known by its level.
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if given.limit and given.limit > 2 * _NOTE_BEFORE_END:
         # Where it hangs is then in the log.
         faulthandler.dump_traceback_later(given.limit - _NOTE_BEFORE_END)

@@ -24,9 +24,12 @@ class Conductor:
         self, parts: Sequence[Part], launch: Launch, path: Path, identity: dict[str, Any], *,
         budget: float, clock: Callable[[], float], say: Callable[[str], None] = print,
         kept: Callable[[Record], object] = lambda record: None, sources: Mapping[str, str] | None = None,
+        device_kind: str = "", shared: bool = False,
     ) -> None:  # fmt: skip
         """`identity` of what is checked, the device left out: that is known once its part has run. `kept` is called after
-        each part with all that is known by then. `sources` of a part: what it alone depends on."""
+        each part with all that is known by then. `sources` of a part: what it alone depends on. `device_kind` is recorded.
+        `shared`: no part takes so long that those behind it would not have the least they need."""
+        self._device_kind, self._shared = device_kind, shared
         self._kept, self._sources = kept, sources or {}
         self._parts, self._launch, self._path, self._identity = parts, launch, path, identity
         self._budget, self._clock, self._say = budget, clock, say
@@ -44,20 +47,26 @@ class Conductor:
         self._resume(before, device)
         for name in anew:
             self.record.outcomes.pop(name, None)
-        for part in self._parts:
+        for number, part in enumerate(self._parts):
             if part.name == DEVICE.name:
                 continue
+            later = (
+                sum(one.least for one in self._parts[number + 1 :] if self._open(one))
+                if self._shared
+                else 0.0
+            )
             if device.state is not State.PASS:
                 self._keep(part, Outcome(State.NOT_RUN, detail=f"no device: {device.detail}", settled=False))
-            elif (
-                (kept := self.record.outcomes.get(part.name)) is None
-                or not kept.settled
-                or (kept.sources != self._sources.get(part.name, ""))
-            ):
-                self._keep(part, self._try(part))
+            elif self._open(part):
+                self._keep(part, self._try(part, later))
             else:
-                self._say(f"{part.name}: {kept.state}, from an earlier call")
+                self._say(f"{part.name}: {self.record.outcomes[part.name].state}, from an earlier call")
         return self.record
+
+    def _open(self, part: Part) -> bool:
+        """Whether a part is still to be run."""
+        kept = self.record.outcomes.get(part.name)
+        return kept is None or not kept.settled or kept.sources != self._sources.get(part.name, "")
 
     def _resume(self, before: Record, device: Outcome) -> None:
         identity = {**self._identity, **device.figures.get("identity", {})}
@@ -66,12 +75,14 @@ class Conductor:
         elif before.outcomes and self._saves:
             self._say("the record before is of other sources or another machine: beginning anew")
         self.record.identity = identity
+        self.record.device_kind = self._device_kind or self.record.device_kind
         self._spent_before = self.record.seconds
         # It runs in every call: it says what machine this is.
         self._keep(DEVICE, replace(device, settled=False))
 
-    def _try(self, part: Part) -> Outcome:
-        left = self._budget - (self._clock() - self._began) - _MARGIN
+    def _try(self, part: Part, later: float = 0.0) -> Outcome:
+        """Run a part within what is left of the budget without the seconds that those behind it need."""
+        left = self._budget - (self._clock() - self._began) - _MARGIN - later
         if left < part.least:
             return Outcome(State.NOT_RUN, detail=NO_TIME, settled=False)
         self._say(f"{part.name}: {part.what} ...")

@@ -10,6 +10,10 @@ BUDGET = 540.0
 """Seconds of one call: a command on a lent machine may take ten minutes, and its transfers are counted."""
 
 
+FIRST = ("agreement", "agreement-bf16", "kernels", "single-0.6b", "offline-0.6b")
+"""Parts, in their order, for a machine on which there is time for one call."""
+
+
 class NotRun(Exception):
     """Raised by a part that cannot be done here: what it needs is absent. Its text says what."""
 
@@ -64,11 +68,18 @@ PARTS = (
         50.0,
         "the engine's tokens against the plain way's",
     ),
+    Part(
+        "agreement-bf16",
+        f"{_HERE}.check_agreement_bf16:run",
+        160.0,
+        50.0,
+        "logprobs of bf16 graphs against eager torch's",
+    ),
     Part("kernels", f"{_HERE}.check_kernels:run", 160.0, 40.0, "each kernel against the measured limits"),
     Part("offline-0.6b", f"{_HERE}.check_engine:offline_small", 200.0, 60.0, "256 sequences, Qwen3-0.6B"),
     Part("single-0.6b", f"{_HERE}.check_engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),
     Part("cohort", f"{_HERE}.check_engine:cohort", 160.0, 45.0, "32 prompts together, Qwen3-0.6B"),
-    Part("steps", f"{_HERE}.check_steps:run", 150.0, 40.0, "device idle and host time at batch 256"),
+    Part("steps", f"{_HERE}.check_steps:run", 200.0, 55.0, "a step's time, by kernel, at batch 256 and 1"),
     Part("offline-8b", f"{_HERE}.check_engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
     Part("single-8b", f"{_HERE}.check_engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
     Part("peer", f"{_HERE}.check_peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),

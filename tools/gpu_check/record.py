@@ -51,6 +51,8 @@ class Record:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     seconds: float = 0.0
     """Of all calls."""
+    device_kind: str = ""
+    """As which the machine was asked for, where somebody said so: `--device-kind`."""
 
     def save(self, path: Path) -> None:
         """Replace the file at once: one that is cut off leaves the one before."""
@@ -65,7 +67,9 @@ class Record:
                 name: Outcome(**{**one, "state": State(one["state"])})
                 for name, one in kept["outcomes"].items()
             }
-            return Record(dict(kept["identity"]), outcomes, float(kept["seconds"]))
+            return Record(
+                dict(kept["identity"]), outcomes, float(kept["seconds"]), str(kept.get("device_kind", ""))
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Record()
 

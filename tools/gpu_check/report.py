@@ -19,6 +19,9 @@ _HEADLINES = {
     "bf16_tflops": "bf16 products {:,.0f} TFLOP/s",
     "passed": "{:,} passed",
     "identical": "{:,} sequences the same",
+    "rows_compared": "{:,} rows compared",
+    "largest_logprob_difference": "logprobs differ by {:.3f} at most",
+    "steps_replayed": "{:,} steps in graphs",
     "decode_attention_share_of_copy": "decode attention at {:.0%} of copies",
     "output_tokens_per_s": "{:,.0f} output tokens/s",
     "tokens_per_s": "{:,.0f} tokens/s",
@@ -78,6 +81,18 @@ def missed(record: Record) -> list[str]:
     return [name for name, outcome in record.outcomes.items() if outcome.figures.get("reached") is False]
 
 
+def device_kind(record: Record) -> str:
+    """A line on the machine that was asked for and the one that was there; empty where nobody said which was asked for."""
+    if not record.device_kind:
+        return ""
+    device = str(record.identity.get("device", "no device"))
+    models = re.findall(r"[a-z]+\d+[a-z]*", record.device_kind.lower())
+    other = [
+        model for model in models if model not in device.lower() and re.fullmatch(r"[a-z]\d{2,}\w*", model)
+    ]
+    return f"device kind {record.device_kind}: {device}" + (", WHICH IS ANOTHER" if other else "")
+
+
 def peer_ratio(record: Record) -> float | None:
     """Output tokens a second against the peer's, where both were measured."""
     ours, theirs = (
@@ -106,6 +121,7 @@ def write(record: Record, parts: Sequence[Part], folder: Path) -> Path:
     result: dict[str, Any] = {
         "commit": commit(),
         **identity,
+        "device_kind": record.device_kind or None,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": platform.machine(),
         "seconds": record.seconds,

@@ -18,7 +18,7 @@ from engine.core.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mailbox import Mailbox
 from engine.request import Request
-from executors.contract import ExecutorConfig, SamplingParams
+from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import connect
 from tools.gpu_check import shapes
 from tools.gpu_check.plan import Failed, Options
@@ -177,12 +177,17 @@ def fell_back(notes: Sequence[str]) -> str:
 
 
 async def settled(core: EngineCore) -> float:
+    """As `captured`, of the engine's executor."""
+    return await captured(core.executor)
+
+
+async def captured(executor: ModelExecutor) -> float:
     """Wait until the executor, left alone, has captured its graphs, or gets no further; seconds that took."""
     began = time.perf_counter()
-    notes, since = core.executor.status().notes, began
+    notes, since = executor.status().notes, began
     while capturing(notes) and time.perf_counter() - began < _CAPTURE_PATIENCE:
         await asyncio.sleep(0.1)
-        now = core.executor.status().notes
+        now = executor.status().notes
         if now != notes:
             notes, since = now, time.perf_counter()
         elif time.perf_counter() - since > _STILL:

@@ -11,8 +11,11 @@ from typing import Any
 from benchmarks.shapes import SHAPES as NAMED
 
 SMALL, LARGE, TINY = "qwen3-0.6b", "qwen3-8b", "tiny"
+SHALLOW = "qwen3-0.6b, 4 layers"
+"""For what has to be compared with a plain way that is slow."""
 SHAPES: dict[str, dict[str, Any]] = {
     SMALL: NAMED[SMALL],
+    SHALLOW: NAMED[SMALL] | {"num_hidden_layers": 4},
     LARGE: NAMED[SMALL]
     | {
         "hidden_size": 4096,

@@ -1,5 +1,6 @@
 """`make gpu-wheels`: what engine, executors and tests/gpu import beside torch, triton, NumPy and safetensors, for a machine that
-reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has.
+reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has: but for pytest, which comes
+with all its plugins or not at all.
 
     python -m tools.gpu_check.wheels [--folder .gpu-wheels]
 """
@@ -39,6 +40,8 @@ NEEDED = {
     "sortedcontainers": "sortedcontainers",
 }
 """Distribution -> the module that it brings."""
+FAMILY = tuple(NEEDED)[tuple(NEEDED).index("pytest") :]
+"""pytest, its plugins and what they need: made for each other's versions, so they come from one place."""
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_31", "manylinux_2_34", "manylinux_2_24", "manylinux_2_17", "manylinux2014",
               "manylinux_2_12", "manylinux2010", "manylinux_2_5", "manylinux1")  # fmt: skip
 """pip takes these by name: one that is older does not stand for it."""
@@ -84,17 +87,26 @@ def download(folder: Path) -> None:
 
 
 def unpack_missing(folder: Path, target: Path) -> list[str]:
-    """Unpack into `target` what this Python cannot import and `folder` has a wheel for; returns their modules."""
-    missing = [(name, module) for name, module in NEEDED.items() if importlib.util.find_spec(module) is None]
-    unpacked = []
-    for name, module in missing:
-        for wheel in folder.glob("*.whl"):
-            if _plain(wheel.name.split("-")[0]) == _plain(name) and suits(wheel.name, sys.version_info[:2]):
-                with zipfile.ZipFile(wheel) as packed:
-                    packed.extractall(target)
-                unpacked.append(module)
-                break
-    return unpacked
+    """Unpack into `target` what this Python cannot import and `folder` has a wheel for, and all of `FAMILY` where any of it comes
+    from there; returns their modules."""
+    there = {name: wheel for name in NEEDED if (wheel := _wheel_of(name, folder)) is not None}
+    wanted = {name for name in there if importlib.util.find_spec(NEEDED[name]) is None}
+    if wanted & set(FAMILY):
+        wanted |= there.keys() & set(FAMILY)
+    unpacked = [name for name in NEEDED if name in wanted]
+    for name in unpacked:
+        with zipfile.ZipFile(there[name]) as packed:
+            packed.extractall(target)
+    return [NEEDED[name] for name in unpacked]
+
+
+def _wheel_of(name: str, folder: Path) -> Path | None:
+    """The wheel of a distribution for this Python, if it is in the folder."""
+    own = sys.version_info[:2]
+    found = (
+        wheel for wheel in sorted(folder.glob("*.whl")) if _plain(wheel.name.split("-")[0]) == _plain(name)
+    )
+    return next((wheel for wheel in found if suits(wheel.name, own)), None)
 
 
 def suits(wheel: str, python: tuple[int, int]) -> bool:

@@ -1,0 +1,67 @@
+"""Decode attention with its keys shared by one program and by many, whatever the device at hand would choose.
+
+`in_splits` and `split_error` of the check at the start say how a number of splits is forced: this file and that check know of no
+other way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from executors.kernels.triton_attention import TritonAttention
+from executors.kernels.triton_check import SPLITS, border_lengths, can_split, in_splits, split_error
+from executors.llm.attention_check import LIMITS
+from executors.llm.device_attention import StepMeta
+from tests.executors.kernels.steps import spec
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FP16, FP32, E4M3 = torch.float16, torch.float32, torch.float8_e4m3fn
+LIMITS_HERE = {FP32: 1e-5, FP16: LIMITS[FP16] / 4}
+SHAPES: dict[str, tuple[tuple[int, int], int, torch.dtype, int, dict[str, Any]]] = {
+    "as served": ((2, 1), 128, FP16, 16, {}),
+    "tiles of 128": ((2, 1), 64, FP16, 16, {"softcap": 20.0}),
+    "float32, a window": ((3, 1), 32, FP32, 64, {"windows": (130,)}),
+    "fp8": ((2, 1), 32, FP16, 16, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}),
+}
+"""Heads, their size, dtype, tokens of a page, and what else there is."""
+
+
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("name", SHAPES)
+@torch.inference_mode()
+def test_any_number_of_splits_gives_the_same(name: str, splits: int) -> None:
+    """Items in order and listed, with ends on, before and behind borders of pages and tiles."""
+    heads, dim, dtype, page, more = SHAPES[name]
+    model = replace(spec(*heads, dim, dtype), device=DEVICE, **more)
+    assert split_error(TritonAttention(model), model, page, splits) < LIMITS_HERE[dtype]
+
+
+@pytest.mark.parametrize(("dim", "page"), [(128, 16), (64, 16), (32, 64)])
+def test_the_lengths_end_on_borders_and_every_split_has_keys(dim: int, page: int) -> None:
+    tile = max(16, min(128, 8192 // dim))
+    lengths = border_lengths(spec(2, 1, dim, FP16), 49, page)
+    for border in (page, tile):
+        assert {length % border for length in lengths} >= {0, 1, border - 1}
+    assert lengths[0] >= 49 * tile and min(lengths) == 1
+    assert len(set(lengths)) == len(lengths)
+
+
+def test_splits_of_a_deterministic_backend_hold_all_keys() -> None:
+    model = spec(2, 1, 64, FP16)
+    for backend in (TritonAttention(model, deterministic=True), TritonAttention(model)):
+        assert all(can_split(backend, model, 16, splits) for splits in SPLITS)
+        held = [splits for splits in SPLITS if can_split(backend, model, 256, splits)]
+        assert held == ([3, 17, 49] if backend.deterministic else [*SPLITS])
+
+
+def test_what_is_forced() -> None:
+    nothing = torch.zeros(0, dtype=torch.int32)
+    meta = StepMeta(*[nothing] * 4, torch.ones(3, dtype=torch.int32), nothing, nothing, None, 3, 2)
+    assert in_splits(meta, 49, False) == replace(meta, num_splits=49)
+    listed = in_splits(meta, 17, True)
+    assert listed.num_splits == 17 and listed.decodes is not None
+    assert listed.decodes.tolist() == [[2, 2], [1, 1], [0, 0]]

@@ -19,8 +19,9 @@ from executors.kernels.triton.tile import attend_tile
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
-_ADDED = 8192
-"""Numbers of partial results that are added up in one go: 64 of a thread's, which leaves room for three programs."""
+_ADDED, _ADDED_WIDE = 8192, 4096
+"""Numbers of partial results that are added up in one go, 64 of a thread's: that leaves room for three programs. Queries of
+float32 have less room: with heads of 256 all that a thread has would be spilled."""
 
 
 @triton.jit
@@ -182,7 +183,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=keys_per_tile(dim, q.dtype, kv.dtype), SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
-        PIECES=max(2, _ADDED // (group_pad * pad)),
+        PIECES=max(2, (_ADDED_WIDE if wide else _ADDED) // (group_pad * pad)),
         num_warps=8 if wide else 4, num_stages=3 if wide else 5,
     )  # fmt: skip
     return out

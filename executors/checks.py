@@ -30,7 +30,7 @@ def check_arrays(batch: UnifiedBatch) -> None:
         raise InvalidInput("a position is negative")
     if batch.pending is not None and len(batch.pending) != total:
         raise InvalidInput(f"pending has {len(batch.pending)} entries for {total} tokens")
-    if n > 1 and (len(np.unique(batch.seq_ids)) != n or len(np.unique(batch.slots)) != n):
+    if n > 1 and (len(set(batch.seq_ids.tolist())) != n or len(set(batch.slots.tolist())) != n):
         raise InvalidInput("a sequence or slot occurs twice in one step")
     drafts = batch.num_draft_tokens
     if not drafts.any():

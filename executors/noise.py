@@ -23,6 +23,20 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
+def keys(
+    seeds: Sequence[int] | NDArray[np.uint64], choices: Sequence[int] | NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """uint64 [n]: what all positions of a choice have in common, for `at`. Both arguments have length n."""
+    x = _mix(np.asarray(seeds, np.uint64) + _GOLDEN)
+    return _mix(x + _GOLDEN * (np.asarray(choices, np.uint64) + np.uint64(1)))
+
+
+def at(mixed: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """`uniform` of the choices with these `keys`, both uint64 [n]."""
+    x = _mix(mixed + _GOLDEN * (positions + np.uint64(1)))
+    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
 def uniform(
     seeds: Sequence[int] | NDArray[np.uint64],
     choices: Sequence[int] | NDArray[np.uint64],
@@ -33,7 +47,4 @@ def uniform(
     `positions` are absolute token positions in the sequence (prompt included). All three arguments have length n.
     """
     with np.errstate(over="ignore"):  # arithmetic is modulo 2^64 on purpose
-        x = _mix(np.asarray(seeds, np.uint64) + _GOLDEN)
-        x = _mix(x + _GOLDEN * (np.asarray(choices, np.uint64) + np.uint64(1)))
-        x = _mix(x + _GOLDEN * (np.asarray(positions, np.uint64) + np.uint64(1)))
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return at(keys(seeds, choices), np.asarray(positions, np.uint64))

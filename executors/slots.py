@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.batch import Int32Array, SequenceStart, UnifiedBatch
+from executors.batch import Int32Array, SequenceStart, TableUpdates, UnifiedBatch
 from executors.errors import InvalidInput
 from executors.token_history import TokenHistory
 
@@ -38,10 +38,23 @@ class SlotTable:
         Raises InvalidInput when a slot is out of range, taken, or unknown, or a table would have a hole; nothing has
         changed then.
         """
-        self.check(batch)
+        one_each = self._check(batch)
         for start in batch.starts:
             self._admit(start)
-        tables = batch.tables
+        self._write(batch.tables, one_each)
+
+    def update(self, tables: TableUpdates) -> None:
+        """Take in the block-table deltas of a batch without starts, whose sequences are known to be in their slots.
+
+        Raises InvalidInput as `apply`; nothing has changed then.
+        """
+        self._write(tables, self._check_tables(tables, {}))
+
+    def _write(self, tables: TableUpdates, one_each: bool) -> None:
+        if one_each:
+            self.block_tables[0][tables.slots, tables.starts] = tables.block_ids
+            self.num_blocks[0, tables.slots] = tables.starts + 1
+            return
         begin = 0
         for i in range(len(tables.slots)):
             slot, group, first, count = (
@@ -53,12 +66,22 @@ class SlotTable:
 
     def check(self, batch: UnifiedBatch) -> None:
         """Would `apply` take this batch? Changes nothing; raises InvalidInput as `apply` does."""
+        self._check(batch)
+
+    def _check(self, batch: UnifiedBatch) -> bool:
+        """As `_check_tables`."""
         started = self._check_starts(batch)
         slot_of = self._slot_of
         for seq_id, slot in zip(batch.seq_ids.tolist(), batch.slots.tolist(), strict=True):
             if slot_of.get(seq_id) != slot and started.get(slot) != seq_id:
                 raise InvalidInput(f"sequence {seq_id} was never started in slot {slot}")
-        tables = batch.tables
+        return self._check_tables(batch.tables, started)
+
+    def _check_tables(self, tables: TableUpdates, started: dict[int, int]) -> bool:
+        """Whether the deltas are a block each for different tables. `started`: the slots of the same batch's starts, whose
+        tables are empty. Raises InvalidInput."""
+        if not started and self._one_block_each(tables):
+            return True
         if int(tables.counts.sum()) != len(tables.block_ids):
             raise InvalidInput(
                 f"table updates count {int(tables.counts.sum())} ids, there are {len(tables.block_ids)}"
@@ -79,6 +102,25 @@ class SlotTable:
                     f"block table of slot {slot}: cannot write {count} ids from index {first} on"
                 )
             lengths[group, slot] = first + count
+        return False
+
+    def _one_block_each(self, tables: TableUpdates) -> bool:
+        """Whether these are as decode steps have them, and sound: a block for each of some tables of the first group, within
+        the table or at its end."""
+        slots, starts = tables.slots.tolist(), tables.starts.tolist()
+        if not slots or not len(slots) == len(starts) == len(tables.block_ids) == len(set(slots)):
+            return False
+        if tables.counts.tolist() != [1] * len(slots) or any(tables.groups.tolist()):
+            return False
+        if min(slots) < 0 or max(slots) >= self.num_slots or min(starts) < 0:
+            return False
+        if max(starts) >= self.block_tables[0].shape[1]:
+            return False
+        held = self.num_blocks[0, tables.slots].tolist()
+        return all(
+            start <= blocks and self._starts[slot] is not None
+            for slot, start, blocks in zip(slots, starts, held, strict=True)
+        )
 
     def _check_starts(self, batch: UnifiedBatch) -> dict[int, int]:
         """{slot: sequence} of the batch's starts."""

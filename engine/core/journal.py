@@ -37,6 +37,11 @@ class Journal:
         seq.output_token_ids.extend([token.token_id for token in tokens])
         seq.num_known_tokens += len(tokens)
 
+    def commit_one(self, seq: Sequence, token_id: int) -> None:
+        """`commit` of a single token."""
+        seq.output_token_ids.append(token_id)
+        seq.num_known_tokens += 1
+
     def commit_prompt(self, seq: Sequence, position: int, found: SequenceOf[SampledToken]) -> None:
         """Take in logprobs of prompt tokens `position` + 1 and after. What is known already stays as it was told: a prompt
         that is computed again is not described again."""

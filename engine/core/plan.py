@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.sequence import Sequence
 from engine.kv.kv_cache_manager import KvCacheManager
-from executors.contract import SequenceStart, UnifiedBatch
+from executors.contract import Int32Array, SequenceStart, UnifiedBatch
 
 PENDING = -1
 """In place of an input token that a step in flight is still sampling."""
+_PENDING = (PENDING,)
 
 
 @dataclass(slots=True)
@@ -27,43 +29,67 @@ class StepPlan:
     preempted: bool = False
 
 
-def pack(plan: StepPlan, step_id: int, epoch: int, kv: KvCacheManager) -> UnifiedBatch:
-    """Arrays for the executor; the grants count as computed from here on."""
-    seqs, n = list(plan.grants), len(plan.grants)
-    computed = np.fromiter([seq.num_computed_tokens for seq in seqs], np.int32, n)
-    tokens: list[int] = []
-    final: list[bool] = []
-    starts: list[SequenceStart] = []
-    for seq, count in plan.grants.items():
-        begin, known = seq.num_computed_tokens, seq.num_known_tokens
-        seq.num_computed_tokens = end = begin + count
-        if begin < known:
-            tokens += seq.token_ids(begin, min(end, known))
-        if end > known:
-            tokens += plan.drafts.get(seq) or [PENDING]
-        final.append(end >= known + seq.num_pending_tokens)
-        if final[-1] and not seq.drafting:
-            seq.num_pending_tokens += 1
-        seq.in_flight += 1
-        if seq.started_epoch != epoch:
-            starts.append(seq.start())
-            seq.started_epoch = epoch
-    token_ids = np.array(tokens, np.int32)
-    pending = token_ids == PENDING
-    return UnifiedBatch(
-        epoch=epoch,
-        step_id=step_id,
-        seq_ids=np.fromiter([seq.seq_id for seq in seqs], np.int64, n),
-        slots=np.fromiter([seq.slot for seq in seqs], np.int32, n),
-        num_q_tokens=np.fromiter(plan.grants.values(), np.int32, n),
-        pos_offsets=computed,
-        is_final_chunk=np.array(final, np.bool_),
-        num_draft_tokens=np.fromiter([len(plan.drafts.get(seq, ())) for seq in seqs], np.int32, n)
-        if plan.drafts
-        else np.zeros(n, np.int32),
-        token_ids=token_ids,
-        pending=pending if pending.any() else None,
-        starts=tuple(starts),
-        tables=kv.take_updates(),
-        block_copies=kv.take_copies(),
-    )
+class StepPacker:
+    """Makes a UnifiedBatch of each plan. The arrays that say who is in a step are kept for the next: those are often the
+    same."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._seq_ids = np.empty(0, np.int64)
+        self._slots = np.empty(0, np.int32)
+
+    def pack(self, plan: StepPlan, step_id: int, epoch: int, kv: KvCacheManager) -> UnifiedBatch:
+        """Arrays for the executor; the grants count as computed from here on."""
+        n, drafts = len(plan.grants), plan.drafts
+        seq_ids, slots = self._who(list(plan.grants))
+        offsets: list[int] = []
+        tokens: list[int] = []
+        unfinished: list[int] = []
+        starts: list[SequenceStart] = []
+        for seq, count in plan.grants.items():
+            begin, known = seq.num_computed_tokens, seq.num_known_tokens
+            seq.num_computed_tokens = end = begin + count
+            if begin < known:
+                tokens += seq.token_ids(begin, min(end, known))
+            if end > known:
+                tokens += drafts.get(seq, _PENDING) if drafts else _PENDING
+            if end < known + seq.num_pending_tokens:
+                unfinished.append(len(offsets))
+            elif not seq.drafting:
+                seq.num_pending_tokens += 1
+            offsets.append(begin)
+            seq.in_flight += 1
+            if seq.started_epoch != epoch:
+                starts.append(seq.start())
+                seq.started_epoch = epoch
+        token_ids = np.array(tokens, np.int32)
+        pending = token_ids == PENDING
+        final = np.ones(n, np.bool_)
+        final[unfinished] = False
+        one_each = len(tokens) == n
+        return UnifiedBatch(
+            epoch=epoch,
+            step_id=step_id,
+            seq_ids=seq_ids,
+            slots=slots,
+            num_q_tokens=np.ones(n, np.int32) if one_each else np.fromiter(plan.grants.values(), np.int32, n),
+            pos_offsets=np.fromiter(offsets, np.int32, n),
+            is_final_chunk=final,
+            num_draft_tokens=np.fromiter([len(drafts.get(seq, ())) for seq in plan.grants], np.int32, n)
+            if drafts
+            else np.zeros(n, np.int32),
+            token_ids=token_ids,
+            pending=pending if pending.any() else None,
+            starts=tuple(starts),
+            tables=kv.take_updates(),
+            block_copies=kv.take_copies(),
+        )
+
+    def _who(self, seqs: list[Sequence]) -> tuple[NDArray[np.int64], Int32Array]:
+        """`seq_ids` and `slots` of the step. A sequence keeps its slot to its end, and no other has its id."""
+        ids = [seq.seq_id for seq in seqs]
+        if ids != self._ids:
+            self._ids = ids
+            self._seq_ids = np.fromiter(ids, np.int64, len(ids))
+            self._slots = np.fromiter([seq.slot for seq in seqs], np.int32, len(ids))
+        return self._seq_ids, self._slots

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.core.backlog import Backlog
 from engine.core.drafter import Drafter
 from engine.core.journal import Journal
-from engine.core.plan import StepPlan, pack
+from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
 from engine.core.roster import Roster
 from engine.core.sequence import Sequence, SequenceStatus
@@ -50,6 +50,7 @@ class Scheduler(Roster):
         super().__init__(kv, journal, max_num_seqs, self.policies.queue, backlog)
         self.step_budget = StepBudget(max_num_batched_tokens)
         self.num_steps = 0
+        self._packer = StepPacker()
         self._plain = _PlainTokens()
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -119,25 +120,45 @@ class Scheduler(Roster):
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         for seq in self.policies.queue.ordered(self.running):
-            uncomputed = seq.num_uncomputed_tokens
+            # `num_uncomputed_tokens` and `num_to_generate`, without the calls: there may be a thousand sequences.
+            tokens = seq.num_known_tokens + seq.num_pending_tokens
+            uncomputed = tokens - seq.num_computed_tokens
             if uncomputed > 1:
                 chunks.append(seq)
-            elif uncomputed and not seq.drafting and seq.num_to_generate > 0:
+            elif uncomputed and not seq.drafting and seq.max_len > tokens:
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
         drafter = self.policies.drafter
+        if drafter is None:
+            self._grant_one_each(decodes, plan)
+            return chunks
         # Guesses take what is left when every stream has its token and prompts get on; nobody is preempted for them.
         kept = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
-            if drafter is None:
-                self._grant(seq, 1, plan)
-            elif not seq.num_pending_tokens:
+            if not seq.num_pending_tokens:
                 others = len(decodes) - number
                 room = min(plan.budget - others - kept, self.kv.room(seq, others))
                 self._draft(seq, drafter, room - 1, plan)
         return chunks
+
+    def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:
+        """A token for each. Most need neither a block nor a name for one: their `_grant` comes down to this."""
+        charge, grants, number = self.policies.queue.charge, plan.grants, self.num_steps
+        for seq in decodes:
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted a moment ago
+            end = seq.num_computed_tokens + 1
+            if plan.budget < 1 or end > seq.num_prepared_tokens:
+                self._grant(seq, 1, plan)
+                continue
+            if seq.num_charged_tokens < end:
+                seq.num_charged_tokens = end
+                charge(seq, 1)
+            grants[seq] = 1
+            seq.last_step = number
+            plan.budget -= 1
 
     def _in_turn(
         self, decodes: list[Sequence], chunks: SequenceOf[Sequence], plan: StepPlan
@@ -229,7 +250,7 @@ class Scheduler(Roster):
         self._in_flight[self.num_steps] = list(plan.grants)
         if self._num_spared:
             self._spared[self.num_steps], self._num_spared = self._num_spared, 0
-        batch = pack(plan, self.num_steps, self.journal.epoch, self.kv)
+        batch = self._packer.pack(plan, self.num_steps, self.journal.epoch, self.kv)
         if self._backlog is not None:
             self._backlog.launched(*_content(batch))
         return batch
@@ -260,7 +281,7 @@ class Scheduler(Roster):
         for i, seq in enumerate(seqs):
             begin, at = at, at + counts[i]
             seq.in_flight -= 1
-            if seq.finished:
+            if seq.status is SequenceStatus.FINISHED:
                 if not seq.in_flight:
                     self._let_go(seq)
                 continue
@@ -271,7 +292,10 @@ class Scheduler(Roster):
                 self._settle(seq, int(batch.pos_offsets[i]) + counts[i])
             elif final[i]:
                 seq.num_pending_tokens -= 1
-            detail = details.get(i)
+            detail = details.get(i) if details else None
+            if detail is None and counts[i] == 1:
+                deltas.append((seq, self._append_plain(seq, ids[begin])))
+                continue
             if detail is not None and detail.prompt_logprobs:
                 self.journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
             if detail is not None and detail.error is not None:
@@ -293,6 +317,15 @@ class Scheduler(Roster):
         self._charge(seq, 0, num_computed)
         if seq.status is SequenceStatus.RUNNING:
             seq.num_computed_tokens = num_computed
+
+    def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
+        """`_append` of one token of which nothing more is told, as nearly all are."""
+        token, request, output = self._plain[token_id], seq.request, seq.output_token_ids
+        ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
+        if ends or not output or seq.num_failed_steps:
+            return self._append(seq, (token,))
+        self.journal.commit_one(seq, token_id)
+        return TokenDelta([token], None, None, seq.num_cached_tokens)
 
     def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
         """Commit tokens up to the first that ends the sequence."""

@@ -45,7 +45,7 @@ class Sequence:
     is_first: bool = True
     """Of those choices: the one that looks the prompt up and computes it."""
     output_token_ids: list[int] = field(default_factory=list)
-    """Committed tokens: the journal's record, appended by `Journal.commit` alone. What else is told of them (logprobs) is the
+    """Committed tokens: the journal's record, appended by `Journal` alone. What else is told of them (logprobs) is the
     mailbox's: nothing is computed from it."""
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     """Of prompt tokens 1, 2, ... as far as they are committed; appended by `Journal.commit_prompt` alone."""
@@ -54,6 +54,8 @@ class Sequence:
     started_epoch: int | None = None
     """The executor life that knows this sequence; None if none does."""
     prompt_len: int = field(init=False)
+    max_len: int = field(init=False)
+    """Tokens of the prompt and of the longest output that was asked for."""
     num_known_tokens: int = field(init=False)
     """Prompt and committed output; kept by the journal."""
     num_computed_tokens: int = 0
@@ -76,12 +78,14 @@ class Sequence:
     num_failed_steps: int = 0
     """Steps that failed with this sequence in them since its last committed token."""
     block_table: list[int] = field(default_factory=list)
-    """Owned by KvCacheManager, as the following three."""
+    """Owned by KvCacheManager, as the following four."""
     block_keys: list[bytes] = field(default_factory=list)
     num_shared_blocks: int = 0
     """Blocks at the table's beginning that others have written (a copied one included)."""
     num_keyed_blocks: int = 0
     """Blocks at the table's beginning that can be found by their key."""
+    num_prepared_tokens: int = 0
+    """Where the tokens end that can be computed without a block more and without another block to be named."""
     seen_runs: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Kept by the n-gram drafter: the position after each short run of tokens, and how many tokens it has looked at."""
     num_seen_tokens: int = 0
@@ -90,6 +94,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_len = self.num_known_tokens = len(self.request.prompt_token_ids)
+        self.max_len = self.prompt_len + self.request.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +119,7 @@ class Sequence:
     @property
     def num_to_generate(self) -> int:
         """Output tokens that no step has been asked for yet."""
-        return self.prompt_len + self.request.max_tokens - self.num_tokens
+        return self.max_len - self.num_tokens
 
     @property
     def needs_whole_prompt(self) -> bool:

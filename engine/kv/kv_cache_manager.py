@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -76,7 +77,15 @@ class KvCacheManager:
             return False
         self.cache.forget(blocks)
         self._extend(seq, blocks)
+        self._prepared(seq)
         return True
+
+    def _prepared(self, seq: Sequence) -> None:
+        """Note how far the sequence gets with the blocks that it has, before the next one is full."""
+        size = self.layout.block_size
+        seq.num_prepared_tokens = len(seq.block_table) * size if self.layout.num_blocks else sys.maxsize
+        if self.prefix_caching:
+            seq.num_prepared_tokens = min(seq.num_prepared_tokens, (seq.num_keyed_blocks + 1) * size - 1)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, `kept_blocks` of which are left to others."""
@@ -97,7 +106,7 @@ class KvCacheManager:
             self._grown = [entry for entry in self._grown if entry[0] != seq.slot]
             self.pool.release(reversed(seq.block_table), self.cache.blocks)
             seq.block_table = []
-        seq.num_keyed_blocks = 0
+        seq.num_keyed_blocks = seq.num_prepared_tokens = 0
 
     # -- sharing -------------------------------------------------------------------------------------------------------
 
@@ -159,6 +168,7 @@ class KvCacheManager:
         if hit.copied is not None:
             self._copies.append((hit.copied, seq.block_table[len(hit.blocks)]))
             seq.num_shared_blocks += 1
+        self._prepared(seq)
 
     def begin_step(self) -> None:
         """A new step is put together: what earlier ones compute can be read by it."""
@@ -175,6 +185,7 @@ class KvCacheManager:
             for index in range(seq.num_keyed_blocks, full):
                 self.cache.add(keys[index], seq.block_table[index])
             seq.num_keyed_blocks = full
+            self._prepared(seq)
 
     def withdraw(self, seq: Sequence) -> None:
         """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already. Nor what

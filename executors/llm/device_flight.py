@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from executors.batch import ItemOutput, UnifiedOutput
-from executors.llm.device_inputs import StepBuffer, result_views
+from executors.llm.device_inputs import StepBuffer, host_results
 from executors.llm.device_logprobs import Wanted
 from executors.llm.unified import NOT_FINITE
 from executors.sampling_params import NOTHING_LEFT
@@ -42,9 +42,9 @@ class StepInFlight:
         """See `Launched`."""
         if self._output is None:
             self._buffer.event.synchronize()
-            tokens, bad = result_views(self._buffer.result, self._samples)
-            chosen = tokens.numpy()[self._places]
-            self._output = self._pack(chosen, bad.numpy()[self._places])
+            tokens, bad = host_results(self._buffer.results, self._samples)
+            chosen = tokens[self._places]
+            self._output = self._pack(chosen, bad[self._places])
             self._buffer.owner = None
             if self._hear is not None:
                 self._hear(chosen)
@@ -52,6 +52,8 @@ class StepInFlight:
 
     def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
         output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
+        if self._wanted is None and not bad.any():
+            return output
         items = np.flatnonzero(self._sampled)
         if self._wanted is not None:
             found = self._wanted.read(self._buffer.more.numpy(), tokens)

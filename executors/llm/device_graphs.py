@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import Protocol
 
@@ -213,6 +214,7 @@ class StepGraphs:
         self._graphs: dict[StepShape, Graph] = {}
         # Chunks last among shapes of one size: whoever decodes comes back every step.
         self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed))
+        self._wanted = lru_cache(maxsize=1024)(self._best)
         self._misses: Counter[StepShape] = Counter()
         self.failure = ""
         self._starved = 0
@@ -245,11 +247,17 @@ class StepGraphs:
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
         """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
         wanted = self._wanted(facts)
-        if wanted is not None and wanted not in self._graphs:
+        if wanted is not None:
+            if wanted in self._graphs:
+                return wanted, self._graphs[wanted]
             self._misses[wanted] += 1
         there = (shape for shape in self.shapes if shape in self._graphs and fits(shape, facts))
         shape = next(there, None)
         return None if shape is None else (shape, self._graphs[shape])
+
+    def settled(self, facts: StepFacts) -> bool:
+        """Whether a step has the best graph that it can have: `find` will answer the same from now on."""
+        return self._wanted(facts) in self._graphs
 
     def overdue(self, facts: StepFacts) -> StepShape | None:
         """The shape for a step, if so many wanted it that it is to be captured before this one."""
@@ -257,7 +265,7 @@ class StepGraphs:
         due = wanted is not None and self._misses[wanted] >= MISSES and wanted not in self._graphs
         return wanted if due and not self.failure and not self.wait else None
 
-    def _wanted(self, facts: StepFacts) -> StepShape | None:
+    def _best(self, facts: StepFacts) -> StepShape | None:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)
 
     def capture(self, shape: StepShape) -> None:

@@ -23,6 +23,8 @@ from executors.llm.key_pieces import WORDS
 
 _MERGED = 64
 """Steps whose changes of block tables are kept one by one."""
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
+"""Places in a table, and their values."""
 _ALIGN = 4
 """Sections begin at multiples of 16 bytes: the kernels' compiler asks whether pointers do, and int64 has to lie so."""
 
@@ -103,6 +105,12 @@ def num_words(shape: StepShape) -> int:
     return last.begin + -(-last.words // _ALIGN) * _ALIGN
 
 
+def section_of(words: np.ndarray, shape: StepShape, name: str) -> np.ndarray:
+    """A section of an int32 array in which a step is packed, as the numbers that it holds."""
+    found = layout(shape)[name]
+    return words[found.begin : found.begin + found.words].view(found.kind)
+
+
 def result_words(samples: int) -> int:
     """Words of what comes back: int32 tokens, then a byte for each that says whether its row was bad."""
     return -(-samples // _ALIGN) * _ALIGN + -(-samples // 4)
@@ -112,6 +120,13 @@ def result_views(result: torch.Tensor, samples: int) -> tuple[torch.Tensor, torc
     """int32 [samples] tokens and int8 [samples] flags in an int32 tensor of `result_words`."""
     begin = -(-samples // _ALIGN) * _ALIGN
     flags = result[begin : begin + -(-samples // 4)].view(torch.int8)
+    return result[:samples], flags[:samples]
+
+
+def host_results(result: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """`result_views` of an int32 array."""
+    begin = -(-samples // _ALIGN) * _ALIGN
+    flags = result[begin : begin + -(-samples // 4)].view(np.int8)
     return result[:samples], flags[:samples]
 
 
@@ -179,6 +194,7 @@ class StepBuffer:
         self.owner: Settled | None = None
         self._pinned = pinned
         self.result = torch.empty(results, dtype=torch.int32, pin_memory=pinned)
+        self.results: np.ndarray = self.result.numpy()
         self.more = torch.empty(0, dtype=torch.int32)
         self.tensor = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
         self.words: np.ndarray = self.tensor.numpy()
@@ -240,8 +256,9 @@ class DeviceTables:
         """Entries `starts[i] .. + counts[i]` of the tables of `slots[i]` were written on the host."""
         if len(slots):
             total = int(counts.sum())
-            begins = slots.astype(np.int64) * self._host.shape[1] + starts
-            places = np.arange(total) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+            places = slots.astype(np.int64) * self._host.shape[1] + starts
+            if total != len(slots) or (counts != 1).any():
+                places = np.arange(total) + np.repeat(places - np.cumsum(counts) + counts, counts)
             self._changed.append(places)
         if len(self._changed) > _MERGED:  # many steps in a row that sent nothing
             self._changed = [np.unique(np.concatenate(self._changed))]
@@ -249,9 +266,10 @@ class DeviceTables:
     def unsent(self) -> tuple[np.ndarray, np.ndarray]:
         """int64 places in the flattened table that differ, and their int32 values. They stay so until `sent`."""
         if not self._changed:
-            none = np.empty(0, np.int64)
-            return none, none.astype(np.int32)
-        places = np.unique(np.concatenate(self._changed))  # a place may have changed twice
+            return _NOTHING
+        places = self._changed[0]
+        if len(self._changed) > 1:
+            places = np.unique(np.concatenate(self._changed))  # a place may have changed twice
         return places, self._host.reshape(-1)[places]
 
     def sent(self) -> None:
@@ -285,6 +303,8 @@ class UnsentRows:
     def unsent(self) -> tuple[np.ndarray, np.ndarray]:
         """As of `DeviceTables`."""
         images = self._rows.values()
+        if not images:
+            return _NOTHING
         return (
             np.concatenate([np.empty(0, np.int64), *(image.places for image in images)]),
             np.concatenate([np.empty(0, np.int32), *(image.values for image in images)]),

@@ -8,7 +8,7 @@ import numpy as np
 
 from executors.llm.device_graphs import StepFacts
 from executors.llm.device_inputs import StepShape
-from executors.llm.key_pieces import idle_pieces
+from executors.llm.key_pieces import with_idle
 from executors.llm.step import StepArrays
 
 
@@ -42,7 +42,4 @@ class StepPlan:
 
     def pieces_of(self, shape: StepShape) -> np.ndarray:
         """int32 [k, WORDS]: pieces for a shape that has more rows, of length 0 each. What is left of the shape's is padding."""
-        if not shape.pieces or len(self.decodes) == shape.decodes:
-            return self.pieces
-        idle = idle_pieces(len(self.decodes), shape.decodes, len(self.pieces))
-        return np.concatenate((self.pieces, idle))
+        return with_idle(self.pieces, len(self.decodes), shape.decodes if shape.pieces else 0)

@@ -18,6 +18,7 @@ import torch
 
 from executors import noise
 from executors.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.checks import check_blocks
 from executors.llm.device_attention import PackedAttention
 from executors.llm.device_flight import StepInFlight
 from executors.llm.device_graphs import (
@@ -44,9 +45,10 @@ from executors.llm.device_logprobs import Wanted
 from executors.llm.device_memory import retried
 from executors.llm.device_plan import StepPlan
 from executors.llm.device_program import DeviceProgram
+from executors.llm.device_repeat import RepeatedStep, Rows
 from executors.llm.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.grammar import GrammarCompiler
-from executors.llm.key_pieces import WORDS
+from executors.llm.key_pieces import WORDS, with_idle
 from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.shaped_slots import TABLE_BYTES, ShapedSlots
@@ -99,6 +101,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
         samples = max(shape.samples for shape in shapes)
         self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
+        self._blocks = self.slots.block_tables[0].reshape(-1)
+        self._last: RepeatedStep | None = None
+        """The step launched last; None where it cannot be repeated, or one of its sequences was released."""
         self._ring = BufferRing(
             [
                 StepBuffer(self._words, result_words(samples), device.pinned, device.event())
@@ -211,17 +216,30 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return self.shaped.row_of[start.slot] < 0
 
     def _drop(self, slot: int) -> None:
+        self._last = None
         self.shaped.drop(slot)
         super()._drop(slot)
 
     def clear(self) -> None:
         """See `UnifiedRunner`."""
+        self._last = None
         self.shaped.clear()
         super().clear()
 
     def _take_in(self, batch: UnifiedBatch) -> None:
         super()._take_in(batch)
         self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+
+    def _take_in_tables(self, batch: UnifiedBatch) -> None:
+        """`_take_in` of a step that repeats the one before it."""
+        tables = batch.tables
+        if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
+            check_blocks(batch, self.runner.cache.num_blocks)
+            self.slots.update(tables)
+            self._tables.changed(tables.slots, tables.starts, tables.counts)
+        held = self.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
+        if (held <= batch.pos_offsets).any():
+            self._blocks_needed(batch)  # which says what is missing
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -234,6 +252,10 @@ class DeviceUnifiedRunner(UnifiedRunner):
         """See `UnifiedRunner`."""
         if not len(batch):
             return Finished(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
+        last = self._last
+        if last is not None and last.repeats(batch, self.logits_width, self.max_model_len):
+            return self._launch_again(batch, last)
+        self._last = None
         self._take_in(batch)
         sampled = batch.is_final_chunk & self._samples[batch.slots]
         if self._needs_host(batch, sampled):
@@ -247,11 +269,20 @@ class DeviceUnifiedRunner(UnifiedRunner):
             return self._put(batch, plan, None)
         if (overdue := graphs.overdue(plan.facts)) is not None:
             self._capture(overdue)
-        graphs.in_step = True
-        try:
-            return self._put(batch, plan, graphs.find(plan.facts))
-        finally:
-            graphs.in_step = False
+        return self._put(batch, plan, graphs.find(plan.facts))
+
+    def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> Launched:
+        """`launch` of a step that repeats the one before it, by the same graph."""
+        self._take_in_tables(batch)
+        ends = None
+        if last.shaped:
+            step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
+            self.shaped.prepare(batch, step, last.sampled)
+            ends = step.pos_offsets + 1
+        last.move(batch, self._blocks, self.runner.cache.block_size)
+        buffer = self._send(batch, last.shape, last.wanted, last.write, last.graph)
+        hear = None if ends is None else self._hearing(batch.slots, ends)
+        return StepInFlight(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
 
     def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
         return bool(
@@ -260,13 +291,16 @@ class DeviceUnifiedRunner(UnifiedRunner):
             or batch.num_draft_tokens.any()
         )
 
+    @staticmethod
+    def _arrays(batch: UnifiedBatch, tables: np.ndarray) -> StepArrays:
+        lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
+        return StepArrays(batch.token_ids, lens, offsets, tables)
+
     def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> StepPlan:
         needed = self._blocks_needed(batch)
         packed = self.program.packed
         tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
-        step = StepArrays(
-            batch.token_ids, batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64), tables
-        )
+        step = self._arrays(batch, tables)
         chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
         tiles, pieces = np.empty((0, 2), np.int32), _NO_PIECES
         if packed is None:
@@ -290,49 +324,108 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
     ) -> StepInFlight:
         """Pack a step and set the device to work."""
-        shape, unsent = found[0] if found else plan.shape, (self._tables, self.shaped.sending)
-        begin, places = num_words(shape), np.arange(plan.facts.samples)
+        shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
         wanted = Wanted.of(self.sampling.logprobs[batch.slots[plan.sampled]], places, self.logits_width)
-        rows = None if wanted is None else wanted.rows
-        tail = Tail(begin, [(one.tensor, *one.unsent()) for one in unsent], rows)
-        end, buffer = tail.end, self._ring.take()
-        buffer.fit(end)
-        self._write(HostStep(buffer.words, shape), shape, batch, plan)
-        tail.write(buffer.words)
-        inputs = self.program.inputs
-        if end > len(inputs):
-            inputs = torch.empty(end, dtype=torch.int32, device=self.runner.device)
-        with self.queueing():
-            inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
-            if found and end > len(self.program.inputs):
-                self.program.inputs[:begin].copy_(inputs[:begin])
-            self.shaped.sending.clean()
-            tail.apply(inputs)
-            for one in unsent:
-                one.sent()
-            self.runner.cache.copy_blocks(batch.block_copies)
-            if found:
-                self.runner.forwards += 1
-                found[1].replay()
-            else:
-                self._launch_calls(inputs[:begin], shape, plan)
-            results = result_words(shape.samples)
-            buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
-            if wanted is not None:
-                more = retried(
-                    self.memory, lambda: self.program.described(shape, tail.rows(inputs), wanted.most)
-                )
-                buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
-        buffer.event.record()
-        hear = self._hearing(batch, plan)
+
+        def write(words: np.ndarray) -> None:
+            self._write(HostStep(words, shape), shape, batch, plan)
+
+        def compute(words: torch.Tensor) -> None:
+            self._launch_calls(words, shape, plan)
+
+        buffer = self._send(batch, shape, wanted, write, found[1] if found else compute)
+        if found and self._can_repeat(shape, plan):
+            order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
+            self._last = RepeatedStep(
+                batch,
+                order,
+                lambda: self._rows(batch.slots[order]),
+                lambda lengths: self._pieces(lengths, shape),
+                buffer.words,
+                found,
+                places,
+                wanted,
+                shaped,
+            )
+        ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
+        hear = self._hearing(batch.slots[plan.sampled], ends)
         return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
 
-    def _hearing(self, batch: UnifiedBatch, plan: StepPlan) -> Callable[[np.ndarray], None] | None:
-        """Who is to be told the step's tokens."""
-        ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
-        hearing = self.shaped.hearing(batch.slots[plan.sampled], ends)
+    def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
+        """int32 [k, WORDS]: of rows of these lengths, and of those that the shape has beside them."""
+        packed = self.program.packed
+        assert packed is not None
+        return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
+
+    def _can_repeat(self, shape: StepShape, plan: StepPlan) -> bool:
+        """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
+        assert self.graphs is not None
+        facts = plan.facts
+        alike = not shape.listed and facts.samples == facts.decodes == facts.items
+        return alike and self.graphs.settled(facts)
+
+    def _rows(self, slots: np.ndarray) -> Rows:
+        """Of sequences in these `slots`."""
+        slots, settings = slots.astype(np.int64), self.sampling
+        keys = noise.keys(settings.seed[slots], settings.choice[slots])
+        width = self.slots.block_tables[0].shape[1]
+        return Rows(slots * self.pool.shape[1], slots * width, keys)
+
+    def _send(
+        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],
+        compute: Graph | Callable[[torch.Tensor], None],
+    ) -> StepBuffer:  # fmt: skip
+        """Have a step written to host memory, and the device set to work. `compute`: the graph to be replayed, or what launches
+        calls over the packed step."""
+        changes = [(one.tensor, *one.unsent()) for one in (self._tables, self.shaped.sending)]
+        tail = Tail(num_words(shape), changes, None if wanted is None else wanted.rows)
+        buffer = self._ring.take()
+        buffer.fit(tail.end)
+        write(buffer.words)
+        tail.write(buffer.words)
+        if self.graphs is not None:
+            self.graphs.in_step = True
+        try:
+            with self.queueing():
+                self._queue(batch, shape, wanted, compute, tail, buffer)
+        finally:
+            if self.graphs is not None:
+                self.graphs.in_step = False
+        buffer.event.record()
+        return buffer
+
+    def _queue(
+        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None,
+        compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
+    ) -> None:  # fmt: skip
+        """All that the device is to do of a step, from copy to copy."""
+        static, begin, end = self.program.inputs, num_words(shape), tail.end
+        inputs = static if end <= len(static) else torch.empty(end, dtype=torch.int32, device=static.device)
+        inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
+        if inputs is not static and not callable(compute):
+            static[:begin].copy_(inputs[:begin])
+        self.shaped.sending.clean()
+        tail.apply(inputs)
+        self._tables.sent()
+        self.shaped.sending.sent()
+        self.runner.cache.copy_blocks(batch.block_copies)
+        if callable(compute):
+            compute(inputs[:begin])
+        else:
+            self.runner.forwards += 1
+            compute.replay()
+        results = result_words(shape.samples)
+        buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+        if wanted is not None:
+            rows = tail.rows(inputs)
+            more = retried(self.memory, lambda: self.program.described(shape, rows, wanted.most))
+            buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
+
+    def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
+        """Who is to be told the tokens that a step samples for `slots`, at `positions` int64; None: nobody."""
+        hearing = self.shaped.hearing(slots, positions)
         return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:

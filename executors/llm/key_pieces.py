@@ -116,3 +116,10 @@ def idle_pieces(begin: int, end: int, place: int) -> np.ndarray:
     pieces[:, 3] = pieces[:, 4] = np.arange(place, place + end - begin)
     pieces[:, 5] = 1
     return pieces
+
+
+def with_idle(pieces: np.ndarray, rows: int, wanted: int) -> np.ndarray:
+    """The pieces of so many rows, and one without keys for each that is missing to `wanted`."""
+    if rows >= wanted:
+        return pieces
+    return np.concatenate((pieces, idle_pieces(rows, wanted, len(pieces))))

@@ -116,3 +116,45 @@ def test_an_owning_executor_has_no_tables() -> None:
     table = SlotTable(1, 0)
     table.apply(batch((1, 0), starts=(start(1, 0),)))
     assert table.block_tables_of(0) == ()
+
+
+def test_updates_of_a_block_each_are_what_they_are_one_by_one() -> None:
+    """Those of many tables at once are taken in together; sound or not, the outcome is that of the same updates singly."""
+
+    class OneByOne(SlotTable):
+        def _one_block_each(self, tables: TableUpdates) -> bool:
+            return False
+
+    rng = np.random.default_rng(3)
+    starts = tuple(start(slot + 1, slot) for slot in range(6))
+    taken = refused = 0
+    for _ in range(300):
+        together, singly = SlotTable(8, 4), OneByOne(8, 4)
+        for table in (together, singly):
+            table.apply(batch(starts=starts))
+            for slot in range(6):
+                table.update(tables(*((slot, 0, first, [9]) for first in range(slot % 4))))
+        # Now and then a slot that is empty, one that is none, a hole, or the end of a table.
+        slots = rng.permutation([*range(6)] * 3 + [6, 8, -1])[: rng.integers(1, 5)].tolist()
+        entries = [
+            (slot, 0, min(max(slot % 4 + int(rng.integers(-1, 2)), 0), 4), [slot + 20]) for slot in slots
+        ]
+        wrong = False
+        for entry in entries:
+            try:
+                singly.update(tables(entry))
+            except InvalidInput:
+                wrong = True
+        if wrong:
+            before = together.num_blocks.copy(), together.block_tables[0].copy()
+            with pytest.raises(InvalidInput):
+                together.update(tables(*entries))
+            assert np.array_equal(together.num_blocks, before[0])
+            assert np.array_equal(together.block_tables[0], before[1])
+            refused += 1
+        else:
+            together.update(tables(*entries))
+            assert np.array_equal(together.num_blocks, singly.num_blocks)
+            assert np.array_equal(together.block_tables[0], singly.block_tables[0])
+            taken += 1
+    assert taken > 50 and refused > 50

@@ -1,0 +1,167 @@
+"""What a decode step of a GPU costs the host: pack it and launch it, then read its result, at 1, 32 and 256 sequences.
+
+    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped|logprobs] [--json FILE]
+
+No GPU is needed: the device is a fake whose graphs do nothing and whose events are always past. What is left is the host's
+own work. A row has a sequence of its own, all inputs are pending, blocks have 16 tokens and sequences cross their borders in
+turn, as under an engine with two steps out. Times are CPU microseconds of the thread, per step: the median over all steps of
+all rounds, and the median of the fastest round, which says most where the machine is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.shapes import write_shape
+from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
+from executors.llm.attention import AttentionBackend
+from executors.llm.device_unified import DeviceUnifiedRunner
+from executors.llm.executor import LlmExecutor
+from executors.llm.kv_cache import KvCache
+from executors.llm.launched import Launched
+from tests.gpu.device_fakes import IdleDevice, PagedTorch
+
+ROWS = (1, 32, 256)
+SETTINGS = {
+    "plain": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
+    "shaped": SamplingParams(temperature=0.75, seed=1, repetition_penalty=1.2),
+    "logprobs": SamplingParams(temperature=0.75, seed=1, logprobs=2),
+}
+_BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
+_MOST_TOKENS = 512
+
+
+class IdleExecutor(LlmExecutor):
+    """`LlmExecutor` over an `IdleDevice`."""
+
+    def _step_device(self, device: torch.device) -> IdleDevice:
+        return IdleDevice()
+
+    def _attention(self, cache: KvCache) -> AttentionBackend:
+        return PagedTorch()
+
+    @property
+    def runner(self) -> DeviceUnifiedRunner:
+        """What packs and launches steps."""
+        found = self._ready().unified
+        assert isinstance(found, DeviceUnifiedRunner)
+        return found
+
+
+async def executor(rows: int) -> IdleExecutor:
+    """A warmed executor with all graphs, in epoch 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = IdleExecutor.from_config(
+            ExecutorConfig(
+                "llm", str(write_shape("qwen3-tiny", Path(folder))), load_format="dummy", device="cpu",
+                max_num_seqs=rows, max_num_batched_tokens=512, max_model_len=2 * _MOST_TOKENS,
+                attention=ExecutorAttentionConfig(block_size=_BLOCK),
+                memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
+            )
+        )  # fmt: skip
+        await made.warmup()
+    await made.begin_epoch(1)
+    while made.runner.capture_next():
+        pass
+    return made
+
+
+def batches(rows: int, settings: SamplingParams) -> list[UnifiedBatch]:
+    """A step that computes all prompts but for their last tokens, then decode steps: row i is i tokens ahead of row 0, up to a
+    block, so that a sixteenth of the rows gets a block with each step."""
+    slots, seq_ids = np.arange(rows, dtype=np.int32)[::-1].copy(), np.arange(rows, dtype=np.int64) + 7
+    ahead = (_PROMPT + np.arange(rows) % _BLOCK).astype(np.int32)
+    ones, blocks = np.ones(rows, np.int32), np.zeros(rows, np.int64)
+    fresh, made = 0, []
+    for number in range(_STEPS + _WARMUP):
+        offsets = (ahead + number).astype(np.int32)
+        needed = offsets // _BLOCK + 1
+        grown = np.flatnonzero(needed > blocks)
+        counts = (needed - blocks)[grown]
+        total = int(counts.sum())
+        tables = TableUpdates(
+            slots[grown], np.zeros(len(grown), np.int32), blocks[grown].astype(np.int32),
+            counts.astype(np.int32), np.arange(fresh, fresh + total, dtype=np.int32),
+        )  # fmt: skip
+        blocks[grown], fresh = needed[grown], fresh + total
+        starts = () if number else tuple(
+            SequenceStart(seq, slot, np.full(length, 5, np.int32), np.empty(0, np.int32), replace(settings, seed=seq))
+            for seq, slot, length in zip(seq_ids.tolist(), slots.tolist(), (ahead + 1).tolist(), strict=True)
+        )  # fmt: skip
+        known = number == 0
+        made.append(
+            UnifiedBatch(
+                1, number + 1, seq_ids.copy(), slots.copy(), ones.copy(), offsets, ones > 0, np.zeros(rows, np.int32),
+                np.full(rows, 5 if known else -1, np.int32), None if known else ones > 0, starts, tables,
+            )
+        )  # fmt: skip
+    return made
+
+
+async def measure(rows: int, settings: SamplingParams, rounds: int) -> dict[str, float]:
+    """CPU microseconds a step of `launch` and `result`, and of the fastest round."""
+    made = await executor(rows)
+    runner, taken = made.runner, []
+    for _ in range(rounds):
+        runner.clear()
+        taken.append(_round(runner, batches(rows, settings)))
+    await made.shutdown()
+    row = {}
+    for name, column in (("launch", 0), ("result", 1)):
+        each = [[1e6 * one[column] for one in times] for times in taken]
+        row[name] = statistics.median(one for times in each for one in times)
+        row[f"{name}_best"] = min(statistics.median(times) for times in each)
+    return row
+
+
+def _round(runner: DeviceUnifiedRunner, steps: list[UnifiedBatch]) -> list[tuple[float, float]]:
+    """Seconds of each step's launch, and of reading the result of the one before it, which is out meanwhile."""
+    out: deque[Launched] = deque()
+    times = []
+    for batch in steps:
+        began = time.thread_time()
+        out.append(runner.launch(batch))
+        launched = time.thread_time()
+        if len(out) == 2:
+            out.popleft().result()
+        times.append((launched - began, time.thread_time() - launched))
+    out.popleft().result()
+    return times[_WARMUP:]
+
+
+def main() -> None:
+    """Measure, print a table, and write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--settings", choices=SETTINGS, default="plain")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    names = ("launch", "launch_best", "result", "result_best")
+    print(f"{'rows':>6} " + " ".join(f"{name:>12}" for name in names), "us")
+    found = {}
+    for rows in asked.rows:
+        found[rows] = row = asyncio.run(measure(rows, SETTINGS[asked.settings], asked.rounds))
+        print(f"{rows:>6} " + " ".join(f"{row[name]:>12.0f}" for name in names), flush=True)
+    if asked.json:
+        asked.json.write_text(
+            json.dumps({"settings": asked.settings, "microseconds": found}, indent=2) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What most sequences of a step take a short way for (`Scheduler`, `StepPacker`) comes out as by the long one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.core.plan import StepPacker
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.kv.kv_cache_manager import KvCacheManager
+from executors.contract import UnifiedBatch, UnifiedOutput
+from tests.sim.scenario import simulate
+
+SEEDS = range(40)
+
+
+def told(seeds: range = SEEDS) -> list[str]:
+    """For each seed a digest of all that was sent to the executor and told to readers, or what went wrong."""
+    logging.disable(logging.CRITICAL)
+    found = []
+    try:
+        for seed in seeds:
+            digest = hashlib.sha256()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Scheduler, "_pack", _heard(Scheduler._pack, digest.update))
+                patch.setattr(Scheduler, "commit", _told(Scheduler.commit, digest.update))
+                try:
+                    simulate(seed)
+                except Exception as error:
+                    digest.update(type(error).__name__.encode())
+            found.append(digest.hexdigest())
+    finally:
+        logging.disable(logging.NOTSET)
+    return found
+
+
+def _heard(pack: Callable[..., UnifiedBatch], hear: Callable[[bytes], None]) -> Callable[..., UnifiedBatch]:
+    def packed(self: Scheduler, plan: Any) -> UnifiedBatch:
+        batch = pack(self, plan)
+        arrays = [
+            value for value in (*vars(batch).values(), *_tables(batch)) if isinstance(value, np.ndarray)
+        ]
+        for array in arrays:
+            hear(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        hear(repr([(start.seq_id, start.slot) for start in batch.starts]).encode())
+        hear(repr([(seq.num_charged_tokens, seq.last_step) for seq in plan.grants]).encode())
+        return batch
+
+    return packed
+
+
+def _tables(batch: UnifiedBatch) -> tuple[Any, ...]:
+    tables = batch.tables
+    return tables.slots, tables.groups, tables.starts, tables.counts, tables.block_ids
+
+
+def _told(commit: Callable[..., Any], hear: Callable[[bytes], None]) -> Callable[..., Any]:
+    def committed(self: Scheduler, batch: UnifiedBatch, output: UnifiedOutput) -> Any:
+        deltas = commit(self, batch, output)
+        hear(repr([(seq.seq_id, delta) for seq, delta in deltas]).encode())
+        return deltas
+
+    return committed
+
+
+def _grant_by_the_long_way(self: Scheduler, decodes: list[Sequence], plan: Any) -> None:
+    for seq in decodes:
+        if seq.status is SequenceStatus.RUNNING:
+            self._grant(seq, 1, plan)
+
+
+def test_short_ways_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = told()
+    who = StepPacker._who
+    monkeypatch.setattr(Scheduler, "_grant_one_each", _grant_by_the_long_way)
+    monkeypatch.setattr(
+        Scheduler, "_append_plain", lambda self, seq, token: self._append(seq, (self._plain[token],))
+    )
+    monkeypatch.setattr(StepPacker, "_who", lambda self, seqs: who(StepPacker(), seqs))
+    assert told() == short
+
+
+def _prepared_too_far(patch: pytest.MonkeyPatch) -> None:
+    """A sequence is taken to have a block more than it has."""
+    prepared = KvCacheManager._prepared
+
+    def further(self: KvCacheManager, seq: Sequence) -> None:
+        prepared(self, seq)
+        seq.num_prepared_tokens += 1
+
+    patch.setattr(KvCacheManager, "_prepared", further)
+
+
+def _same_as_the_last(patch: pytest.MonkeyPatch) -> None:
+    """Steps of as many sequences are taken to have the same."""
+    who = StepPacker._who
+
+    def careless(self: StepPacker, seqs: list[Sequence]) -> Any:
+        return (self._seq_ids, self._slots) if len(seqs) == len(self._ids) else who(self, seqs)
+
+    patch.setattr(StepPacker, "_who", careless)
+
+
+def _past_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A plain token that ends a sequence does not."""
+
+    def append(self: Scheduler, seq: Sequence, token_id: int) -> Any:
+        delta = self._append(seq, (self._plain[token_id],))
+        delta.finish_reason = None
+        return delta
+
+    patch.setattr(Scheduler, "_append_plain", append)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [_prepared_too_far, _same_as_the_last, _past_the_end],
+    ids=lambda one: one.__name__,
+)
+def test_a_short_way_that_is_wrong_is_caught(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = SEEDS[:12]
+    right = told(seeds)
+    mutate(monkeypatch)
+    assert told(seeds) != right

@@ -97,15 +97,15 @@ class PieceRule:
 
     def _bound(self, tiles: np.ndarray) -> int:
         """Tiles of a piece, at most."""
+        total = int(tiles.sum())
         least = max(self._least_tiles, -(-int(tiles.max()) // MOST_OF_A_ROW))
-        share = int(tiles.sum()) / self.programs
+        share = total / self.programs
         if len(tiles) <= self.programs:
-            low = max(least, -(-int(tiles.sum()) // self.programs))
+            low = max(least, -(-total // self.programs))
             high = max(low, int(_ONE_WAVE * share))
-            sizes = np.linspace(low, high, min(_CANDIDATES, high - low + 1)).astype(np.int64)
-            fitting = (-(-tiles // sizes[:, None])).sum(1) <= self.programs
-            if fitting.any():
-                return int(sizes[fitting.argmax()])
+            for size in range(low, high + 1, max(1, (high - low) // _CANDIDATES)):
+                if len(tiles) == 1 or int((-(-tiles // size)).sum()) <= self.programs:
+                    return size
         return max(least, int(share / 2))
 
 

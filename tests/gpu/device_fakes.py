@@ -283,7 +283,7 @@ def _paged(
         assert all(a[1] == b[0] < b[1] for a, b in pairwise(keys)) and keys[0][0] == 0, "keys left out"
         item, row = named[number]
         length = keys[-1][1]
-        assert length == int(meta.lengths.tolist()[item])
+        assert length == int(meta.lengths.tolist()[item]), "a row's pieces end before its keys"
         if length:
             one(row, item, length)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +56,8 @@ _EACH = 3
 """Rows of each of them."""
 _MORE = 4
 """Tokens of each sequence behind its chunk."""
-SPLITS = (1, 3, 17, 49)
+MOST_SPLITS = 49
+SPLITS = (1, 3, 17, MOST_SPLITS)
 """Numbers of programs that share the keys of a sequence: one, few, no power of two, and what one sequence gets on a device of 132
 multiprocessors with eight key heads."""
 Checks = Mapping[str, tuple[Callable[[], float], float]]
@@ -122,6 +123,11 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
         # Many keys and few: split, and in one piece; and beside a chunk.
         return max(problem.step(backend, counts) for counts in ([1] * len(PAST), alone, short, beside))
 
+    borders = cache(lambda: border_problem(spec, block_size))
+
+    def in_parts(splits: int) -> float:
+        return split_error(backend, borders(), splits)
+
     limit = LIMITS[spec.dtype]
     return first_fault(
         {
@@ -129,7 +135,7 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
             "decode_attention": (decodes, limit),
             **{
                 f"decode_attention in {splits} splits": (
-                    partial(split_error, backend, spec, block_size, splits), limit,
+                    partial(in_parts, splits), limit,
                 )
                 for splits in SPLITS
             },
@@ -137,25 +143,29 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
     )  # fmt: skip
 
 
-def border_lengths(spec: KvSpec, splits: int, page: int) -> list[int]:
+def border_lengths(spec: KvSpec, page: int) -> list[int]:
     """Tokens of sequences that end at, before and behind borders of pages and of the tiles in which keys are read, and of one in
-    which each split has a tile of its own."""
+    which each of MOST_SPLITS has a tile of its own."""
     # No tile is larger, and those that are smaller divide it: an end is on a border of theirs as well.
     tile = 64 if spec.head_dim > 64 else 128
-    borders = {page, 3 * page, tile, 2 * tile}
-    return [splits * tile, 1, *sorted({end + off for end in borders for off in (-1, 0, 1)} - {0, 1})]
+    borders = {3 * page, 2 * tile}
+    return [MOST_SPLITS * tile, 1, *sorted({end + off for end in borders for off in (-1, 0, 1)})]
 
 
-def split_error(backend: TritonAttention, spec: KvSpec, page: int, splits: int) -> float:
+def border_problem(spec: KvSpec, page: int) -> Problem:
+    """Sequences of `border_lengths`, but for the last token of each."""
+    lengths = border_lengths(spec, page)
+    return Problem(spec, page, [length - 1 for length in lengths], [1] * len(lengths))
+
+
+def split_error(backend: TritonAttention, problem: Problem, splits: int) -> float:
     """The largest relative error of decode steps whose keys are shared by so many programs, whatever the device would be given:
-    all items in order, as where a step is nothing but decodes, and named by a list, as beside prompts."""
-    lengths = border_lengths(spec, splits, page)
-    problem = Problem(spec, page, [length - 1 for length in lengths], [1] * len(lengths))
-    worst = 0.0
+    all items in order, as where a step is nothing but decodes, and named by a list, as beside prompts. The problem stays as it
+    is."""
+    worst, past = 0.0, problem.past.copy()
     for listed in (False, True):
-        before = problem.past.copy()
-        worst = max(worst, problem.step(_Split(backend, splits, listed), [1] * len(lengths)))
-        problem.past = before
+        worst = max(worst, problem.step(_Split(backend, splits, listed), [1] * len(past)))
+        problem.past = past.copy()
     return worst
 
 
@@ -169,9 +179,8 @@ class _Split:
 
     def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
         """See `Backend`."""
-        return self.backend.bind(
-            in_splits(self.backend.begin(step, cache).meta, self.splits, self.listed), cache
-        )
+        meta = self.backend.begin(step, cache).meta
+        return self.backend.bind(in_splits(meta, self.splits, self.listed), cache)
 
 
 def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:

@@ -68,7 +68,14 @@ def test_quantize(dtype: torch.dtype, rows: int, columns: int, blocks: bool) -> 
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "columns", "per_scale", "bias"),
-    [(1, 128, 256, 128, False), (5, 96, 128, 32, True), (40, 130, 200, 1, False), (70, 256, 384, 64, True)],
+    [
+        (1, 128, 256, 128, False),
+        (5, 96, 128, 32, True),
+        (17, 100, 256, 32, True),  # tiles of 32 rows, to their last and with some left
+        (32, 96, 256, 128, False),
+        (40, 130, 200, 1, False),
+        (70, 256, 384, 64, True),
+    ],
 )
 def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bias: bool) -> None:
     torch.manual_seed(outputs)

@@ -229,8 +229,9 @@ def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tr
         return found
 
     tried.setattr(triton_attention, "decode_attention", wrong)
+    problem = triton_check.border_problem(MODEL, 16)
     for splits in (3, 17):
-        error = triton_check.split_error(TritonAttention(MODEL), MODEL, 16, splits)
+        error = triton_check.split_error(TritonAttention(MODEL), problem, splits)
         assert error > 2 * triton_check.LIMITS[FP16]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,22 @@ def test_every_token_is_computed_once_and_those_behind_the_prompt_one_by_one(giv
             assert count > 0 and (count == 1 or done[i] + count <= given[i].prompt)
             done[i] += count
     assert done == [len(text.tokens) for text in given]
+
+
+def test_both_executors_have_the_same_weights_and_limits(tmp_path: Path) -> None:
+    """On a GPU, graphs over our own attention kernels against eager forwards over torch's."""
+    served, plain = (
+        part.config_of(Options("cuda"), shapes.SHALLOW, tmp_path, len(WHOLE), plain=plain)
+        for plain in (False, True)
+    )
+    assert (served.attention.backend, plain.attention.backend) == ("triton", "torch")
+    assert (served.optimization.enforce_eager, plain.optimization.enforce_eager) == (False, True)
+    assert replace(plain, attention=served.attention, optimization=served.optimization) == served
+    assert served.load_format == "dummy" and served.dtype == "auto" and served.device == "cuda"
+    assert shapes.SHAPES[shapes.SHALLOW]["torch_dtype"] == "bfloat16"
+    assert served.max_num_seqs == 48 and served.memory.kv_cache_memory_bytes == part._KV_BYTES
+    # 132 multiprocessors, three programs each, eight key heads: one row of this length gets 49 splits.
+    assert served.max_model_len is not None and min(132 * 3 // 8, -(-served.max_model_len // 256), 64) == 49
 
 
 def facts_of(steps: list[part.Step]) -> list[StepFacts]:

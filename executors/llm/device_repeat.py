@@ -1,8 +1,8 @@
 """`RepeatedStep`: a decode step as it was packed, for the next one with the same sequences.
 
 From one decode step to the next most of what is packed stays: slots, settings and padding. What moves on with every token is
-written anew from the batch, so that nothing of it can be stale. Whoever starts a sequence, or launches any other step in
-between, packs the next one from the beginning.
+written anew from the batch, so that nothing of it can be stale. Behind a step that starts a sequence, and any other that does
+not repeat the one before, the next is packed from the beginning.
 
     | token ids | source | positions | cells | slots | lengths | pieces | dest | shaped | ends | temperature, top k, ... | u |
         new        new       new       new             new      new      new             new                             new
@@ -111,8 +111,8 @@ class RepeatedStep:
         return bool(known.min() >= 0 and known.max() < width)
 
     def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
-        """Write into `words` what is new in a step that repeats this one. `tables` int32: the host's block tables, flattened, of
-        blocks of `size` tokens."""
+        """Write into `words` every section of `MOVING`, from a step that repeats this one. `tables` int32: the host's block
+        tables, flattened, of blocks of `size` tokens."""
         rows, of = self._rows, self._of
         positions, lengths = of["positions"], of["lengths"]
         of["token_ids"][:] = self._ordered(batch.token_ids)

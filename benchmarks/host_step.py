@@ -1,6 +1,6 @@
 """What a decode step of a GPU costs the host: pack it and launch it, then read its result, at 1, 32 and 256 sequences.
 
-    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped|logprobs] [--json FILE]
+    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped] [--json FILE]
 
 No GPU is needed: the device is a fake whose graphs do nothing and whose events are always past. What is left is the host's
 own work. A row has a sequence of its own, all inputs are pending, blocks have 16 tokens and sequences cross their borders in
@@ -37,7 +37,6 @@ ROWS = (1, 32, 256)
 SETTINGS = {
     "plain": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
     "shaped": SamplingParams(temperature=0.75, seed=1, repetition_penalty=1.2),
-    "logprobs": SamplingParams(temperature=0.75, seed=1, logprobs=2),
 }
 _BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
 _MOST_TOKENS = 512

@@ -15,7 +15,7 @@ from executors.token_history import TokenHistory
 class SlotTable:
     """A row per slot: the sequence's start and its block tables.
 
-    Written only by `apply` (before a step) and `release`; read by the runner and by `UnifiedBatch.items`.
+    Written only by `apply` or `update` (before a step) and `release`; read by the runner and by `UnifiedBatch.items`.
 
     - `block_tables[group]`: int32 [num_slots, max_blocks], rows valid up to `num_blocks[group, slot]`.
     - `failed`: a step of this epoch failed; set by the split path, which answers `Skipped` from then on.

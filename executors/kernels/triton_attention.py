@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention, keys_per_tile
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention import TRITON
 from executors.llm.device_attention import StepMeta
+from executors.llm.key_pieces import PieceRule
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
@@ -22,11 +23,11 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
 """Heads are filled up to a power of two, and products on a GPU are 16 deep at least."""
 STEADY_SPLIT = 512
-"""Keys of a split where a row's result may not depend on its batch."""
+"""Keys of a piece where a row's result may not depend on its batch."""
 PROGRAMS_PER_PROCESSOR = 3
 """That fit one at once: a second, smaller wave would have the device half empty."""
-_MIN_SPLIT = 256
-"""Keys below which another split costs more than it saves."""
+_PROCESSORS = 4
+"""Of a device that is none: how many share the keys where kernels are interpreted."""
 _ALIGN = 4
 """Parts of the packed array begin at multiples of 16 bytes: the compiler asks whether pointers do."""
 
@@ -35,6 +36,17 @@ def supports(spec: KvSpec) -> bool:
     """Whether the kernels have code for this model."""
     fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
     return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
+
+
+def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
+    """How this model's keys are cut on a device of so many multiprocessors."""
+    seen = [window for window in spec.windows if window is not None]
+    return PieceRule(
+        max(1, processors * PROGRAMS_PER_PROCESSOR // spec.num_kv_heads),
+        keys_per_tile(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype),
+        max(seen) if len(seen) == len(spec.windows) else None,
+        STEADY_SPLIT if deterministic else 0,
+    )
 
 
 class TritonAttention:
@@ -49,11 +61,14 @@ class TritonAttention:
         self._group = spec.num_heads // spec.num_kv_heads
         self.queries_per_tile = rows_per_tile(self._group, spec.head_dim) // self._group
         cuda = spec.device.type == "cuda"
-        self._processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else 4
+        processors = (
+            torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else _PROCESSORS
+        )
+        self.rule = piece_rule(spec, processors, deterministic)
+        """How keys are cut. Not to be changed once steps are captured."""
         self._pinned = cuda
         self._workspaces: list[DecodeWorkspace] = []
         """The last is the largest. All are kept: a captured graph knows where one lay, and nobody else may have it."""
-        self._room = 0
 
     def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
         """See `AttentionBackend`."""
@@ -64,17 +79,16 @@ class TritonAttention:
         tiles = self.tiles(step.q_lens, step.pos_offsets, np.flatnonzero(~single))
         decodes = np.flatnonzero(single)
         named = np.stack((decodes, step.q_starts[decodes]), 1)
-        splits = self.splits(len(decodes), int(lengths[decodes].max(initial=1)), spec.num_kv_heads)
         parts = (
             blocks * page + step.positions % page, step.q_starts, step.q_lens, step.pos_offsets, lengths, step.tables, tiles,
-            named,
+            named, self.pieces(lengths[decodes]),
         )  # fmt: skip
-        cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there = self._to_device(
-            parts, spec.device
+        cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there, pieces = (
+            self._to_device(parts, spec.device)
         )
         meta = StepMeta(
             cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there,
-            None if single.all() else named_there, len(decodes), splits,
+            None if single.all() else named_there, len(decodes), pieces,
         )  # fmt: skip
         return self.bind(meta, cache)
 
@@ -82,25 +96,26 @@ class TritonAttention:
         """See `PackedAttention`."""
         return query_tiles(q_lens, pos_offsets, items, self.queries_per_tile)
 
-    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        """See `PackedAttention`: as many as keep the device busy, unless that would decide the sums."""
-        if self.deterministic:
-            return -(-longest // STEADY_SPLIT)
-        wanted = self._processors * PROGRAMS_PER_PROCESSOR // max(1, rows * kv_heads)
-        return max(1, min(wanted, -(-longest // _MIN_SPLIT), 64))
+    def most_pieces(self, rows: int, longest: int) -> int:
+        """See `PackedAttention`."""
+        return self.rule.most(rows, longest)
 
-    def reserve(self, rows: int, cache: KvCache) -> None:
+    def pieces(self, lengths: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return self.rule.cut(lengths)
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`. What was bound before keeps the memory that it was bound to."""
-        if rows > self._room or not self._workspaces:
-            spec, self._room = cache.spec, max(rows, 64)
+        if not self._workspaces or pieces > self._workspaces[-1].pieces:
+            spec, room = cache.spec, max(pieces, 64)
             self._workspaces.append(
-                DecodeWorkspace(self._room, spec.num_heads, 1, spec.head_dim, spec.device)
+                DecodeWorkspace(room, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device)
             )
 
     def bind(self, meta: StepMeta, cache: KvCache) -> TritonAttend:
         """See `PackedAttention`."""
-        self.reserve(meta.num_decodes * meta.num_splits, cache)
-        return TritonAttend(meta, cache, self._workspaces[-1], STEADY_SPLIT if self.deterministic else 0)
+        self.reserve(len(meta.pieces), cache)
+        return TritonAttend(meta, cache, self._workspaces[-1])
 
     def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
         """int32 views, of the parts' shapes, of one tensor on the device."""
@@ -121,12 +136,11 @@ class TritonAttention:
 class TritonAttend:
     """An `Attend`; `GpuForward` calls its two halves."""
 
-    def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace, split_tokens: int) -> None:
-        """`workspace` of at least the step's decodes x splits; `split_tokens` as for `decode_attention`."""
+    def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
+        """`workspace` of at least the step's pieces."""
         self.meta = meta
         self.cache = cache
         self._workspace = workspace
-        self._split_tokens = split_tokens
 
     @property
     def cells(self) -> torch.Tensor:
@@ -151,8 +165,7 @@ class TritonAttend:
             )  # fmt: skip
         if meta.num_decodes:
             decode_attention(
-                q, kv, out, meta.tables, meta.lengths, spec.scale, meta.num_splits, self._workspace,
-                window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, rows=meta.num_decodes,
-                split_tokens=self._split_tokens, kv_scales=spec.scales(layer),
+                q, kv, out, meta.tables, meta.lengths, spec.scale, meta.pieces, self._workspace,
+                window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, kv_scales=spec.scales(layer),
             )  # fmt: skip
         return out

@@ -34,6 +34,7 @@ from executors.llm.device_shaping import (
     row_words,
 )
 from executors.llm.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
+from executors.llm.key_pieces import PieceRule
 from executors.llm.kv_cache import KvCache, plain
 from executors.llm.models.modules import ACTIVATIONS, Mlp, Norm
 from executors.llm.rope import rotate
@@ -137,16 +138,9 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
                     partial(in_parts, splits), limit,
                 )
                 for splits in SPLITS
-                if can_split(backend, spec, block_size, splits)
             },
         }
     )  # fmt: skip
-
-
-def can_split(backend: TritonAttention, spec: KvSpec, page: int, splits: int) -> bool:
-    """Whether so many splits hold the sequences of `border_problem`. Those of a deterministic backend have a fixed size."""
-    longest = max(border_lengths(spec, page))
-    return not backend.deterministic or splits >= backend.splits(1, longest, spec.num_kv_heads)
 
 
 def border_lengths(spec: KvSpec, page: int) -> list[int]:
@@ -190,10 +184,15 @@ class _Split:
 
 
 def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:
-    """The same step of nothing but decodes, with the keys of each item in so many parts. `listed`: items are named, the last
-    one first."""
+    """The same step of nothing but decodes, with the keys of each item in so many parts, or in as many as there are keys.
+    `listed`: items are named, the last one first."""
     order = torch.arange(meta.num_decodes - 1, -1, -1, dtype=torch.int32, device=meta.lengths.device)
-    return replace(meta, num_splits=splits, decodes=torch.stack((order, order), 1) if listed else None)
+    lengths = meta.lengths.cpu().numpy()
+    pieces = PieceRule(1, 1, count=splits).cut(lengths[::-1] if listed else lengths)
+    return replace(
+        meta, pieces=torch.from_numpy(pieces).to(meta.lengths.device),
+        decodes=torch.stack((order, order), 1) if listed else None,
+    )  # fmt: skip
 
 
 # -- the forward ---------------------------------------------------------------------------------------------------------

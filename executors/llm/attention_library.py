@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from executors.kernels import triton_build
 from executors.llm.device_attention import StepMeta
+from executors.llm.key_pieces import WORDS
 from executors.llm.kv_cache import KvCache
 from executors.llm.models.decoder import KvSpec
 from executors.llm.step import StepArrays
@@ -106,11 +107,15 @@ class PackedLibraryAttention(LibraryAttention):
         """See `PackedAttention`."""
         return np.stack((items, np.zeros_like(items)), 1).astype(np.int32)
 
-    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        """See `PackedAttention`: the library chooses by itself."""
-        return 1
+    def most_pieces(self, rows: int, longest: int) -> int:
+        """See `PackedAttention`: the library cuts keys by itself."""
+        return 0
 
-    def reserve(self, rows: int, cache: KvCache) -> None:
+    def pieces(self, lengths: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return np.empty((0, WORDS), np.int32)
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`: the library allocates by itself."""
 
     def bind(self, meta: StepMeta, cache: KvCache) -> LibraryAttend:

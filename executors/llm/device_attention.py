@@ -20,10 +20,11 @@ from executors.llm.models.decoder import Attend
 class StepMeta:
     """A step as the kernels see it, int32 on the device. Per token [T]: `cells`, negative where nothing is kept. Per item:
     `q_starts`, `q_lens`, `pos_offsets`, `lengths` (tokens with this step's), `tables` [n, pages]. `tiles` [m, 2] of the items
-    that go to `extend_attention`, `decodes` [d, 2] (item, row of q) of the others, None if those are all, in order.
+    that go to `extend_attention`, `decodes` [d, 2] (item, row of q) of the others, None if those are all, in order. `pieces`
+    [k, 6] of the decodes' keys, see `key_pieces.py`; none where attention cuts keys by itself.
 
-    Padding: a token without a cell, an item of length 0, a tile of an item without queries. Where there are no tiles
-    `q_starts`, `q_lens` and `pos_offsets` may be empty."""
+    Padding: a token without a cell, an item of length 0, a tile of an item without queries, a piece of row -1. Where
+    there are no tiles `q_starts`, `q_lens` and `pos_offsets` may be empty."""
 
     cells: torch.Tensor
     q_starts: torch.Tensor
@@ -34,7 +35,7 @@ class StepMeta:
     tiles: torch.Tensor
     decodes: torch.Tensor | None
     num_decodes: int
-    num_splits: int
+    pieces: torch.Tensor
 
 
 @runtime_checkable
@@ -48,11 +49,16 @@ class PackedAttention(Protocol):
         """int32 [m, 2]: (item, its first query) of every tile of the given items' queries, in the order in which they are to
         begin. `q_lens` int [n] of all items, `pos_offsets` int [n] the tokens before them."""
 
-    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        """Programs that share the keys of a sequence, for so many sequences of at most `longest` tokens."""
+    def most_pieces(self, rows: int, longest: int) -> int:
+        """Pieces that the keys of so many sequences of at most `longest` tokens are cut into, at most. 0 for any: attention cuts
+        them by itself."""
 
-    def reserve(self, rows: int, cache: KvCache) -> None:
-        """Have memory for steps of at most so many decode rows x splits: what is captured finds it where it was."""
+    def pieces(self, lengths: np.ndarray) -> np.ndarray:
+        """int32 [k, 6]: the pieces of the decodes' keys, in the order in which they are to begin. `lengths` int [d]: tokens of
+        each with this step's."""
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
+        """Have memory for steps of at most so many pieces: what is captured finds it where it was."""
 
     def bind(self, meta: StepMeta, cache: KvCache) -> Attend:
         """The attention of a step. Nothing is read from the device here."""

@@ -155,31 +155,43 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What decides which graph a step fits: its tokens and items, tiles of queries of its chunks, and how many of its items are
-    single tokens and how many are sampled."""
+    """What decides which graph a step fits: its tokens and items, tiles of queries of its chunks, how many of its items are
+    single tokens and how many are sampled, and pieces of the single tokens' keys."""
 
     tokens: int
     items: int
     tiles: int
     decodes: int
     samples: int
+    pieces: int = 0
 
 
-def decode_shapes(max_rows: int) -> list[StepShape]:
+Pieces = Callable[[int], int]
+"""Pieces, at most, of the keys of so many sequences."""
+
+
+def no_pieces(rows: int) -> int:
+    """`Pieces` where attention cuts keys by itself."""
+    return 0
+
+
+def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
     """Of steps of nothing but decodes, for up to `max_rows` sequences."""
     most = min(max_rows, LARGE_ROWS[-1])
     sizes = sorted({size for size in (1, 2, 4, *range(8, 257, 8), *LARGE_ROWS) if size <= most} | {most})
-    return [StepShape(size, size, size, decodes=size) for size in sizes]
+    return [StepShape(size, size, size, decodes=size, pieces=pieces(size)) for size in sizes]
 
 
-def mixed_shapes(max_rows: int, max_tokens: int, queries_per_tile: int) -> list[StepShape]:
+def mixed_shapes(
+    max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces
+) -> list[StepShape]:
     """Of steps with chunks in them. Each has tokens and an item more than it takes: what padding names."""
     shapes = []
     for tokens in MIXED_TOKENS:
         if tokens <= max(max_tokens, MIXED_TOKENS[0]):
             rows = min(tokens, max_rows)
             tiles = -(-tokens // queries_per_tile) + min(tokens // 2, _CHUNKS)
-            shapes.append(StepShape(tokens + _PADDING, rows + 1, rows, tiles, rows, True))
+            shapes.append(StepShape(tokens + _PADDING, rows + 1, rows, tiles, rows, True, pieces(rows)))
     return shapes
 
 
@@ -194,6 +206,9 @@ def affordable(
 def fits(shape: StepShape, facts: StepFacts) -> bool:
     """Whether a step can be padded to this shape, and it is worth it."""
     if shape.tokens > CLOSE_TO + _PADDING and 4 * facts.tokens < 3 * (shape.tokens - _PADDING * shape.listed):
+        return False
+    # A row of padding has a piece as well, which writes its zeros.
+    if facts.pieces and facts.pieces + shape.decodes - facts.decodes > shape.pieces:
         return False
     if not shape.listed:
         return not facts.tiles and facts.items <= shape.items

@@ -1,7 +1,7 @@
 """Everything the host says of a step, packed: one int32 array, one copy to the device.
 
-    | token ids | source | positions | cells | slots | ... | tiles | decodes | rows | dest | settings |  `Tail`: changes of tables
-      ------------------------ StepLayout: fixed for a StepShape ---------------------------------------  as many as there are
+    | token ids | source | positions | ... | tiles | decodes | pieces | rows | dest | settings |  `Tail`: changes of tables
+      --------------------- StepLayout: fixed for a StepShape -----------------------------------  as many as there are
 
 A captured graph reads the first part at fixed places. What a step does not fill is padding, which computes nothing that
 anybody reads: tokens without a cell, items of length 0 in a slot that is nobody's, samples that go to a place of the token
@@ -18,6 +18,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
+
+from executors.llm.key_pieces import WORDS
 
 _MERGED = 64
 """Steps whose changes of block tables are kept one by one."""
@@ -43,7 +45,7 @@ class Event(Protocol):
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """Sizes of a step's arrays, padding included. `listed`: decode steps are named, for there are chunks beside them; else the
-    items are one token each, in order, and every row is sampled."""
+    items are one token each, in order, and every row is sampled. `pieces` of the decode steps' keys: see `key_pieces.py`."""
 
     tokens: int
     items: int
@@ -51,6 +53,7 @@ class StepShape:
     tiles: int = 0
     decodes: int = 0
     listed: bool = False
+    pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def layout(shape: StepShape) -> dict[str, Section]:
     counts = {
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
-        "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0,
+        "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
         "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
         "ends": shape.samples, "temperature": shape.samples,
         "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
@@ -166,6 +169,11 @@ class DeviceStep:
     def pairs(self, name: str) -> torch.Tensor:
         """int32 [k, 2]."""
         return self._views[name].view(-1, 2)
+
+    @property
+    def pieces(self) -> torch.Tensor:
+        """int32 [k, WORDS]."""
+        return self._views["pieces"].view(-1, WORDS)
 
 
 class Settled(Protocol):

@@ -8,17 +8,20 @@ import numpy as np
 
 from executors.llm.device_graphs import StepFacts
 from executors.llm.device_inputs import StepShape
+from executors.llm.key_pieces import with_idle
 from executors.llm.step import StepArrays
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """A step as it is to be packed. `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so
-    that none of them is begun when all others are over; `sampled` bool [n]; `needed`: columns of the block tables."""
+    that none of them is begun when all others are over; `pieces` int32 [k, WORDS] of their keys, their rows being places in
+    `decodes`; `sampled` bool [n]; `needed`: columns of the block tables."""
 
     step: StepArrays
     tiles: np.ndarray
     decodes: np.ndarray
+    pieces: np.ndarray
     sampled: np.ndarray
     needed: int
     facts: StepFacts
@@ -33,4 +36,10 @@ class StepPlan:
         """Its own, without padding."""
         facts = self.facts
         listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
-        return StepShape(facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed)
+        return StepShape(
+            facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces
+        )
+
+    def pieces_of(self, shape: StepShape) -> np.ndarray:
+        """int32 [k, WORDS]: pieces for a shape that has more rows, of length 0 each. What is left of the shape's is padding."""
+        return with_idle(self.pieces, len(self.decodes), shape.decodes if shape.pieces else 0)

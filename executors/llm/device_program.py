@@ -23,11 +23,9 @@ from executors.llm.device_inputs import (
 )
 from executors.llm.device_sampler import PADDING, DeviceSampler, RowSettings
 from executors.llm.device_shaping import RowShaping
+from executors.llm.key_pieces import idle_pieces
 from executors.llm.models.decoder import Attend
 from executors.llm.runner import ModelRunner
-
-MIXED_SPLITS = 4
-"""Programs that share the keys of a decode step beside chunks, in a graph: there may be one sequence or hundreds."""
 
 
 class DeviceProgram:
@@ -54,24 +52,22 @@ class DeviceProgram:
         self.packed = attention if isinstance(attention, PackedAttention) else None
         """None: attention has inputs of its own, and there are no graphs."""
 
-    def reserve(self, words: int, samples: int, splits: int) -> None:
-        """Have memory for steps of so many words of input and rows to sample; called before anything is captured. `splits`: of
-        decode rows, in all."""
+    def reserve(self, words: int, samples: int, pieces: int) -> None:
+        """Have memory for steps of so many words of input, rows to sample and pieces of keys; called before anything is
+        captured."""
         device = self.runner.device
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
         self._samples = samples
         if self.packed is not None:
-            self.packed.reserve(splits, self.runner.cache)
+            self.packed.reserve(pieces, self.runner.cache)
 
-    def run(self, step: DeviceStep, attend: Attend | None, splits: int, blocks: int) -> None:
-        """Compute a step that lies on the device. `attend`: of attention that is not packed; else `splits` is how many programs
-        share a sequence's keys, and `blocks` how many columns of the block tables are looked at."""
+    def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
+        """Compute a step that lies on the device. `attend`: of attention that is not packed; else `blocks` says how many columns
+        of the block tables are looked at."""
         shape = step.shape
         ids = self._token_ids(step)
-        hidden = self.runner.forward_packed(
-            ids, step["positions"], attend or self._attend(step, splits, blocks)
-        )
+        hidden = self.runner.forward_packed(ids, step["positions"], attend or self._attend(step, blocks))
         if not shape.samples:
             return
         if shape.listed:
@@ -91,7 +87,7 @@ class DeviceProgram:
             self._logits = one.new_empty(self._samples, one.shape[1])
         return self._logits
 
-    def captured(self, shape: StepShape, splits: int) -> Callable[[], None]:
+    def captured(self, shape: StepShape) -> Callable[[], None]:
         """What is to be captured of a shape: `run` over `inputs`, which hold padding alone at first."""
         begin = self.inputs[: num_words(shape)]
         begin.copy_(self.padding(shape))
@@ -100,7 +96,7 @@ class DeviceProgram:
 
         @torch.inference_mode()
         def run() -> None:
-            self.run(step, None, splits, blocks)
+            self.run(step, None, blocks)
 
         return run
 
@@ -121,6 +117,9 @@ class DeviceProgram:
         step["shaped"].fill_(-1)
         step["temperature"].fill_(PADDING)
         step["top_p"].fill_(1.0)
+        if shape.pieces:
+            step.pieces.fill_(-1)
+            step.pieces[: shape.decodes] = torch.from_numpy(idle_pieces(0, shape.decodes, 0))
         if shape.listed:
             step.pairs("tiles")[:, 0] = shape.items - 1
             step.pairs("decodes").copy_(torch.tensor([shape.items - 1, shape.tokens - 1]))
@@ -132,22 +131,16 @@ class DeviceProgram:
         pending = self.pool.index_select(0, source.clamp_min(0))
         return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
 
-    def _attend(self, step: DeviceStep, splits: int, blocks: int) -> Attend:
+    def _attend(self, step: DeviceStep, blocks: int) -> Attend:
         assert self.packed is not None
         shape = step.shape
         tables = self.tables.tensor[:, :blocks].index_select(0, step["slots"])
         meta = StepMeta(
             step["cells"], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
-            step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, splits,
+            step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, step.pieces,
         )  # fmt: skip
         return self.packed.bind(meta, self.runner.cache)
 
 
 def _settings(step: DeviceStep) -> RowSettings:
     return RowSettings(step["temperature"], step["top_k"], step["top_p"], step["min_p"], step["u"])
-
-
-def splits_of(shape: StepShape, packed: PackedAttention, longest: int, kv_heads: int) -> int:
-    """Programs that share a sequence's keys in a graph: fixed when it is captured, so for sequences as long as they may be."""
-    splits = packed.splits(shape.decodes, longest, kv_heads)
-    return max(splits, min(MIXED_SPLITS, packed.splits(1, longest, kv_heads))) if shape.listed else splits

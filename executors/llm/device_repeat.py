@@ -1,11 +1,11 @@
 """`RepeatedStep`: a decode step as it was packed, for the next one with the same sequences.
 
 From one decode step to the next most of what is packed stays: slots, settings and padding. What moves on with every token is
-written anew from the batch, so that nothing of it can be stale. Whoever starts a sequence, or launches any other step in
-between, packs the next one from the beginning.
+written anew from the batch, so that nothing of it can be stale. Behind a step that starts a sequence, and any other that does
+not repeat the one before, the next is packed from the beginning.
 
-    | token ids | source | positions | cells | slots | lengths | dest | shaped | ends | temperature | top k, top p, min p | u |
-        new        new       new       new             new       new             new                                     new
+    | token ids | source | positions | cells | slots | lengths | pieces | dest | shaped | ends | temperature, top k, ... | u |
+        new        new       new       new             new      new      new             new                             new
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from executors.llm.device_graphs import Graph
 from executors.llm.device_inputs import StepShape, num_words, section_of
 from executors.llm.device_logprobs import Wanted
 
-MOVING = ("token_ids", "source", "positions", "cells", "lengths", "dest", "ends", "u")
+MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are written anew with every step."""
 STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
 """Sections that depend on the step's sequences alone. A step that repeats has no others."""
@@ -45,12 +45,14 @@ class RepeatedStep:
     counts."""
 
     def __init__(
-        self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows], words: np.ndarray,
-        found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
+        self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
+        cut: Callable[[np.ndarray], np.ndarray], words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
+        wanted: Wanted | None, shaped: bool,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
         `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that
-        repeats this one, for many are followed by others."""
+        repeats this one, for many are followed by others.
+        `cut`: the pieces, int32 [k, WORDS], of rows of such lengths."""
         self.shape, self.graph = found
         self.words = words[: num_words(self.shape)].copy()
         self.sampled = np.ones(len(batch), np.bool_)
@@ -62,6 +64,7 @@ class RepeatedStep:
         self._order = order
         self._first, self._last = int(order[0]), int(order[-1])
         self._make_rows = rows
+        self._cut = cut
 
     @cached_property
     def _rows(self) -> Rows:
@@ -70,7 +73,9 @@ class RepeatedStep:
     @cached_property
     def _of(self) -> dict[str, np.ndarray]:
         """The sections that move on, without padding, by name."""
-        return {name: section_of(self.words, self.shape, name)[: len(self._order)] for name in MOVING}
+        found = {name: section_of(self.words, self.shape, name) for name in MOVING}
+        # How many pieces there are may change.
+        return {name: one if name == "pieces" else one[: len(self._order)] for name, one in found.items()}
 
     @cached_property
     def _in_order(self) -> bool:
@@ -106,14 +111,18 @@ class RepeatedStep:
         return bool(known.min() >= 0 and known.max() < width)
 
     def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
-        """Write into `words` what is new in a step that repeats this one. `tables` int32: the host's block tables, flattened, of
-        blocks of `size` tokens."""
+        """Write into `words` every section of `MOVING`, from a step that repeats this one. `tables` int32: the host's block
+        tables, flattened, of blocks of `size` tokens."""
         rows, of = self._rows, self._of
         positions, lengths = of["positions"], of["lengths"]
         of["token_ids"][:] = self._ordered(batch.token_ids)
         positions[:] = self._ordered(batch.pos_offsets)
         np.add(positions, 1, out=lengths)
         of["ends"][:] = lengths
+        if self.shape.pieces:
+            pieces = self._cut(lengths)
+            of["pieces"][: pieces.size] = pieces.ravel()
+            of["pieces"][pieces.size :] = -1
         if self._all_pending:
             np.add(rows.pool, positions, out=of["source"])
         elif self._pending is not None:

@@ -19,6 +19,7 @@ import torch
 from executors import noise
 from executors.batch import SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.checks import check_blocks
+from executors.llm.device_attention import PackedAttention
 from executors.llm.device_flight import StepInFlight
 from executors.llm.device_graphs import (
     AT_START,
@@ -43,10 +44,11 @@ from executors.llm.device_inputs import (
 from executors.llm.device_logprobs import Wanted
 from executors.llm.device_memory import retried
 from executors.llm.device_plan import StepPlan
-from executors.llm.device_program import DeviceProgram, splits_of
+from executors.llm.device_program import DeviceProgram
 from executors.llm.device_repeat import RepeatedStep, Rows
 from executors.llm.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.grammar import GrammarCompiler
+from executors.llm.key_pieces import WORDS, with_idle
 from executors.llm.launched import Finished, Launched
 from executors.llm.runner import ModelRunner
 from executors.llm.shaped_slots import TABLE_BYTES, ShapedSlots
@@ -58,6 +60,7 @@ _log = logging.getLogger(__name__)
 
 RING = 3
 """Steps whose buffers are kept apart: two out, and one being written."""
+_NO_PIECES = np.empty((0, WORDS), np.int32)
 _CHANGES = 1 << 12
 """Changes of block tables that the memory for inputs has room for; a step with more gets memory of its own."""
 
@@ -87,14 +90,17 @@ class DeviceUnifiedRunner(UnifiedRunner):
             runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1],
             self.shaped.table,
         )  # fmt: skip
-        self.graphs = self._make_graphs(eager, max_tokens)
+        self.graphs = self._make_graphs(eager)
         shapes = list(self.graphs.shapes) if self.graphs else []
         shapes.append(
-            StepShape(max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, listed=True)
-        )
+            StepShape(
+                max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, True,
+                self._most_pieces(max_batch_size),
+            )
+        )  # fmt: skip
         self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
         samples = max(shape.samples for shape in shapes)
-        self.program.reserve(self._words, samples, self._most_splits(shapes))
+        self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
         self._blocks = self.slots.block_tables[0].reshape(-1)
         self._last: RepeatedStep | None = None
         """The step launched last; None where it cannot be repeated, or one of its sequences was released."""
@@ -105,25 +111,20 @@ class DeviceUnifiedRunner(UnifiedRunner):
             ]
         )
 
-    def _make_graphs(self, eager: bool, max_tokens: int) -> StepGraphs | None:
+    def _make_graphs(self, eager: bool) -> StepGraphs | None:
         packed = self.program.packed
         if eager or packed is None or not self._device.captures:
             return None
-        rows = self.max_batch_size
-        shapes = [*decode_shapes(rows), *mixed_shapes(rows, max_tokens, packed.queries_per_tile)]
-        return StepGraphs(
-            self._device, shapes, lambda shape: self.program.captured(shape, self._splits(shape))
-        )
+        return StepGraphs(self._device, self._padded_shapes(packed), self.program.captured)
 
-    def _splits(self, shape: StepShape) -> int:
-        assert self.program.packed is not None
-        return splits_of(shape, self.program.packed, self.max_model_len, self.runner.cache.spec.num_kv_heads)
+    def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
+        rows, pieces = self.max_batch_size, self._most_pieces
+        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
+        return [*decode_shapes(rows, pieces), *mixed]
 
-    def _most_splits(self, shapes: list[StepShape]) -> int:
-        if self.program.packed is None:
-            return 0
-        alone = [StepShape(rows, rows, rows, decodes=rows) for rows in range(1, self.max_batch_size + 1)]
-        return max(shape.decodes * self._splits(shape) for shape in (*shapes, *alone))
+    def _most_pieces(self, rows: int) -> int:
+        packed = self.program.packed
+        return 0 if packed is None else packed.most_pieces(rows, self.max_model_len)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
@@ -148,25 +149,18 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Run steps of nothing but padding, of all sizes that are padded to, and with keys split in all ways. A kernel that a
-        step is the first to launch is compiled within it: for seconds, where several are."""
-        packed, kv_heads = self.program.packed, self.runner.cache.spec.num_kv_heads
+        """Run steps of nothing but padding, of all sizes that are padded to. A kernel that a step is the first to launch is
+        compiled within it: for seconds, where several are."""
+        packed = self.program.packed
         if packed is None:
             return
-        rows = self.max_batch_size
-        # Where no graph is, how keys are split depends on the step; what merges them is compiled by the power of two.
-        most = packed.splits(1, self.max_model_len, kv_heads)
-        wanted = [
-            (shape, min(1 << power, most))
-            for shape in (StepShape(1, 1, 1, decodes=1), StepShape(4, 3, 1, 1, 1, listed=True))
-            for power in range((most - 1).bit_length() + 1)
-        ]
-        shapes = [*decode_shapes(rows), *mixed_shapes(rows, self._max_tokens, packed.queries_per_tile)]
-        wanted += [(shape, self._splits(shape)) for shape in shapes]
-        for number, (shape, splits) in enumerate(wanted):
+        pieces = min(1, self._most_pieces(1))
+        alone = StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)
+        wanted = [*alone, *self._padded_shapes(packed)]
+        for number, shape in enumerate(wanted):
             self.report("kernels", number, len(wanted))
             try:
-                self.program.captured(shape, splits)()
+                self.program.captured(shape)()
             except Exception as error:
                 why = no_device_memory(error)
                 if why is None:
@@ -310,17 +304,23 @@ class DeviceUnifiedRunner(UnifiedRunner):
         tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
         step = self._arrays(batch, tables)
         chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
-        tiles = np.empty((0, 2), np.int32)
+        tiles, pieces = np.empty((0, 2), np.int32), _NO_PIECES
         if packed is None:
             decodes = decodes[:0]
         else:
             decodes = decodes[np.argsort(-step.pos_offsets[decodes], kind="stable")]
+            pieces = packed.pieces(step.pos_offsets[decodes] + 1)
             if len(chunks):
                 tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
         facts = StepFacts(
-            len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled))
+            len(step.token_ids),
+            len(batch),
+            len(tiles),
+            len(decodes),
+            int(np.count_nonzero(sampled)),
+            len(pieces),
         )
-        return StepPlan(step, tiles, decodes, sampled, needed, facts)
+        return StepPlan(step, tiles, decodes, pieces, sampled, needed, facts)
 
     def _put(
         self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
@@ -344,6 +344,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 batch,
                 order,
                 lambda: self._rows(batch.slots[order]),
+                lambda lengths: self._pieces(lengths, shape),
                 buffer.words,
                 found,
                 places,
@@ -353,6 +354,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         hear = self._hearing(batch.slots[plan.sampled], ends)
         return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
+
+    def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
+        """int32 [k, WORDS]: of rows of these lengths, and of those that the shape has beside them."""
+        packed = self.program.packed
+        assert packed is not None
+        return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
 
     def _can_repeat(self, shape: StepShape, plan: StepPlan) -> bool:
         """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
@@ -425,14 +432,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
         packed, runner = self.program.packed, self.runner
-        attend, splits = None, 1
-        if packed is None:
-            attend = runner.attention.begin(plan.step, runner.cache)
-        elif len(plan.decodes):
-            longest = int((plan.step.pos_offsets[plan.decodes] + 1).max())
-            splits = packed.splits(len(plan.decodes), longest, runner.cache.spec.num_kv_heads)
+        attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
         device_step = DeviceStep(words, shape)
-        retried(self.memory, lambda: self.program.run(device_step, attend, splits, plan.needed))
+        retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
 
     def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: StepPlan) -> None:
         """Everything but the changes of block tables, padding included."""
@@ -452,6 +454,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         host.put("cells", (blocks * size + positions % size)[order], -1)
         host.put("slots", batch.slots[order], self._tables.nobody)
         host.put("lengths", lengths[order])
+        host.put("pieces", plan.pieces_of(shape).ravel(), -1)
         if shape.listed:
             host.put("q_starts", step.q_starts)
             host.put("q_lens", step.q_lens)

@@ -31,6 +31,10 @@ _REGISTERS, _THREADS, _PROGRAMS = 65536, 2048, 32
 _RESERVED = 1024
 """Bytes of shared memory that a program takes beside its own."""
 _WIDTH = 100
+_COUNTED = re.compile(
+    r"bar\.sync\s+0;(?:(?!st\.global|bar\.sync).)*?atom\.global\.gpu\.acq_rel\.add", re.DOTALL
+)
+"""Nothing is written between the threads' meeting and the addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Compiled:
     """A kernel as it would be launched. `registers` of a thread; `spilled` bytes of a thread's registers that lie in memory;
     `shared` bytes; `products`: how matrices are multiplied; `copies`: instructions that bring 16 bytes to shared memory past
     the registers; `ahead`: groups of those, at most, that are under way while others are used; `resident`: programs that a
-    multiprocessor has room for. `error`: why it did not compile."""
+    multiprocessor has room for; `counted`: atomic additions that hand on what a whole program wrote. `error`: why it did not
+    compile."""
 
     kernel: str
     types: str
@@ -51,6 +56,7 @@ class Compiled:
     spilled: int = 0
     shared: int = 0
     products: str = "-"
+    counted: int = 0
     copies: int = 0
     ahead: int = 0
     resident: int = 0
@@ -86,6 +92,7 @@ def compiled(launch: Launch) -> Compiled:
         spilled=spilled,
         shared=shared,
         products=" ".join(kind.partition(".mma")[0] for kind in kinds) or "-",
+        counted=len(_COUNTED.findall(ptx)),
         ahead=max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0),
         copies=len(re.findall(r"cp\.async\.cg\.shared\.global", ptx)),
         resident=min(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from executors.llm.device_inputs import StepBuffer
 from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
+from executors.llm.key_pieces import PieceRule
 from executors.llm.kv_cache import KvCache
 from executors.llm.step import StepArrays
 from executors.qwen3.executor import Qwen3ModelExecutor
@@ -217,18 +219,24 @@ class PagedTorch:
         found = [(i, b) for i in items.tolist() for b in range(0, int(q_lens[i]), self.queries_per_tile)]
         return np.array(found, np.int32).reshape(-1, 2)
 
-    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        return max(1, min(8 // max(1, rows), -(-longest // 16)))
+    rule = PieceRule(programs=8, tile=4, least=4)
+    """Small pieces: sequences of tests are short."""
 
-    def reserve(self, rows: int, cache: KvCache) -> None:
-        self.room = rows
+    def most_pieces(self, rows: int, longest: int) -> int:
+        return self.rule.most(rows, longest)
+
+    def pieces(self, lengths: Any) -> Any:
+        return self.rule.cut(lengths)
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
+        self.room = pieces
 
     def bind(self, meta: StepMeta, cache: KvCache) -> Any:
-        assert meta.num_decodes * meta.num_splits <= self.room, "there is no memory for so many splits"
+        assert len(meta.pieces) <= self.room, "there is no memory for so many pieces"
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             out = torch.full_like(q, torch.nan)
-            for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, cache.layers[layer]):
+            for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, meta.pieces, cache.layers[layer]):
                 one.view(-1)  # where it lies is part of what is captured; what it says is not
             with _disable_current_modes():
                 _paged(meta, cache, layer, (q, k, v, out), self.queries_per_tile)
@@ -260,8 +268,22 @@ def _paged(
     count = meta.num_decodes
     named = [(i, i) for i in range(count)] if meta.decodes is None else meta.decodes.tolist()
     assert len(named) == count
-    for item, row in named:
-        length = int(meta.lengths.tolist()[item])
+    # By pieces: keys that are in none are not seen, and a row without a piece is not written.
+    found = dict[int, list[tuple[int, int]]]()
+    firsts, counts = dict[int, int](), dict[int, int]()
+    for row, first_key, end, place, first, number in meta.pieces.tolist():
+        if row >= 0:
+            assert place == first + len(found.setdefault(row, [])) or number > 1
+            assert 0 <= place - first < number and firsts.setdefault(row, first) == first
+            counts[row] = number
+            found[row].append((first_key, end))
+    for number, keys in found.items():
+        keys.sort()
+        assert len(keys) == counts[number], "the last piece of a row never comes"
+        assert all(a[1] == b[0] < b[1] for a, b in pairwise(keys)) and keys[0][0] == 0, "keys left out"
+        item, row = named[number]
+        length = keys[-1][1]
+        assert length == int(meta.lengths.tolist()[item]), "a row's pieces end before its keys"
         if length:
             one(row, item, length)
         else:

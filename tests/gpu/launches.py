@@ -22,12 +22,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from executors.kernels import triton as package
-from executors.kernels.triton_attention import TritonAttention
+from executors.kernels.triton_attention import TritonAttention, piece_rule
 from executors.kernels.triton_sampler import TritonSampler
 from executors.llm.attention import fuse
 from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
 from executors.llm.device_inputs import DeviceStep, DeviceTables, StepShape, num_words
-from executors.llm.device_program import DeviceProgram, splits_of
+from executors.llm.device_program import DeviceProgram
 from executors.llm.device_shaping import row_words
 from executors.llm.fp8 import E4M3, Fp8Plan
 from executors.llm.kv_cache import KvCache
@@ -38,7 +38,7 @@ from executors.llm.runner import ModelRunner
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
-"""Multiprocessors of an H200: they decide among how many programs keys are split."""
+"""Multiprocessors of an H200: they decide how keys are cut."""
 META = torch.device("meta")
 MAX_LEN, MAX_ROWS, MAX_TOKENS = 40_960, 256, 8192
 _SMALL: dict[str, Any] = {
@@ -214,7 +214,7 @@ def _serve(case: Case) -> None:
         if isinstance(layer.mlp, Experts):
             layer.mlp.stacked = partial(_stacked, layer.mlp.experts)  # type: ignore[method-assign]
     attention = TritonAttention(model.kv_spec, case.steady)
-    attention._processors = PROCESSORS
+    attention.rule = piece_rule(model.kv_spec, PROCESSORS, case.steady)
     fuse(attention, model)
     runner = ModelRunner(model, attention, KvCache(model.kv_spec, 8, case.page))
     blocks = MAX_LEN // case.page
@@ -223,27 +223,21 @@ def _serve(case: Case) -> None:
     sampler = TritonSampler(max(MAX_ROWS, MIXED_TOKENS[-1]), config.vocab_size, META)
     shaping = torch.empty(MAX_ROWS + 1, row_words(config.vocab_size), dtype=torch.int32, device=META)
     program = DeviceProgram(runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN, shaping)
+    pieces = partial(attention.most_pieces, longest=MAX_LEN)
     shapes = [
-        *decode_shapes(MAX_ROWS),
-        *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile),
-        StepShape(MAX_TOKENS, MAX_ROWS, MAX_ROWS, MAX_TOKENS, MAX_ROWS - 1, listed=True),
+        *decode_shapes(MAX_ROWS, pieces),
+        *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile, pieces),
+        StepShape(MAX_TOKENS, MAX_ROWS, MAX_ROWS, MAX_TOKENS, MAX_ROWS - 1, True, pieces(MAX_ROWS - 1)),
     ]
     if not case.every:
         shapes = [shape for shape in shapes if shape.tokens in (1, 32, 64, MAX_ROWS, MAX_TOKENS)]
-    kv_heads = config.num_kv_heads
-    most = [splits_of(shape, attention, MAX_LEN, kv_heads) for shape in shapes]
-    program.reserve(
-        max(map(num_words, shapes)),
-        MAX_ROWS,
-        max(s.decodes * n for s, n in zip(shapes, most, strict=True)),
-    )
-    for shape, splits in zip(shapes, most, strict=True):
+    program.reserve(max(map(num_words, shapes)), MAX_ROWS, max(shape.pieces for shape in shapes))
+    for shape in shapes:
         step = DeviceStep(torch.empty(num_words(shape), dtype=torch.int32, device=META), shape)
-        program.run(step, None, splits, blocks)
+        program.run(step, None, blocks)
         if case.every:  # without a graph, over tables as long as the longest sequence needs
             for longest in (case.page, 3 * case.page, 1000):
-                alone = attention.splits(shape.decodes, longest, kv_heads)
-                program.run(step, None, alone, -(-longest // case.page))
+                program.run(step, None, -(-longest // case.page))
 
 
 def _stacked(experts: list[Mlp]) -> tuple[torch.Tensor, ...]:

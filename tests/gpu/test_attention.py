@@ -8,6 +8,7 @@ import torch
 
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+from executors.llm.key_pieces import PieceRule, idle_pieces
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {
@@ -85,20 +86,24 @@ class Batch:
         )  # fmt: skip
 
     def decode(
-        self, items: np.ndarray, splits: int, window: int | None, softcap: float | None, out: torch.Tensor,
-        split_tokens: int = 0,
+        self, items: np.ndarray, pieces: int | np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor,
+        steady: int = 0, listed: bool = False,
     ) -> DecodeWorkspace:  # fmt: skip
-        """What is in the workspace before is NaN: what no split wrote may not be read."""
+        """`pieces` of every row, or a list of them; `steady`: of so many keys. `listed`: items are named, though all are there.
+        What is in the workspace before is NaN: what no piece wrote may not be read."""
         named = np.stack((items, self.starts[items]), 1)
-        workspace = DecodeWorkspace(len(items), self.heads, splits, self.dim, DEVICE)
+        if isinstance(pieces, int):
+            pieces = PieceRule(1, 64, steady=steady, count=pieces).cut(self.lengths[items])
+        workspace = DecodeWorkspace(len(pieces), self.heads, self.kv_heads, self.dim, DEVICE)
         workspace.partial.fill_(float("nan"))
         workspace.lse.fill_(float("nan"))
-        plain = len(items) == len(self.q_lens)
+        plain = len(items) == len(self.q_lens) and not listed
         decode_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(self.tables), self.on_device(self.lengths),
-            self.dim**-0.5, splits, workspace, window=window, softcap=softcap,
-            items=None if plain else self.on_device(named), rows=len(items), split_tokens=split_tokens,
+            self.dim**-0.5, self.on_device(pieces), workspace, window=window, softcap=softcap,
+            items=None if plain else self.on_device(named),
         )  # fmt: skip
+        assert not workspace.arrived.any(), "the next layer would add up too early"
         return workspace
 
 
@@ -173,16 +178,16 @@ def test_mixed_steps_take_both_kernels() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 48])
-def test_splits_of_fixed_size_make_a_row_independent_of_its_batch(window: int | None) -> None:
-    """Bit for bit, whatever is longer beside it and however many splits that takes."""
+def test_pieces_of_fixed_size_make_a_row_independent_of_its_batch(window: int | None) -> None:
+    """Bit for bit, whatever is longer beside it and however many pieces that takes."""
     past, dtype = [300, 5, 1023, 128], torch.float32
     batch = Batch([1] * 4, past, (4, 2), 64, 16, dtype, 3)
     out = fresh(batch)
-    batch.decode(np.arange(4), 8, window, None, out, split_tokens=128)
+    batch.decode(np.arange(4), 0, window, None, out, steady=128)
     check(out, batch.expected(window, None), dtype)
     for i in (0, 1, 3):
         alone = fresh(batch)
-        batch.decode(np.array([i]), -(-(past[i] + 1) // 128), window, None, alone, split_tokens=128)
+        batch.decode(np.array([i]), 0, window, None, alone, steady=128)
         assert torch.equal(alone[i], out[i])
 
 
@@ -197,25 +202,91 @@ def test_a_row_without_keys_is_zero() -> None:
         assert (out[1] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("window", "split_tokens", "written"),
-    [(None, 0, (1, 5, 0, 1)), (100, 0, (1, 2, 0, 1)), (None, 128, (1, 3, 0, 1)), (100, 128, (1, 2, 0, 1))],
-)
-def test_splits_without_keys_write_nothing(
-    window: int | None, split_tokens: int, written: tuple[int, ...]
-) -> None:
-    """As in a graph, where there are as many as the longest sequence may need. Tiles are of 64 keys."""
+@pytest.mark.parametrize(("window", "steady"), [(None, 0), (100, 0), (None, 128), (100, 128)])
+def test_pieces_before_the_window_and_padding_count_for_nothing(window: int | None, steady: int) -> None:
+    """A layer with a window has the same pieces as one without. As in a graph: a row of length 0, and padding."""
     batch = Batch([1] * 4, [0, 299, 63, 39], (4, 2), 256, 16, torch.float32, 7)
     expected = batch.expected(window, None)
     batch.lengths = np.array([1, 300, 0, 40])  # the third is padding
     expected[2] = 0.0
+    pieces = PieceRule(4, 32, steady=steady, least=32).cut(batch.lengths)
+    assert pieces[:, 5].max() >= 3
+    padded = np.concatenate((pieces, np.full((7, pieces.shape[1]), -1)))
     out = fresh(batch)
-    workspace = batch.decode(np.arange(4), 8, window, None, out, split_tokens=split_tokens)
+    batch.decode(np.arange(4), padded, window, None, out)
     check(out, expected, torch.float32)
-    sums = torch.isfinite(workspace.lse).view(4, 4, 8)
-    parts = torch.isfinite(workspace.partial).view(4, 4, 8, 256)
-    assert sums.sum(-1).tolist() == [[count] * 4 for count in written]
-    assert (parts == sums[..., None]).all()
+
+
+def test_rows_that_no_piece_names_are_not_written() -> None:
+    batch = Batch([1] * 3, [40, 90, 5], (4, 2), 64, 16, torch.float32, 8)
+    out = fresh(batch)
+    pieces = PieceRule(1, 64, count=3).cut(batch.lengths)
+    pieces[pieces[:, 0] == 1] = -1
+    batch.decode(np.arange(3), pieces, None, None, out)
+    assert torch.isnan(out[1]).all() and torch.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "window", "softcap", "count"),
+    [
+        ((2, 1), 64, None, None, 3), ((2, 1), 64, None, None, 17), ((2, 1), 64, None, None, 49), ((4, 2), 32, None, None, 64),
+        ((3, 1), 80, None, 20.0, 49), ((2, 1), 64, 333, None, 49), ((16, 1), 128, None, None, 33),
+    ],
+)  # fmt: skip
+def test_many_pieces_of_a_row(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, window: int | None, softcap: float | None, count: int
+) -> None:  # fmt: skip
+    """Beside rows with fewer and with one; named and in order."""
+    past = [511, 99, 3, 0]
+    batch = Batch([1] * 4, past, heads, dim, 16, dtype, dim + count)
+    expected = batch.expected(window, softcap)
+    pieces = PieceRule(1, 64, count=count).cut(batch.lengths)
+    assert np.bincount(pieces[:, 0]).tolist() == [count, count, min(4, count), 1]
+    out = fresh(batch)
+    batch.decode(np.arange(4), pieces, window, softcap, out, listed=count == 17)
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_lengths_cut_by_the_rule(seed: int) -> None:
+    """Of page and tile borders, and 0. Some are 40 times the others."""
+    rng = np.random.default_rng(seed)
+    past = rng.choice([0, 15, 16, 31, 63, 64, 65, 127, 128, *rng.integers(0, 300, 6)], 9)
+    past[rng.integers(9)] = rng.choice([1023, 1024, 1500])
+    batch = Batch([1] * 9, past.tolist(), (4, 2), 64, int(rng.choice([16, 32, 64])), torch.float32, seed)
+    window = None if seed % 3 else int(rng.integers(1, 200))
+    expected = batch.expected(window, None)
+    empty = int(rng.integers(9))
+    batch.lengths[empty], expected[empty] = 0, 0.0
+    rule = PieceRule(int(rng.integers(2, 40)), 64, window if seed % 2 else None, least=64)
+    pieces = rule.cut(batch.lengths)
+    assert pieces[:, 5].max() > 1
+    out = fresh(batch)
+    batch.decode(np.arange(9), pieces, window, None, out)
+    check(out, expected, torch.float32)
+
+
+def test_a_row_is_added_up_by_whoever_ends_last() -> None:
+    """In any order the same, bit for bit."""
+    batch = Batch([1] * 3, [400, 700, 0], (4, 2), 64, 16, torch.float32, 9)
+    pieces = PieceRule(1, 64, count=7).cut(batch.lengths)
+    outs = []
+    for seed in range(3):
+        outs.append(fresh(batch))
+        order = np.random.default_rng(seed).permutation(len(pieces))
+        batch.decode(np.arange(3), pieces[order], None, None, outs[-1])
+    check(outs[0], batch.expected(None, None), torch.float32)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_more_pieces_than_there_is_room_for_are_refused() -> None:
+    batch = Batch([1], [9], (4, 2), 64, 16, torch.float32, 5)
+    with pytest.raises(ValueError, match="2 pieces, and room for 1"):
+        decode_attention(
+            batch.q, batch.kv, batch.q, torch.zeros(1, 1), torch.ones(1), 1.0, torch.from_numpy(idle_pieces(0, 2, 0)),
+            DecodeWorkspace(1, 4, 2, 64, DEVICE),
+        )  # fmt: skip
 
 
 def test_tiles_of_padding_write_nothing() -> None:

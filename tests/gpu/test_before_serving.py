@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from executors.errors import ConfigError
 from executors.llm import loader, sampling_draw
-from executors.llm.device_graphs import AT_START, CudaDevice, decode_shapes, mixed_shapes
+from executors.llm.device_graphs import AT_START, CudaDevice, decode_shapes
 from executors.llm.device_inputs import StepShape
 from executors.llm.device_program import DeviceProgram
 from executors.llm.kv_cache import KvCache
@@ -38,12 +39,12 @@ async def test_all_kernels_are_compiled_before_the_first_step(
     executor = FakeDeviceExecutor.from_config(config(path, max_num_seqs=4))
     device = executor.device = FakeDevice()
     device.compiles = True
-    run, ran = DeviceProgram.run, list[tuple[StepShape, int]]()
+    run, ran = DeviceProgram.run, list[StepShape]()
 
-    def noted(self: DeviceProgram, step: Any, attend: Any, splits: int, blocks: int) -> None:
+    def noted(self: DeviceProgram, step: Any, attend: Any, blocks: int) -> None:
         if not device.log:
-            ran.append((step.shape, splits))
-        run(self, step, attend, splits, blocks)
+            ran.append(step.shape)
+        run(self, step, attend, blocks)
 
     monkeypatch.setattr(DeviceProgram, "run", noted)
     monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
@@ -52,11 +53,11 @@ async def test_all_kernels_are_compiled_before_the_first_step(
     await executor.warmup()
     graphs = executor.unified.graphs
     assert graphs is not None and len(device.graphs) == AT_START and not graphs.failure
-    assert {shape for shape, _ in ran} >= {*decode_shapes(4), *mixed_shapes(4, 512, 4)}
-    # Alone and beside chunks, keys are split among 1, 2, 4 or 8 programs, by how long the sequences are.
-    for listed in (False, True):
-        assert {splits for shape, splits in ran if shape.listed is listed} >= {1, 2, 4, 8}
-    assert all(shape.tiles and shape.decodes for shape, _ in ran if shape.listed)
+    assert set(ran) >= set(graphs.shapes)
+    assert [replace(shape, pieces=0) for shape in graphs.shapes if not shape.listed] == decode_shapes(4)
+    assert {shape.listed for shape in ran if shape not in graphs.shapes} == {False, True}
+    assert all(shape.tiles and shape.decodes for shape in ran if shape.listed)
+    assert all(shape.pieces >= shape.decodes for shape in ran)
     own = [stage for stage in stages if stage[0] == "kernels"]
     assert own[0][1] == 0 and own[-1][1] == own[-1][2] >= len(own) - 1, "a stage stood open"
     assert not executor.unified.pool[:-1].any(), "padding gave tokens to somebody"
@@ -71,10 +72,10 @@ async def test_no_memory_for_kernels_of_large_steps_does_not_end_the_start(
     executor.device.compiles = True
     run = DeviceProgram.run
 
-    def tight(self: DeviceProgram, step: Any, attend: Any, splits: int, blocks: int) -> None:
+    def tight(self: DeviceProgram, step: Any, attend: Any, blocks: int) -> None:
         if step.shape.tokens > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        run(self, step, attend, splits, blocks)
+        run(self, step, attend, blocks)
 
     monkeypatch.setattr(DeviceProgram, "run", tight)
     monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
@@ -94,13 +95,13 @@ def test_a_workspace_that_was_captured_is_nobody_elses() -> None:
 
     attention, cache = TritonAttention(spec), KvCache(spec, 4, 16)
     attention.reserve(100, cache)
-    meta: Any = SimpleNamespace(num_decodes=10, num_splits=10)
+    meta: Any = SimpleNamespace(pieces=range(100))
     first = weakref.ref(attention.bind(meta, cache)._workspace)
-    meta.num_splits = 20
+    meta.pieces = range(200)
     second = attention.bind(meta, cache)._workspace
     gc.collect()
     assert first() is not None and first() is not second
-    assert second.lse.numel() >= 10 * 20 * spec.num_heads
+    assert second.lse.numel() >= 200 * spec.num_heads and not second.arrived.any()
 
 
 def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(

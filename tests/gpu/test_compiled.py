@@ -71,14 +71,20 @@ def test_what_comes_next_is_loaded_meanwhile(compiled: Found) -> None:
 
 
 def test_splits_are_computed_in_one_wave(compiled: Found) -> None:
-    """As many as `splits` counts on, but for heads of 256 in e4m3, whose widening takes registers."""
+    """As many as `piece_rule` counts on, but for heads of 256 in e4m3, whose widening takes registers."""
     splits = [
         one for one in compiled["kernels"]
-        if one["kernel"] == "_split_kernel" and one["products"] != "-" and not one["constants"]["WHOLE"]
+        if one["kernel"] == "_split_kernel" and one["products"] != "-"
         and not ("fp8" in one["types"] and one["constants"]["DIM_PAD"] == 256)
     ]  # fmt: skip
     assert splits
     assert [one for one in splits if one["resident"] < PROGRAMS_PER_PROCESSOR] == []
+
+
+def test_partial_results_are_seen_by_who_adds_them_up(compiled: Found) -> None:
+    """Threads wait for each other before one of them counts the piece, and its count releases and acquires for the device."""
+    splits = [one for one in compiled["kernels"] if one["kernel"] == "_split_kernel"]
+    assert splits and all(one["counted"] == 1 for one in splits)
 
 
 def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:

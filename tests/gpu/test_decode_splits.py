@@ -9,18 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from executors.kernels.triton_attention import TritonAttention
-from executors.kernels.triton_check import (
-    SPLITS,
-    border_lengths,
-    border_problem,
-    can_split,
-    in_splits,
-    split_error,
-)
+from executors.kernels.triton_check import SPLITS, border_lengths, border_problem, in_splits, split_error
 from executors.llm.attention_check import LIMITS
 from executors.llm.device_attention import StepMeta
 from tests.executors.kernels.steps import spec
@@ -69,24 +63,15 @@ def test_the_lengths_end_on_borders_and_every_split_has_keys(dim: int, page: int
     assert len(set(lengths)) == len(lengths)
 
 
-def test_splits_of_a_deterministic_backend_hold_all_keys() -> None:
-    """Of 49 x 128 keys each has 512."""
-    model = spec(2, 1, 64, FP16)
-    held = {
-        steady: [
-            splits
-            for splits in SPLITS
-            if can_split(TritonAttention(model, deterministic=steady), model, 16, splits)
-        ]
-        for steady in (False, True)
-    }
-    assert held == {False: [*SPLITS], True: [17, 49]}
-
-
 def test_what_is_forced() -> None:
     nothing = torch.zeros(0, dtype=torch.int32)
-    meta = StepMeta(*[nothing] * 4, torch.ones(3, dtype=torch.int32), nothing, nothing, None, 3, 2)
-    assert in_splits(meta, 49, False) == replace(meta, num_splits=49)
-    listed = in_splits(meta, 17, True)
-    assert listed.num_splits == 17 and listed.decodes is not None
+    lengths = torch.tensor([60, 3, 500], dtype=torch.int32)
+    meta = StepMeta(*[nothing] * 4, lengths, nothing, nothing, None, 3, torch.zeros(3, 6, dtype=torch.int32))
+    ordered, listed = in_splits(meta, 49, False), in_splits(meta, 17, True)
+    assert ordered.decodes is None and listed.decodes is not None
     assert listed.decodes.tolist() == [[2, 2], [1, 1], [0, 0]]
+    for made, rows in ((ordered, [60, 3, 500]), (listed, [500, 3, 60])):
+        pieces = made.pieces.numpy()
+        most = 49 if made is ordered else 17
+        assert np.bincount(pieces[:, 0]).tolist() == [min(most, length) for length in rows]
+        assert [pieces[pieces[:, 0] == row, 2].max() for row in range(3)] == rows

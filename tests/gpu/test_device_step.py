@@ -136,6 +136,30 @@ async def test_those_with_most_keys_are_computed_first(
     assert found == [[10, 8, 5, 3]]
 
 
+@pytest.mark.parametrize("captures", [False, True])
+async def test_pieces_that_leave_out_a_tile_are_noticed(
+    path: Path, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the device that is played: keys in no piece are not seen."""
+    executor = await faked(path, FakeDevice(captures=captures))
+    driver = Driver(executor)
+    seqs = [driver.add(list(range(1, 1 + count))) for count in (40, 3)]
+    for seq in seqs:
+        await driver.step([(seq, seq.tokens, True, 0)])
+    pieces = PagedTorch.pieces
+
+    def short(self: PagedTorch, lengths: np.ndarray) -> np.ndarray:
+        made: np.ndarray = pieces(self, lengths)
+        assert made[:, 5].max() > 1
+        last = (made[:, 0] == 0) & (made[:, 3] - made[:, 4] == made[:, 5] - 1)
+        made[last, 2] -= self.rule.tile
+        return made
+
+    monkeypatch.setattr(PagedTorch, "pieces", short)
+    with pytest.raises(StepFailed, match="a row's pieces end before its keys"):
+        await driver.step([(seq, seq.tokens[seq.computed :], True, 0) for seq in seqs])
+
+
 async def test_nan_fails_its_item_alone(path: Path) -> None:
     executor = await faked(path, FakeDevice())
     driver = Driver(executor)

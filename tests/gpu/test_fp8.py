@@ -20,6 +20,7 @@ from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm import fp8
 from executors.llm.executor import LlmExecutor
 from executors.llm.fp8 import E4M3, Fp8Weight, quantized
+from executors.llm.key_pieces import PieceRule
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_fp8_weights import SMALL, chunk, distance, write_fp8
@@ -162,9 +163,10 @@ def test_attention_over_fp8_kv(
     q, tables, group = batch.q.to(DEVICE), batch.on_device(batch.tables), heads[0] // heads[1]
     decodes = np.array([0, 2])
     named = batch.on_device(np.stack((decodes, batch.starts[decodes]), 1))
+    pieces = PieceRule(1, 32, count=3).cut(batch.lengths[decodes])
     decode_attention(
-        q, kv, out, tables, batch.on_device(batch.lengths), dim**-0.5, 3, DecodeWorkspace(2, heads[0], 3, dim, DEVICE),
-        window=window, softcap=softcap, items=named, rows=2, kv_scales=scales,
+        q, kv, out, tables, batch.on_device(batch.lengths), dim**-0.5, batch.on_device(pieces),
+        DecodeWorkspace(len(pieces), *heads, dim, DEVICE), window=window, softcap=softcap, items=named, kv_scales=scales,
     )  # fmt: skip
     tiles = query_tiles(batch.q_lens, batch.past, np.array([1, 3]), rows_per_tile(group, dim) // group)
     extend_attention(

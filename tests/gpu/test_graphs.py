@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from executors.llm.device_graphs import (
 )
 from executors.llm.executor import LlmExecutor
 from executors.llm.idle import IdleWork
+from executors.llm.key_pieces import PieceRule
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
@@ -114,8 +116,10 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
 @pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
 async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernels interpreted: padding computes nothing, splits of keys are fixed, tables are as wide as they can be."""
+    """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
+    triton_attention = pytest.importorskip("executors.kernels.triton_attention")
     monkeypatch.setattr("executors.llm.device_unified.AT_START", 0)
+    monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {
         **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "vocab_size": 64,
@@ -145,6 +149,8 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         heard.append([one.tokens for one in (a, b)])
     assert heard[0] == heard[1]
     assert not graphs.failure and device is not None and [graph.replays for graph in device.graphs] == [1, 2]
+    rule = triton_attention.piece_rule()
+    assert [rule.cut(np.array(lengths))[:, 5].max() for lengths in ([4], [5, 4])] == [2, 2]
 
 
 # -- when ------------------------------------------------------------------------------------------------------------------
@@ -162,7 +168,7 @@ async def test_the_smallest_come_first_and_the_others_when_nobody_computes(
     graphs = executor.unified.graphs
     assert graphs is not None
     assert log.count("capture") == AT_START and executor.status().is_ready
-    assert list(graphs._graphs) == decode_shapes(16)[:AT_START]
+    assert [replace(shape, pieces=0) for shape in graphs._graphs] == decode_shapes(16)[:AT_START]
     assert f"graphs: {AT_START} of {len(graphs.shapes)} captured" in executor.status().notes
     await executor.begin_epoch(1)
 
@@ -436,4 +442,7 @@ def test_the_fake_notices_what_a_gpu_would_not_forgive() -> None:
         device.capture(lambda: (static.sum().item(), None)[1])
     with pytest.raises(AssertionError, match="not in static memory"):
         device.capture(lambda: (static.add_(torch.from_numpy(np.ones(4, np.float32))), None)[1])
-    assert PagedTorch().splits(1, 1, 1) == 1
+    with pytest.raises(AssertionError, match="no memory for so many pieces"):
+        reserved = PagedTorch()
+        reserved.reserve(1, None)  # type: ignore[arg-type]
+        reserved.bind(SimpleNamespace(pieces=range(2)), None)  # type: ignore[arg-type]

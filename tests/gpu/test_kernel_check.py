@@ -21,6 +21,7 @@ from executors.llm.attention_check import fault
 from executors.llm.attention_torch import TorchAttention
 from executors.llm.device_assembly import device_sampler
 from executors.llm.device_sampler import PADDING, TorchDeviceSampler
+from executors.llm.key_pieces import PieceRule
 from executors.llm.models.config import parse_config
 from executors.llm.models.decoder import Decoder
 from tests.executors.checkpoints import QWEN3
@@ -192,7 +193,7 @@ def wrong_in_splits(splits: int) -> Callable[..., Any]:
 
     def wrong(*given: Any, **named: Any) -> Any:
         found = right(*given, **named)
-        if given[6] == splits:  # num_splits
+        if int(given[6][:, 5].max()) == splits:  # pieces, of a row
             found[-1] *= 1.1
         return found
 
@@ -209,7 +210,7 @@ def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
         tried.setattr(triton_check, "SPLITS", (splits,))
         tried.setattr(triton_check, "PAST", (4, 0, 2, 1, 3))
         tried.setattr(triton_check, "CHUNKS", (1, 2, 1, 2, 2))
-        tried.setattr(TritonAttention, "splits", lambda self, rows, longest, kv_heads: 2)
+        tried.setattr(TritonAttention, "pieces", lambda self, lengths: PieceRule(1, 1, count=2).cut(lengths))
     pretend(tried)
     with caplog.at_level(logging.WARNING):
         chosen = choose_attention(MODEL)

@@ -15,6 +15,7 @@ import torch
 from executors.llm.device_attention import StepMeta
 from executors.llm.device_graphs import StepFacts, decode_shapes, fits, mixed_shapes
 from executors.llm.device_inputs import StepShape
+from executors.llm.key_pieces import PieceRule
 from executors.llm.kv_cache import KvCache
 from tests.gpu.device_fakes import FakeDeviceExecutor, PagedTorch
 from tools.gpu_check import check_agreement_bf16 as part
@@ -192,19 +193,22 @@ class Splitting(PagedTorch):
     wrong: int | None = None
     """Splits in which results are summed and not weighed."""
 
-    def splits(self, rows: int, longest: int, kv_heads: int) -> int:
-        return max(1, 49 // max(1, rows))
+    def most_pieces(self, rows: int, longest: int) -> int:
+        return max(rows, 49)
+
+    def pieces(self, lengths: Any) -> Any:
+        return PieceRule(1, 1, count=max(1, 49 // max(1, len(lengths)))).cut(lengths)
 
     def bind(self, meta: StepMeta, cache: KvCache) -> Callable[..., torch.Tensor]:
         attend = super().bind(meta, cache)
-        if splits_of(meta) != self.wrong:
+        if self.wrong is None or not len(meta.pieces):
             return attend
-        return lambda *given: attend(*given) * splits_of(meta)
 
+        def summed(*given: Any) -> torch.Tensor:
+            splits = meta.pieces[:, 5].max()  # not asked for: in a graph other steps follow
+            return attend(*given) * torch.where(splits == self.wrong, splits, 1)
 
-def splits_of(meta: StepMeta) -> int:
-    """In how many parts a step's keys are."""
-    return meta.num_splits
+        return summed
 
 
 class Served(part.WatchedExecutor, FakeDeviceExecutor):

@@ -134,6 +134,7 @@ def attention_items(tiny: bool) -> dict[str, Items]:
         "decode 256 x 1024": [(1, 1023)] * 256,
         "decode 1 x 32768": [(1, 32_767)],
         "decode 32 x 4096": [(1, 4_095)] * 32,
+        "decode 255 x 500 and 1 x 32768": [(1, 32_767)] + [(1, 499)] * 255,
         "extend 1 x 8192": [(8_192, 0)],
         "extend 32 x 128": [(128, 0)] * 32,
         "extend 8 x 512 after 1024": [(512, 1_024)] * 8,

@@ -1,0 +1,125 @@
+"""How decode attention's work is cut: every row's keys into pieces, whose number and size depend on all rows' lengths.
+
+    row 0   ------------------------------------------------------------ 32k keys    21 pieces
+    row 1   -- 500 keys                                                              1 piece
+    ...
+
+One program takes a piece of one key head, and a device runs a fixed number of programs at once. A step lasts as long as its
+busiest program, so no piece may be much longer than the share that each program would have if all had the same. Programs take
+pieces in their order, the longest first, and whoever is done takes the next: list scheduling, which ends at most one piece
+later than the even share (Graham, 1969). Pieces of half a share therefore end within 1.5 shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+WORDS = 6
+"""int32 words of a piece: row, first key, end of its keys, its place among partial results, the place of the row's first piece,
+number of the row's pieces. A row of -1 marks padding."""
+LEAST_KEYS = 256
+"""`PieceRule.least` of a GPU."""
+MOST_OF_A_ROW = 64
+"""Pieces of a row: their results are added up by one program."""
+_ONE_WAVE = 1.25
+"""Shares that a piece may have where every piece has a program of its own: then no program takes a second one."""
+_CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRule:
+    """`programs` that run at once for each key head; `tile`: keys that a program takes in one go, of which pieces have a whole
+    number. `window`: keys that the layer with the longest view sees, None for all. `steady`: keys of every piece, whatever else
+    is in the batch; 0: by the lengths. `count`: pieces of every row that has so many keys, for tests and self-checks; 0: by the
+    lengths. `least`: keys of a piece below which another cut costs more than it saves."""
+
+    programs: int
+    tile: int
+    window: int | None = None
+    steady: int = 0
+    count: int = 0
+    least: int = LEAST_KEYS
+
+    def most(self, rows: int, longest: int) -> int:
+        """Pieces, at most, of so many rows of at most `longest` keys each. At least one a row."""
+        if self.steady:
+            return rows * max(1, -(-longest // self.steady))
+        if self.count:
+            return rows * self.count
+        least = self._least_tiles
+        alone = max(1, min(MOST_OF_A_ROW, -(-longest // (least * self.tile))))
+        # A bound of half a share is rounded down to whole tiles, to `least` of them or more.
+        more = self.programs if rows == 1 else -(-2 * self.programs * (least + 1) // least)
+        return min(rows * alone, rows + more)
+
+    def cut(self, lengths: np.ndarray) -> np.ndarray:
+        """int32 [k, WORDS], those with most keys first. `lengths` int [rows]: keys of each row; a row of 0 has one piece
+        without keys, which writes its zeros. Keys that no layer's window shows are in no piece."""
+        lengths = np.asarray(lengths, np.int64)
+        rows = len(lengths)
+        unit = self.steady or (1 if self.count else self.tile)
+        hidden = np.zeros(rows, np.int64)
+        if self.window is not None:
+            hidden = np.maximum(lengths - self.window, 0) // unit * unit
+        units = -(-(lengths - hidden) // unit)
+        counts = self._counts(units)
+        total = int(counts.sum())
+        pieces = np.empty((total, WORDS), np.int32)
+        if total == rows:
+            row = place = np.arange(rows)
+            begins, ends, firsts = hidden, lengths, place
+        else:
+            row, place = np.repeat(np.arange(rows), counts), np.arange(total)
+            firsts = (np.cumsum(counts) - counts)[row]
+            units, counts, hidden = units[row], counts[row], hidden[row]
+            before = (place - firsts) * units
+            begins = before // counts * unit + hidden
+            ends = np.minimum((before + units) // counts * unit + hidden, lengths[row])
+        for word, values in enumerate((row, begins, ends, place, firsts, counts)):
+            pieces[:, word] = values
+        return pieces.take(np.argsort(begins - ends, kind="stable"), 0)
+
+    @property
+    def _least_tiles(self) -> int:
+        return max(1, self.least // self.tile)
+
+    def _counts(self, units: np.ndarray) -> np.ndarray:
+        """int64 [rows]: pieces of each row."""
+        if self.steady:
+            return np.maximum(units, 1)
+        if self.count:
+            return np.clip(units, 1, self.count)
+        if not len(units):
+            return units
+        return np.maximum(-(-units // self._bound(units)), 1)
+
+    def _bound(self, tiles: np.ndarray) -> int:
+        """Tiles of a piece, at most."""
+        total = int(tiles.sum())
+        least = max(self._least_tiles, -(-int(tiles.max()) // MOST_OF_A_ROW))
+        share = total / self.programs
+        if len(tiles) <= self.programs:
+            low = max(least, -(-total // self.programs))
+            high = max(low, int(_ONE_WAVE * share))
+            for size in range(low, high + 1, max(1, (high - low) // _CANDIDATES)):
+                if len(tiles) == 1 or int((-(-tiles // size)).sum()) <= self.programs:
+                    return size
+        return max(least, int(share / 2))
+
+
+def idle_pieces(begin: int, end: int, place: int) -> np.ndarray:
+    """int32 [end - begin, WORDS]: a piece without keys for each of these rows, which have none. `place`: of the first one."""
+    pieces = np.zeros((end - begin, WORDS), np.int32)
+    pieces[:, 0] = np.arange(begin, end)
+    pieces[:, 3] = pieces[:, 4] = np.arange(place, place + end - begin)
+    pieces[:, 5] = 1
+    return pieces
+
+
+def with_idle(pieces: np.ndarray, rows: int, wanted: int) -> np.ndarray:
+    """The pieces of so many rows, and one without keys for each that is missing to `wanted`."""
+    if rows >= wanted:
+        return pieces
+    return np.concatenate((pieces, idle_pieces(rows, wanted, len(pieces))))

@@ -341,16 +341,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if found and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
-                batch,
-                order,
-                lambda: self._rows(batch.slots[order]),
-                lambda lengths: self._pieces(lengths, shape),
-                buffer.words,
-                found,
-                places,
-                wanted,
-                shaped,
-            )
+                batch, order, lambda: self._rows(batch.slots[order]), lambda lengths: self._pieces(lengths, shape),
+                buffer.words, found, places, wanted, shaped,
+            )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         hear = self._hearing(batch.slots[plan.sampled], ends)
         return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)

@@ -117,7 +117,8 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
 async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
-    triton_attention = pytest.importorskip("executors.kernels.triton_attention")
+    from executors.kernels import triton_attention
+
     monkeypatch.setattr("executors.llm.device_unified.AT_START", 0)
     monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 BURST = 40
 TOKENS = 700

@@ -18,7 +18,7 @@ from executors.llm.models.modules import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL: dict[str, Any] = {
     **QWEN3,

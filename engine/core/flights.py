@@ -32,7 +32,7 @@ class Flights:
         self._executor = executor
         self._inbox = inbox
         self._clock = clock
-        self._interrupt: Callable[[], None] = _nobody_waits
+        self._interrupt: Callable[[], None] = _no_interrupt
 
     def __len__(self) -> int:
         return len(self.out)
@@ -98,7 +98,7 @@ class Flights:
             result.remove_done_callback(wake)
             if timer is not None:
                 timer.cancel()
-            self._interrupt = _nobody_waits
+            self._interrupt = _no_interrupt
 
     async def _command_or(self, result: asyncio.Task[UnifiedOutput], timeout: float | None) -> None:
         """Wait for a step's end, the time-out or a command, whichever comes first."""
@@ -117,5 +117,5 @@ class Flights:
         self.out.clear()
 
 
-def _nobody_waits() -> None:
-    """There is nobody to be interrupted."""
+def _no_interrupt() -> None:
+    """No wait is in progress."""

@@ -339,7 +339,7 @@ class EngineCore:
         )  # asked for, or no fault of the executor: not one of our failures
 
     def _until_too_late(self) -> float | None:
-        """Seconds until somebody will have waited too long to be begun; None if nobody will."""
+        """Seconds until the first waiting sequence is over its limit; None if no sequence waits."""
         at = self._looks_at = self._backlog.unbegun.next_at()
         return None if at is None else max(_TIMER_STEP, at - self.clock())
 
@@ -353,7 +353,7 @@ class EngineCore:
             self._spare_memory.look()
 
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
-        """Take in the oldest step's result. Returns early if somebody has waited too long to be begun, or a command comes while
+        """Take in the oldest step's result. Returns early if a sequence has waited too long to be begun, or a command comes while
         another step could be submitted."""
         flight = await self._flights.landed(self._until_too_late())
         if flight is None:
@@ -376,7 +376,7 @@ class EngineCore:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
         self._inbox.read()
         if (timeout := self._until_too_late()) is not None:
-            # Somebody waits for what only a command or the next turn can bring.
+            # A sequence waits for what only a command or the next turn can bring.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._inbox.news()

@@ -77,7 +77,7 @@ class Unbegun:
                 yield seq
 
     def next_at(self) -> float | None:
-        """By the clock: when to look again for who has waited too long, at the latest. None if nobody ever will have."""
+        """By the clock: when to look again for sequences over their limit, at the latest. None if no sequence waits."""
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._came and self._patience != math.inf:
             times.append(next(iter(self._came.values())) + self._patience)

@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from server import __version__
-from server.auth import KeyAuth
-from server.cors import Cors
-from server.endpoints import Endpoints, paths_of
-from server.errors import install_handlers
-from server.hosts import HostCheck, Hosts
-from server.http_metrics import counter
-from server.middleware import BodyLimit, RequestContext, TrailingSlash
+from server.http.answer_counter import counter
+from server.http.auth import KeyAuth
+from server.http.cors import Cors
+from server.http.endpoints import Endpoints, paths_of
+from server.http.errors import install_handlers
+from server.http.hosts import HostCheck, Hosts
+from server.http.middleware import BodyLimit, RequestContext, TrailingSlash
 from server.routes import chat, completions, embeddings, executors, models, ops, tokens
 from server.state import ServerState
 

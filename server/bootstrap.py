@@ -34,22 +34,25 @@ from executors.contract import (
     ProgressCallback,
 )
 from executors.process import connect
-from server import __version__, generation_config, hub, logs, memory, startup, tls
+from server import __version__, banner, hub
+from server.answer.notation import ModelNotation, model_notation
 from server.app import create_app
-from server.chat.fence import DeadlineExceeded
-from server.chat.notation import ModelNotation, model_notation
-from server.chat.prompt import DEADLINE
-from server.chat.template import ChatTemplate, resolve_chat_template
-from server.cors import Cors
-from server.hosts import hosts_of
-from server.late_core import LateCore
+from server.defaults import generation_config
+from server.defaults.pooling import default_pooling
+from server.defaults.sampling import SamplingDefaults
+from server.grammar.validator import GrammarJudge
+from server.http import tls
+from server.http.cors import Cors
+from server.http.hosts import hosts_of
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
-from server.pooling import default_pooling
-from server.sampling_defaults import SamplingDefaults
-from server.settings import Settings, SettingsError
+from server.pending_core import LateCore
+from server.prepare.chat_prompt import DEADLINE
+from server.settings.settings import Settings, SettingsError
 from server.state import Progress, ServedModel, ServerState
-from server.structured.judge import GrammarJudge
+from server.system import gc_tuning, logs
+from server.system.worker_threads import DeadlineExceeded
+from server.templates.template import ChatTemplate, resolve_chat_template
 
 log = structlog.get_logger("server")
 
@@ -126,7 +129,7 @@ class Bootstrap:
             max_body_bytes=settings.max_body_bytes,
         )
         secure = self.tls is not None
-        url = startup.url_of(settings.host, listener.getsockname()[1], secure=secure)
+        url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
 
         async def load() -> None:
@@ -157,7 +160,7 @@ class Bootstrap:
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())
-        core = EngineCore(executor, engine_config(self.settings), state.metrics, at_rest=memory.give_back)
+        core = EngineCore(executor, engine_config(self.settings), state.metrics, at_rest=gc_tuning.give_back)
         state.core = core
         state.metrics.watch(core)
         return core
@@ -166,7 +169,7 @@ class Bootstrap:
         """The model's directory; what the hub has is fetched first, while the port answers."""
         if isinstance(self.source, Path):
             return self.source
-        display = startup.loading_display()
+        display = banner.loading_display()
         report = _reporter(display, state, "downloading")
 
         def progress(done: int, total: int) -> None:
@@ -190,7 +193,7 @@ class Bootstrap:
 
     async def _load(self, core: EngineCore, state: ServerState) -> ServedModel:
         """Executor and tokenizer side by side; the first error ends both."""
-        display = startup.loading_display()
+        display = banner.loading_display()
         core.executor.set_progress(_reporter(display, state))
         starting = asyncio.create_task(core.start())
         reading = asyncio.create_task(asyncio.to_thread(self._read_text_side))
@@ -279,7 +282,7 @@ class Bootstrap:
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         for note in core.executor.status().notes:
             log.info(f"executor: {note}")
-        text = startup.banner(
+        text = banner.banner(
             url=url,
             name=self.names[0],
             info=model.info,
@@ -288,7 +291,7 @@ class Bootstrap:
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
         )
-        startup.show(text)
+        banner.show(text)
 
 
 def reasoning_fields(chosen: str) -> tuple[str, ...]:
@@ -384,7 +387,7 @@ def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
 
 
 def _reporter(
-    display: startup.LoadingLog | startup.LoadingBar, state: ServerState, phase: str | None = None
+    display: banner.LoadingLog | banner.LoadingBar, state: ServerState, phase: str | None = None
 ) -> ProgressCallback:
     """Progress for the terminal and for /ready, from any thread."""
 

@@ -14,9 +14,9 @@ def main() -> None:
         signal.signal(number, lambda *_: os._exit(0))
     _open_standard_streams()
 
-    from server import commands
+    from server.commands import command_line
 
-    commands.main()
+    command_line.main()
 
 
 def _open_standard_streams() -> None:

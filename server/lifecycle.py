@@ -19,10 +19,10 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from server.http_protocol import BoundedHttpProtocol, bounded
-from server.listener import most_connections
-from server.reaper import Reaper, inherits_orphans
+from server.http.listener import most_connections
+from server.http.protocol import BoundedHttpProtocol, bounded
 from server.state import ServerState
+from server.system.reaper import Reaper, inherits_orphans
 
 log = structlog.get_logger("server")
 

@@ -15,12 +15,12 @@ from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
 from executors.contract import ModelExecutor, ModelInfo
-from server.chat.fence import FencedThreads
-from server.chat.notation import ModelNotation
-from server.chat.template import ChatTemplate
+from server.answer.notation import ModelNotation
+from server.defaults.pooling import DefaultPooling
+from server.defaults.sampling import SamplingDefaults
 from server.metrics import Metrics
-from server.pooling import DefaultPooling
-from server.sampling_defaults import SamplingDefaults
+from server.system.worker_threads import FencedThreads
+from server.templates.template import ChatTemplate
 
 
 class TextEngineLike(Protocol):
@@ -86,7 +86,7 @@ class CoreLike(Protocol):
 
 
 class GrammarJudgeLike(Protocol):
-    """The part of `server.structured.judge.GrammarJudge` that is used."""
+    """The part of `server.grammar.validator.GrammarJudge` that is used."""
 
     async def check(self, grammar: str, tenant: str = "") -> str:
         """The text for the executor. Raises InvalidRequest with the reason."""

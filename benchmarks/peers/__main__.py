@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.peers import compare, limits, models, servers
 from benchmarks.peers.servers import Side
 from benchmarks.shapes import SHAPES
-from server.verbs.bench_report import client_facts
+from server.commands.bench.report import client_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"

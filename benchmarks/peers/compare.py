@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers import roofline
 from benchmarks.peers.models import weight_bytes
-from server.verbs.bench_workloads import WORKLOADS
+from server.commands.bench.workloads import WORKLOADS
 
 START = "start"
 """Not a workload: from starting the process to ready."""

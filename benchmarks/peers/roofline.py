@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from benchmarks.peers.models import weight_bytes
 from benchmarks.shapes import SHAPES, matrix_flops
-from server.verbs.bench_workloads import Workload
+from server.commands.bench.workloads import Workload
 
 _BYTES = 2
 """of a bfloat16 number"""

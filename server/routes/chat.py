@@ -13,16 +13,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.text.generation import Generation, TextDelta, Usage
-from server.chat.answer import Answer
-from server.chat.asking import Asked, ask
-from server.middleware import RESPONSE_ID
-from server.prompt_side import encoded_prompt_logprobs
+from server.answer.chat import Answer
+from server.answer.prompt_tokens import encoded_prompt_logprobs
+from server.answer.wire import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
+from server.http.buffered import Room
+from server.http.middleware import RESPONSE_ID
+from server.http.streamed import DONE, EventStream, while_connected
+from server.prepare.chat import Asked, ask
 from server.routes.common import generation_of, json_response, read, state_of, template_variables
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
-from server.streaming import DONE, EventStream, while_connected
-from server.whole import Room
-from server.wire import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
 
 router = APIRouter()
 

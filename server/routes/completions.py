@@ -11,12 +11,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
-from server.chat.fim import encode_behind, fill_in_middle
-from server.chat.prompt import INLINE_CHARACTERS, decoded
-from server.completion_choice import Choice, best
-from server.middleware import RESPONSE_ID
-from server.prompt_side import PromptSide
-from server.prompts import (
+from server.answer.completions import Choice, best
+from server.answer.prompt_tokens import PromptSide
+from server.answer.wire import Chunks, encode, usage_object
+from server.http.buffered import Pauses, PiecedResponse, Room
+from server.http.middleware import RESPONSE_ID
+from server.http.streamed import DONE, EventStream, while_connected
+from server.prepare.chat_prompt import INLINE_CHARACTERS, decoded
+from server.prepare.engine_request import new_id, text_request
+from server.prepare.fill_in_middle import encode_behind, fill_in_middle
+from server.prepare.prompts import (
     added_ids,
     fenced,
     input_ids,
@@ -24,13 +28,10 @@ from server.prompts import (
     total_length,
     truncation_of,
 )
-from server.routes.common import generation_of, new_id, read, state_of, text_request
+from server.prepare.structured_output import for_body
+from server.routes.common import generation_of, read, state_of
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
-from server.streaming import DONE, EventStream, while_connected
-from server.structured.service import for_body
-from server.whole import Pauses, PiecedResponse, Room
-from server.wire import Chunks, encode, usage_object
 
 router = APIRouter()
 

@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.arrival import apart
-from server.chat.prompt import chat_prompt, check_token_ids, decoded, token_texts
-from server.chat.template import DEFAULT, ChatTemplate
-from server.prompts import input_ids, truncation_of
+from server.http.request_timing import apart
+from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
+from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import READ, json_response, read, state_of, tell_ignored, template_variables
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.state import ServedModel
+from server.templates.template import DEFAULT, ChatTemplate
 
 router = APIRouter()
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from engine.errors import InvalidRequest
-from server.chat.tools.choice import Function, ToolChoice, tool_choice
 from server.schemas.base import WireModel
 from server.schemas.extras import Rules
 from server.schemas.sampling import (
@@ -19,6 +18,7 @@ from server.schemas.sampling import (
     PromptSideFields,
 )
 from server.schemas.structured import StructuredFields
+from server.schemas.tool_choice import Function, ToolChoice, tool_choice
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

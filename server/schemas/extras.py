@@ -78,7 +78,7 @@ UNSUPPORTED: dict[str, Values] = {
     "response_schema": ({},), "parse_tool_calls": (True,),
 }  # fmt: skip
 """Known but not supported, each with the values (null always) at which it does nothing. `do_sample` is judged beside the
-temperature (`server/token_settings.py`); `echo` and `suffix` are fields of completions."""
+temperature (`server/prepare/token_settings.py`); `echo` and `suffix` are fields of completions."""
 
 OF_TOKENIZE: dict[str, Values] = {
     name: UNSUPPORTED[name]

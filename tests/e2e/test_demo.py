@@ -145,9 +145,7 @@ def test_the_verb_is_light(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
     )
     assert done.stdout == "[]\n", done
-    code = (
-        "import sys; import server.verbs.demo_session, server.verbs.demo_view; print('torch' in sys.modules)"
-    )
+    code = "import sys; import server.commands.demo.session, server.commands.demo.view; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
     )

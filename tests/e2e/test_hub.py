@@ -21,7 +21,7 @@ from executors.llm.models.config import read_config
 from executors.llm.models.decoder import Decoder
 from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
-from tests.server.fake_hub import COMMIT, FakeHub
+from tests.server.hub.fake_hub import COMMIT, FakeHub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

@@ -17,11 +17,11 @@ import jsonschema
 import pytest
 
 from executors import tiny
+from server.grammar.child import Judge
+from server.grammar.compose import alone
+from server.grammar.forms import constraint_of
+from server.grammar.messages import Setup
 from server.schemas.structured import StructuredFields
-from server.structured.child import Judge
-from server.structured.compose import alone
-from server.structured.forms import constraint_of
-from server.structured.messages import Setup
 from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of
 from tests.json_schemas import Schemas

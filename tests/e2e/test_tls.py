@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from server import healthcheck
-from server.settings import SettingsError, load
-from server.tls import server_context
+from server.http.tls import server_context
+from server.settings.settings import SettingsError, load
 from tests.e2e.certificates import certificate, key
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit

@@ -26,11 +26,11 @@ FORBIDDEN_IMPORTS = {
 FETCHERS = ("requests", "urllib.request", "httpx", "httpx2", "huggingface_hub", "http.client")
 MAY_FETCH = {
     "server/hub": "fetches the model that the operator names, in a process of its own",
-    "server/verbs": "clients: they talk to the server that the user names",
+    "server/commands": "clients: they talk to the server that the user names",
     "server/healthcheck.py": "asks this very server, from its container",
     "executors/tiny/evaluate.py": "a client: it measures the server that the user names",
 }
-LISTENER = "server/listener.py"
+LISTENER = "server/http/listener.py"
 MAY_LOAD = {"executors/tiny/train.py": "goes on with a training run of its own, weights only"}
 INVARIANTS = {
     "engine/kv/kv_cache_manager.py": "its caller has just looked",

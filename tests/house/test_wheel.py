@@ -56,8 +56,8 @@ def _environment() -> dict[str, str]:
 @pytest.mark.timeout(120)
 def test_wheel_carries_presets_and_answers_help(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import engine, executors, server, server.paths\n"
-        "print(*(p.__file__ for p in (engine, executors, server)), server.paths.configs_dir(), sep='\\n')"
+        "import engine, executors, server, server.system.paths\n"
+        "print(*(p.__file__ for p in (engine, executors, server)), server.system.paths.configs_dir(), sep='\\n')"
     )
     *packages, configs = _run(str(installed / "python"), "-c", code, cwd=tmp_path).split()
     assert all(Path(p).is_relative_to(installed.parent) for p in [*packages, configs])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server import settings
-from server.settings import Settings, SettingsError
+from server.settings import settings
+from server.settings.settings import Settings, SettingsError
 from tests.ops.compose import ComposeFile, read_dotenv
 from tests.ops.expressions import ROOT
 from tools.ops.dockerfile import image_of, parse

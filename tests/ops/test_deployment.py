@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from server import healthcheck
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.ops.compose import ComposeFile
 from tests.ops.expressions import ROOT, alerts, dashboard, dashboard_expressions, operands
 from tools.ops.dockerfile import DockerfileError, Image, expand, image_of, parse

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.server.fakes import House
-from tests.server.raw_http import serving
+from tests.server.http.raw_http import serving
 from tests.server.test_lifecycle import Running
 
 

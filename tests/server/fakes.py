@@ -24,12 +24,12 @@ from executors.contract import (
     ModelInfo,
     SampledToken,
 )
+from server.answer.notation import ModelNotation
 from server.app import create_app
-from server.chat.notation import ModelNotation
-from server.chat.template import ChatTemplate
+from server.defaults.sampling import SamplingDefaults
 from server.metrics import Metrics
-from server.sampling_defaults import SamplingDefaults
 from server.state import ServedModel, ServerState
+from server.templates.template import ChatTemplate
 
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}[tools:{{ tools | tojson }}]{% endif %}"

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from executors.contract import ConfigError, KvLayout
-from server import startup
+from server import banner
+from server.http.listener import listen
 from server.lifecycle import EngineGone, Signals, serve
-from server.listener import listen
-from server.reaper import Reaper
-from server.settings import SettingsError
+from server.settings.settings import SettingsError
+from server.system.reaper import Reaper
 from tests.server.fakes import INFO, House
 
 
@@ -76,7 +76,7 @@ def run(house: House, *, drain_timeout: float = 5.0, load_error: Exception | Non
     serving = serve(
         house.app, house.state, listener, core, load, drain_timeout=drain_timeout, signals=signals
     )
-    url = startup.url_of("127.0.0.1", listener.getsockname()[1])
+    url = banner.url_of("127.0.0.1", listener.getsockname()[1])
     return Running(house, core, signals, url, asyncio.create_task(serving), loads)
 
 
@@ -171,7 +171,7 @@ def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
 
 def test_banner_says_where_what_and_how() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
-    text = startup.banner(
+    text = banner.banner(
         url="http://127.0.0.1:8000",
         name="it's",
         info=INFO,
@@ -194,7 +194,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
     layout = KvLayout(
         block_size=16, num_blocks=32768, bytes_per_block=3 * 2**17 - 2**15, blocks_per_span=span
     )
-    text = startup.banner(
+    text = banner.banner(
         url="http://x",
         name="e",
         info=INFO,
@@ -211,7 +211,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
 def test_banner_of_a_model_that_makes_embeddings_only() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
     info = replace(INFO, generates=False)
-    text = startup.banner(
+    text = banner.banner(
         url="http://x",
         name="e",
         info=info,
@@ -230,11 +230,11 @@ def test_banner_of_a_model_that_makes_embeddings_only() -> None:
     [("127.0.0.1", "http://127.0.0.1:5"), ("0.0.0.0", "http://localhost:5"), ("::1", "http://[::1]:5")],
 )
 def test_urls(host: str, url: str) -> None:
-    assert startup.url_of(host, 5) == url
+    assert banner.url_of(host, 5) == url
 
 
 def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    display = startup.LoadingLog()
+    display = banner.LoadingLog()
     for done in range(1000):
         display.report("weights", done, 1000)
     display.report("warmup", 0, 0)
@@ -243,7 +243,7 @@ def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bar_on_a_terminal() -> None:
-    bar = startup.LoadingBar()
+    bar = banner.LoadingBar()
     bar.report("weights", 5, 10)
     bar.report("warmup", 0, 0)
     bar.close()
@@ -252,7 +252,7 @@ def test_a_bar_on_a_terminal() -> None:
 def test_nobody_has_to_see_the_banner() -> None:
     """Nor the log."""
     code = (
-        "from server import logs, startup; logs.configure(); startup.show('x' * 100); startup.show('y'); import logging;"
+        "from server import logs, startup; logs.configure(); banner.show('x' * 100); banner.show('y'); import logging;"
         "startup.log.info('a'); logging.getLogger('x').info('b'); import sys; sys.exit(0)"
     )
     for redirection in (">/dev/full", ">&-", ">/dev/full 2>&1"):
@@ -268,7 +268,7 @@ def test_a_signal_before_anything_is_imported(number: signal.Signals) -> None:
         "import sys, time; from server import cli\n"
         "class Slow:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'server.commands': print(flush=True); time.sleep(30)\n"
+        "        if name == 'server.commands.command_line': print(flush=True); time.sleep(30)\n"
         "sys.meta_path.insert(0, Slow()); assert 'typer' not in sys.modules; cli.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

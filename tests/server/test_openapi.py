@@ -21,7 +21,7 @@ from server.openapi.parameters import PARAMETERS, parameter
 from server.schemas.base import parse
 from tests.server.api_schema import check, check_answer, described, validator
 from tests.server.fakes import AS_JSON, House, says, steps
-from tests.server.test_security_routes import routes
+from tests.server.routes.test_security import routes
 from tools import api_docs
 
 POSTS = [operation for operation in OPERATIONS if operation.request is not None]

@@ -1,0 +1,1 @@
+"""From the engine's deltas to the wire: chat and completion choices, reasoning, tool formats."""

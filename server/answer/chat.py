@@ -1,0 +1,215 @@
+"""What one choice of a chat becomes: its text taken apart into reasoning, text and tool calls, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.text.generation import TextDelta
+from server.answer.notation import ModelNotation
+from server.answer.reasoning import Place, ReasoningParser, ReasoningTokens, Thought
+from server.answer.tools.events import CallArguments, CallBegun, Event
+from server.answer.tools.parser import NoCalls, ToolParser
+from server.schemas.tool_choice import ToolChoice
+
+Piece = Thought | Event
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers of one call are read. `place` is where they begin; `token_bytes` has nothing for tokens that are not
+    shown; `hidden` is notation that is special tokens, which no client sees; with `include_reasoning` False reasoning is
+    taken out and left away."""
+
+    notation: ModelNotation
+    choice: ToolChoice
+    place: Place
+    token_bytes: Callable[[int], bytes]
+    hidden: frozenset[str] = frozenset()
+    include_reasoning: bool = True
+
+    @property
+    def calls(self) -> bool:
+        """True if calls are looked for."""
+        return self.notation.tools is not None and self.choice.mode != "none"
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """Notation that is looked for."""
+        tools, reasoning = self.notation.tools, self.notation.reasoning
+        return (*(tools.literals if tools and self.calls else ()), *(reasoning.literals if reasoning else ()))
+
+    @property
+    def ends_itself(self) -> bool:
+        """True if the answer is over with its first call."""
+        return self.calls and not self.choice.several
+
+    def parsers(self) -> Parsers:
+        """For one choice."""
+        tools, reasoning = self.notation.tools, self.notation.reasoning
+        parser = None
+        if tools is not None and self.calls:
+            parser = tools.parser(self.choice.names, self.hidden)
+        elif hidden := self.hidden & frozenset(self.literals):
+            parser = NoCalls(hidden=hidden)  # tags of reasoning that come once more
+        thinks = None if reasoning is None else ReasoningParser(reasoning, self.place)
+        return Parsers(thinks, parser, one_call=self.ends_itself)
+
+    def counter(self) -> ReasoningTokens | None:
+        """For one choice."""
+        reasoning = self.notation.reasoning
+        return None if reasoning is None else ReasoningTokens(reasoning, self.place, self.token_bytes)
+
+    def end_of_first_call(self) -> Callable[[str], bool]:
+        """Told the text as it comes, says when the first call is complete."""
+        parsers = self.parsers()
+
+        def ends(text: str) -> bool:
+            parsers.push(text)
+            return parsers.done
+
+        return ends
+
+
+class Parsers:
+    """Reasoning first, calls in what is left. One writer: whoever calls `push`."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, one_call: bool) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._one_call = one_call
+
+    @property
+    def plain(self) -> bool:
+        """True if all text that comes is shown as it is."""
+        return self._tools is None and (self._reasoning is None or self._reasoning.is_over)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return 0 if self._tools is None else self._tools.num_calls
+
+    @property
+    def all_finished(self) -> bool:
+        """At least one call, and none without its end."""
+        return self._tools is not None and 0 < self._tools.num_calls == self._tools.num_finished
+
+    @property
+    def done(self) -> bool:
+        """True if nothing that comes is shown: there may be one call, and it is complete."""
+        return self._one_call and self._tools is not None and self._tools.num_finished > 0
+
+    def push(self, text: str, last: bool = False) -> list[Piece]:
+        """More text, the `last` of the choice or not; returns what is certain by now, in order."""
+        if self._reasoning is None:
+            pieces: list[Thought | str] = [text]
+        else:
+            pieces = self._reasoning.push(text)
+            if last:
+                pieces += self._reasoning.finish()
+        if self._tools is None:
+            return [piece for piece in pieces if piece]
+        out: list[Piece] = []
+        for piece in pieces:
+            out += [piece] if isinstance(piece, Thought) else self._read(self._tools, piece)
+        if last and not self.done:
+            out += self._tools.finish()
+        return out
+
+    def _read(self, tools: ToolParser, text: str) -> list[Event]:
+        if self.done:
+            return []
+        events = tools.push(text)
+        if not self.done:
+            return events
+        # What follows the call in the same token was never asked for.
+        of_call = [i for i, event in enumerate(events) if not isinstance(event, str) and event.index == 0]
+        return events[: max(of_call, default=-1) + 1]
+
+
+class Answer:
+    """What one choice has become so far. One writer: the task that reads the generation."""
+
+    def __init__(self, index: int, reading: Reading) -> None:
+        self.index = index
+        self._reading = reading
+        self._parsers = reading.parsers()
+        self._counter = reading.counter()
+        self._text: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._arguments: list[list[str]] = []
+        self._ids: list[int] = []
+        self._finish = "stop"
+        self._stop_reason: str | int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True if all text that comes is shown as it is, and no token is counted apart."""
+        return self._parsers.plain
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
+        return 0 if self._counter is None else self._counter.count
+
+    def pieces(self, delta: TextDelta) -> list[Piece]:
+        """The delta's text taken apart."""
+        if self._counter is not None:
+            self._counter.push(delta.token_ids)
+        pieces = self._parsers.push(delta.text, delta.finish_reason is not None)
+        if self._reading.include_reasoning:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Thought)]
+
+    def reason(self, engine_reason: str) -> str:
+        """The finish reason a client sees.
+
+        A call that the client named ends with "stop", as OpenAI and vLLM have it: whether one was made is no news.
+        """
+        named = self._reading.choice.mode == "named"
+        # One that a stop string cut off is not to be carried out.
+        calls = self._parsers.all_finished and not named
+        return "tool_calls" if calls and engine_reason == "stop" else engine_reason
+
+    def take(self, delta: TextDelta) -> None:
+        """Keep a delta for the whole answer."""
+        for piece in self.pieces(delta):
+            match piece:
+                case str():
+                    self._text.append(piece)
+                case Thought(text):
+                    self._thoughts.append(text)
+                case CallBegun(_, call_id, name):
+                    self._calls.append({"id": call_id, "type": "function", "function": {"name": name}})
+                    self._arguments.append([])
+                case CallArguments(index, text):
+                    self._arguments[index].append(text)
+        self._ids.extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._finish = self.reason(delta.finish_reason)
+            self._stop_reason = delta.stop_reason
+
+    def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
+        """The choice's message. Keys without a value are left out where clients expect that."""
+        text, thoughts = "".join(self._text), "".join(self._thoughts)
+        empty = None if self._calls or thoughts else ""
+        message: dict[str, Any] = {"role": "assistant", "content": text or empty, "refusal": None}
+        if thoughts:
+            message |= dict.fromkeys(reasoning_fields, thoughts)
+        if self._calls:
+            for call, arguments in zip(self._calls, self._arguments, strict=True):
+                call["function"]["arguments"] = "".join(arguments)
+            message["tool_calls"] = self._calls
+        return message
+
+    @property
+    def finish(self) -> dict[str, Any]:
+        """Why the choice ended."""
+        return {"finish_reason": self._finish, "stop_reason": self._stop_reason}
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of all tokens."""
+        return self._ids

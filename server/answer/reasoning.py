@@ -1,0 +1,241 @@
+"""What a model thinks before it answers: `<think>` ... `</think>`, told apart from the answer as it is generated.
+
+    prompt: ...assistant\n            answer: <think>\nHm.\n</think>\n\nYes.    reasoning "Hm.", text "Yes."
+    prompt: ...assistant\n<think>\n   answer: Hm.\n</think>\n\nYes.             the prompt has opened the block
+    prompt: ...<think>\n\n</think>\n\n  answer: Yes.                          the prompt has closed it: text only
+
+The tags and the blanks beside them are notation, shown to nobody. A block that is never closed is reasoning to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from server.grammar.lark import Lark
+
+_TAIL = 64
+"""Tokens at the end of a prompt that may hold a tag; with a byte per token there are eight to one, and blanks."""
+_BLANKS = " \t\n\r\v\f"
+_BLANKS_AFTER = "/[ \\n]{0,4}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of reasoning."""
+
+    text: str
+
+
+class Place(Enum):
+    """Where an answer begins."""
+
+    UNDECIDED = "undecided"
+    """It may begin with a block."""
+    INSIDE = "inside"
+    """The block is open already."""
+    AFTER = "after"
+    """There is none, or it is closed already."""
+
+
+@dataclass(frozen=True)
+class ReasoningNotation:
+    """How a kind of model marks reasoning. `assumed`: an answer is reasoning until the closing tag even where nothing has
+    opened the block; such models leave the tag out at times."""
+
+    name: str
+    opening: str = "<think>"
+    closing: str = "</think>"
+    assumed: bool = False
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """Notation that may be special tokens of a model."""
+        return (self.opening, self.closing)
+
+    def place(
+        self, decode: Callable[[list[int]], str], prompt: Sequence[int], continued: str | None
+    ) -> Place:
+        """Where an answer to this prompt begins. `decode` gives the text of ids with special tokens; `continued` is the
+        text of the message that is gone on with, None where an answer of its own begins."""
+        if continued is not None:
+            opened = continued.rfind(self.opening) > continued.rfind(self.closing)
+            return Place.INSIDE if opened else Place.AFTER
+        end = decode(list(prompt[-_TAIL:])).rstrip(_BLANKS)
+        if end.endswith(self.opening):
+            return Place.INSIDE
+        if end.endswith(self.closing):
+            return Place.AFTER
+        return Place.INSIDE if self.assumed else Place.UNDECIDED
+
+    def lark(self, lark: Lark, place: Place, answer: str) -> str:
+        """An expression for reasoning, as far as it is still to come, and then `answer`."""
+        if place is Place.AFTER:
+            return answer
+        body = lark.text_before("thought", self.closing)
+        blanks = lark.rule("after_thought", _BLANKS_AFTER)
+        if place is Place.INSIDE:
+            return f"{body} {blanks} ({answer})"
+        return f"({lark.literal(self.opening)} {body} {blanks})? ({answer})"
+
+
+REASONING: Mapping[str, ReasoningNotation] = {
+    one.name: one
+    for one in (
+        ReasoningNotation("qwen3"),
+        ReasoningNotation("deepseek_r1", assumed=True),
+        ReasoningNotation("mistral", "[THINK]", "[/THINK]"),
+    )
+}
+"""By the names that `--reasoning-parser` knows, which are vLLM's."""
+
+
+def detected(template: str) -> ReasoningNotation | None:
+    """What a chat template shows. A template never says that a tag is assumed: that is left to the operator."""
+    for name in ("qwen3", "mistral"):
+        if REASONING[name].closing in template:
+            return REASONING[name]
+    return None
+
+
+class ReasoningParser:
+    """Takes one choice's text apart. One writer: whoever calls `push` and `finish`."""
+
+    def __init__(self, notation: ReasoningNotation, place: Place) -> None:
+        self.place = place
+        self._notation = notation
+        self._held = ""
+        """Text that may be a tag, or blanks beside one."""
+        self._leading = True
+        """Nothing but blanks has come since the answer or the block began, or ended."""
+        self._may_open = place is Place.INSIDE
+        self._answered = place is Place.AFTER
+        """Blanks at the beginning of the answer belong to it: no block is before them."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if all text that comes is the answer's."""
+        return self._answered
+
+    def push(self, text: str) -> list[Thought | str]:
+        """More text; returns what is certain by now, in order."""
+        if self._answered:
+            return [text] if text else []
+        self._held += text
+        pieces: list[Thought | str] = []
+        if self.place is Place.UNDECIDED:
+            self._decide(pieces)
+        if self.place is Place.INSIDE:
+            self._think(pieces)
+        if self.place is Place.AFTER and not self._answered:
+            self._answer(pieces)
+        return pieces
+
+    def finish(self) -> list[Thought | str]:
+        """The choice ended: what was held back is no tag."""
+        held, self._held = self._held, ""
+        if not held or self._answered:
+            return []
+        if self.place is Place.INSIDE:
+            return [Thought(held)]
+        return [held] if self.place is Place.UNDECIDED else []
+
+    def _decide(self, pieces: list[Thought | str]) -> None:
+        opening, begun = self._notation.opening, self._held.lstrip(_BLANKS)
+        if begun.startswith(opening):
+            self.place, self._held = Place.INSIDE, begun[len(opening) :]
+        elif not opening.startswith(begun):
+            self.place, self._answered = Place.AFTER, True
+            pieces.append(self._held)
+            self._held = ""
+
+    def _think(self, pieces: list[Thought | str]) -> None:
+        if self._leading:
+            self._held = self._held.lstrip(_BLANKS)
+            if self._may_open:  # the prompt has opened the block, and the model may do so again
+                opening = self._notation.opening
+                if len(self._held) < len(opening) and opening.startswith(self._held):
+                    return
+                self._may_open = False
+                self._held = self._held.removeprefix(opening).lstrip(_BLANKS)
+            if not self._held:
+                return
+            self._leading = False
+        before, closed, rest = self._held.partition(self._notation.closing)
+        if closed:
+            if thought := before.rstrip(_BLANKS):
+                pieces.append(Thought(thought))
+            self.place, self._held = Place.AFTER, rest
+            return
+        ready = before[: len(before) - _partial(before, self._notation.closing)].rstrip(_BLANKS)
+        if ready:
+            pieces.append(Thought(ready))
+        self._held = before[len(ready) :]
+
+    def _answer(self, pieces: list[Thought | str]) -> None:
+        if text := self._held.lstrip(_BLANKS):
+            pieces.append(text)
+            self._answered = True
+        self._held = ""
+
+
+class ReasoningTokens:
+    """Counts the tokens of one choice that are reasoning: all from the first on up to the one that completes the closing
+    tag, tags included; none where there is no block. `raw` gives the bytes of a token that is text, nothing for others.
+
+    By tokens and not by text: it holds also where a character, or a tag, is spread over several.
+    """
+
+    def __init__(self, notation: ReasoningNotation, place: Place, raw: Callable[[int], bytes]) -> None:
+        self.count = 0
+        self._place = place
+        self._raw = raw
+        self._opening = notation.opening.encode()
+        self._closing = notation.closing.encode()
+        self._seen = b""
+        self._waiting = 0
+        """Tokens of which it is not known yet whether they open a block."""
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """More tokens of the choice."""
+        for token_id in token_ids:
+            if self._place is Place.AFTER:
+                return
+            self._seen += self._raw(token_id)
+            if self._place is Place.UNDECIDED:
+                self._decide()
+            else:
+                self.count += 1
+            if self._place is Place.INSIDE:
+                if self._closing in self._seen:
+                    self._place = Place.AFTER
+                self._seen = self._seen[-len(self._closing) + 1 :]
+
+    def _decide(self) -> None:
+        self._waiting += 1
+        begun = self._seen.lstrip(_BLANKS.encode())
+        if begun.startswith(self._opening):
+            self._place, self.count = Place.INSIDE, self._waiting
+            self._seen = begun[len(self._opening) :]
+        elif not self._opening.startswith(begun):
+            self._place = Place.AFTER
+
+
+def _partial(text: str, tag: str) -> int:
+    """How many characters at the end may be the beginning of the tag."""
+    if tag[0] not in text[-len(tag) :]:
+        return 0
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def continued_text(content: object) -> str:
+    """The text of a message's content, in either form."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(str(getattr(part, "text", None) or "") for part in content)
+    return ""

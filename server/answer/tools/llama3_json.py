@@ -1,0 +1,113 @@
+"""Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, several with "; " between them, sometimes behind
+`<|python_tag|>`.
+
+As in the chat templates of meta-llama/Llama-3.1 and 3.2. Nothing marks such a call but its form. So without the tag it
+must begin a line, and name a function that was offered: other JSON is an answer like any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from server.answer.tools.notation import ToolNotation, named_arguments
+from server.answer.tools.parser import ToolParser, Wait
+from server.grammar.lark import TEXT, Lark, spelled
+
+TAG = "<|python_tag|>"
+_FIRST = re.compile(r"[ \t\r\n]*\{")
+_BETWEEN = " \t\r\n;"
+_ANOTHER = re.compile(r"[ \t\r\n;]*\{")
+_ON_A_LINE = re.compile(r"\n[ \t\r]*\{|" + re.escape(TAG))
+
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+"""Keywords of JSON schemas whose values are no schemas."""
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Those whose values are schemas by names of any kind."""
+
+
+class Llama3JsonParser(ToolParser):
+    """`_fresh`: nothing but blanks has come since the beginning, or since a call."""
+
+    opening = (TAG,)
+    _fresh = True
+
+    def _parse(self) -> Wait[None]:
+        while opening := (yield from self._outside()):
+            if opening == TAG:
+                is_call = yield from self._call()
+            elif opening.endswith("{"):
+                self._at -= 1
+                is_call = yield from self._call(self._names)
+            else:
+                is_call = False
+            if is_call:
+                self._fresh = True
+            else:
+                self._no_call()
+
+    def _find(self) -> re.Match[str] | None:
+        if self._fresh and (found := (_ANOTHER if self.num_calls else _FIRST).match(self._text, self._at)):
+            return found
+        return _ON_A_LINE.search(self._text, self._at)
+
+    def _trim(self, text: str) -> str:
+        between_calls = self._fresh and self.num_calls > 0
+        return "" if between_calls and not text.strip(_BETWEEN) else super()._trim(text)
+
+    def _show(self, text: str) -> None:
+        super()._show(text)
+        self._fresh = self._fresh and not text
+
+
+class Llama3Json(ToolNotation):
+    """See the module. The tag is for the model's built-in tools, so a forced call goes without."""
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        return (TAG,)
+
+    def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
+        return Llama3JsonParser(names, hidden)
+
+    def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+        head, middle = '{"name": ', ', "parameters": '
+        choices = named_arguments(lark, arguments, middle)
+        call = lark.rule("call", f'{lark.literal(head)} ({choices}) "}}"')
+        return f'{call} ("; " {call})*' if several else call
+
+    def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+        # A line that begins as a call would, in whatever order of keys, begins one.
+        like_a_call = rf"(?:{TEXT}\n)?\s*\{{\s*\"(?:name|type|function|parameters|arguments)\""
+        text = lark.text_without("text", like_a_call, TEXT + spelled(TAG))
+        return f"{self.calls(lark, arguments, several)} | {text}"
+
+    def as_schema(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A call as a JSON schema. Beside an answer that is JSON too, a literal `{"name": ` would be no alternative: a lexer
+        takes the longest match, and would read every brace as its beginning."""
+        members = {"name": {"const": name}, "parameters": _moved(parameters)}
+        return {
+            "type": "object",
+            "properties": members,
+            "required": list(members),
+            "additionalProperties": False,
+        }
+
+
+def _moved(schema: Any) -> Any:
+    """The schema with its references leading to where it stands in `as_schema`."""
+    if isinstance(schema, list):
+        return [_moved(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            moved[key] = {name: _moved(one) for name, one in value.items()}
+        elif key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[key] = "#/properties/parameters" + value[1:]
+        else:
+            moved[key] = value if key in _DATA else _moved(value)
+    return moved

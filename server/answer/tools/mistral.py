@@ -1,0 +1,124 @@
+"""Mistral: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": {...}}`, or, in newer models, for each call
+`[TOOL_CALLS]name[ARGS]{...}`, some with `[CALL_ID]` and an id between the two.
+
+As in mistral-common's tokenizers (v1 to v7 write lists, v11 and v13 names) and the models' chat templates. Their templates
+want ids of nine letters and digits back.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.answer.tools.notation import ToolNotation, named_arguments
+from server.answer.tools.parser import ToolParser, Wait
+from server.grammar.lark import TEXT, Lark, spelled
+
+OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+class MistralParser(ToolParser):
+    """Reads all three forms."""
+
+    opening = (OPEN,)
+
+    def _parse(self) -> Wait[None]:
+        while opening := (yield from self._outside()):
+            is_call = opening == OPEN and (yield from self._list_or_name())
+            if not is_call:
+                self._no_call()
+
+    def _list_or_name(self) -> Wait[bool]:
+        char = yield from self._next()
+        if char == "[":
+            return (yield from self._list())
+        self._at -= len(char)
+        if char == "{":
+            return (yield from self._call())
+        return (yield from self._named())
+
+    def _list(self) -> Wait[bool]:
+        if not (yield from self._call()):
+            return False
+        while True:
+            self._mark = self._after_opening = self._at
+            char = yield from self._next()
+            if char == "]":
+                break
+            if char != "," or not (yield from self._call()):
+                self._at = self._mark  # no call after all, and no notation
+                break
+        self._mark = None
+        return True
+
+    def _named(self) -> Wait[bool]:
+        name = ""
+        while (char := (yield from self._char())) not in ("", "[", "{"):
+            name += char
+        if char == "[":
+            if (yield from self._literal(CALL_ID[1])):
+                if not (yield from self._literal(CALL_ID[2:])):
+                    return False
+                while (char := (yield from self._char())) not in ("", "["):
+                    pass
+            if not (yield from self._literal(ARGUMENTS[1:])):
+                return False
+            char = yield from self._next()
+        name = name.strip()
+        if char != "{" or not _NAME.fullmatch(name):
+            return False
+        self._at -= 1
+        self._begin(name)
+        if (yield from self._balanced(self._argue)):
+            self.num_finished += 1
+        return True
+
+    def _new_id(self) -> str:
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+
+
+@dataclass(frozen=True)
+class Mistral(ToolNotation):
+    """See the module. What is forced is written in the form that the model's template shows."""
+
+    named: bool = False
+    with_ids: bool = False
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        return (OPEN, ARGUMENTS, CALL_ID)
+
+    def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
+        return MistralParser(names, hidden)
+
+    def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+        one = lark.rule("one", self._one(lark, arguments))
+        opening = lark.literal(OPEN)
+        if self.named:
+            return f"({opening} {one})+" if several else f"{opening} {one}"
+        more = f'(", " {one})*' if several else ""
+        return f'{opening} /[ ]?/ "[" {one} {more} "]"'
+
+    def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+        one = lark.rule("one", self._one(lark, arguments))
+        before = lark.text_before("before", OPEN)
+        rest = lark.text_without("rest", TEXT + spelled(OPEN))
+        if self.named:
+            return f"({before} {one})* {rest}" if several else f"{before} {one} | {rest}"
+        more = f'(", " {one})*' if several else ""
+        call = lark.rule("call", f'{before} /[ ]?/ "[" {one} {more} "]"')
+        return f"{call}* {rest}" if several else f"{call} | {rest}"
+
+    def _one(self, lark: Lark, arguments: Mapping[str, str]) -> str:
+        if not self.named:
+            head, middle = '{"name": ', ', "arguments": '
+            return f'{lark.literal(head)} ({named_arguments(lark, arguments, middle)}) "}}"'
+        call_id = f"{lark.literal(CALL_ID)} /[a-zA-Z0-9]{{{_ID_LENGTH}}}/ " if self.with_ids else ""
+        args = lark.literal(ARGUMENTS)
+        return " | ".join(f"{lark.literal(name)} {call_id}{args} {rule}" for name, rule in arguments.items())

@@ -1,0 +1,388 @@
+"""What the parsers of all notations share.
+
+A parser is written as if all text were there: it looks at characters, and where there are none yet it waits (`yield`)
+until `push` brings more. So what it answers cannot depend on how the text is cut into pieces. Text is held back only while
+it may still turn out to be notation; the arguments of a call are handed on as they are written.
+
+    text  "Well. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>"
+           shown|held until the call is certain .......|handed on |dropped
+
+A call is certain once its name has been read and its arguments have begun. What turns out to be none is text after all.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from server.answer.tools.events import CallArguments, CallBegun, Event
+
+Result = TypeVar("Result")
+Wait = Generator[None, None, Result]
+"""A part of a parser: it yields wherever it needs more text than there is."""
+Sink = Callable[[str], None]
+
+MAX_UNCERTAIN = 16384
+"""Characters that may wait for whether they are a call; longer names, or keys before a name, nobody writes."""
+
+_BLANKS = " \t\r\n"
+_IN_STRING = re.compile(r'["\\]')
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_SCALAR_END = re.compile(r"[\s,\]}]")
+_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class ToolParser(ABC):
+    """Reads one choice's text. One writer: whoever calls `push` and `finish`.
+
+    `names` are the functions on offer. `hidden` is notation that consists of special tokens of the model: it is never
+    shown, even where it did not begin a call.
+    """
+
+    opening: ClassVar[tuple[str, ...]]
+    """Notation to look for in the text."""
+
+    def __init__(self, names: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
+        self.num_calls = 0
+        self.num_finished = 0
+        """Calls whose last brace has come."""
+        self._names = names
+        self._hidden = hidden
+        literals = (*self.opening, *sorted(hidden - set(self.opening)))
+        self._literals = re.compile("|".join(map(re.escape, literals)))
+        self._beginnings = frozenset(one[:n] for one in literals for n in range(1, len(one)))
+        self._firsts = frozenset(one[0] for one in literals)
+        self._longest = max(map(len, literals)) - 1
+        self._text = ""
+        self._at = 0
+        """The cursor: what stands before it has been dealt with, unless there is a mark."""
+        self._mark: int | None = None
+        """Where the text begins that may be a call, blanks before it included."""
+        self._after_opening = 0
+        """Where to go on, and what is shown, if it is none."""
+        self._ended = False
+        self._begun = False
+        self._out: list[Event] = []
+        self._run = self._parse()
+
+    def push(self, text: str) -> list[Event]:
+        """More text; returns what is certain by now, in order."""
+        if not text:
+            return []
+        self._drop_read()
+        self._text += text
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        """The choice ended: what has not become a call is text."""
+        self._ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Event]:
+        next(self._run, None)
+        out, self._out = self._out, []
+        return out
+
+    def _drop_read(self) -> None:
+        read = self._at if self._mark is None else self._mark
+        self._text = self._text[read:]
+        self._at -= read
+        self._after_opening -= read
+        if self._mark is not None:
+            self._mark = 0
+
+    # Notations differ in these.
+
+    @abstractmethod
+    def _parse(self) -> Wait[None]:
+        """The whole text."""
+
+    def _trim(self, text: str) -> str:
+        """Text without what is notation at its end if a call follows: blanks, here."""
+        return text.rstrip(_BLANKS)
+
+    def _new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+    def _find(self) -> re.Match[str] | None:
+        """The next opening at or after the cursor."""
+        return self._literals.search(self._text, self._at)
+
+    # Waiting, text, and what may be a call.
+
+    def _more(self) -> Wait[bool]:
+        """Wait for more text; False when there is none to come, or too much waits already."""
+        if self._ended or (self._mark is not None and self._at - self._mark > MAX_UNCERTAIN):
+            return False
+        yield
+        return True
+
+    def _outside(self) -> Wait[str]:
+        """Show text up to the next opening and put the mark there; returns the opening, "" at the end of the text."""
+        while True:
+            if found := self._find():
+                before = self._trim(self._text[self._at : found.start()])
+                self._show(before)
+                self._mark = self._at + len(before)
+                self._at = self._after_opening = found.end()
+                return found[0]
+            ready = self._trim(self._text[self._at : len(self._text) - self._held_at_end()])
+            self._show(ready)
+            self._at += len(ready)
+            if not (yield from self._more()):
+                rest = self._text[self._at :]
+                if not self.num_calls or self._trim(rest):
+                    self._show(rest)
+                self._at = len(self._text)
+                return ""
+
+    def _held_at_end(self) -> int:
+        """How many characters at the end may be the beginning of an opening."""
+        longest = min(self._longest, len(self._text) - self._at)
+        tail = self._text[len(self._text) - longest :]
+        if not any(first in tail for first in self._firsts):
+            return 0
+        for length in range(longest, 0, -1):
+            if self._text[-length:] in self._beginnings:
+                return length
+        return 0
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._out.append(text)
+
+    def _no_call(self) -> None:
+        """What stands from the mark on is text: show its opening, and look for another one behind it."""
+        assert self._mark is not None
+        shown = self._text[self._mark : self._after_opening]
+        for notation in self._hidden:
+            shown = shown.replace(notation, "")
+        self._show(shown)
+        self._mark, self._at = None, self._after_opening
+
+    # A call.
+
+    def _begin(self, name: str) -> None:
+        self._out.append(CallBegun(self.num_calls, self._new_id(), name))
+        self.num_calls += 1
+        self._begun, self._mark = True, None
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._out.append(CallArguments(self.num_calls - 1, text))
+
+    def _call(self, known: frozenset[str] | None = None) -> Wait[bool]:
+        """Read an object with a name and arguments, from its brace on. With `known`, other names are none.
+
+        True if it was a call, whatever became of its end; False leaves the mark where it was.
+        """
+        self._begun = False
+        name, early = None, list[str]()
+        if (yield from self._next()) != "{":
+            return False
+        while (char := (yield from self._next())) != "}":
+            if char == ",":
+                continue
+            key = (yield from self._string()) if char == '"' else None
+            if key is None or (yield from self._next()) != ":":
+                return self._broken(char)
+            if key == "name" and name is None:
+                name = (yield from self._string()) if (yield from self._next()) == '"' else None
+                if not name or (known is not None and name not in known):
+                    return False
+            elif key in _ARGUMENTS and not self._begun and not early:
+                if not (yield from self._arguments(name, early.append)):
+                    return self._begun
+            elif not (yield from self._value(_ignore)):
+                return self._begun
+        if not self._begun:
+            if name is None:
+                return False
+            self._begin(name)
+            self._argue("".join(early) or "{}")
+        self.num_finished += 1
+        return True
+
+    def _broken(self, char: str) -> bool:
+        """Something that no object has: what belongs to the text after the call is left to be read."""
+        if self._begun:
+            self._at -= len(char)
+            self.num_finished += 1
+        return self._begun
+
+    def _arguments(self, name: str | None, early: Sink) -> Wait[bool]:
+        """Hand on the arguments: an object, an object in a string, or null. Before the name is known they go to `early`."""
+
+        def emit(text: str) -> None:
+            if name is None:
+                early(text)
+            else:
+                if not self._begun:
+                    self._begin(name)
+                self._argue(text)
+
+        char = yield from self._next()
+        if char == "{":
+            self._at -= 1
+            return (yield from self._balanced(emit))
+        if char == '"':
+            return (yield from self._quoted_object(emit))
+        if char == "n" and (yield from self._literal("ull")):
+            emit("{}")
+            return True
+        return False
+
+    # Characters and values.
+
+    def _char(self) -> Wait[str]:
+        """The next character, "" at the end of the text."""
+        while self._at >= len(self._text):
+            if not (yield from self._more()):
+                return ""
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _next(self) -> Wait[str]:
+        """The next character that is not blank."""
+        while True:
+            char = yield from self._char()
+            if not char or char not in _BLANKS:
+                return char
+
+    def _literal(self, literal: str) -> Wait[bool]:
+        """Whether exactly this follows; read as far as it does."""
+        for wanted in literal:
+            char = yield from self._char()
+            if char != wanted:
+                self._at -= len(char)
+                return False
+        return True
+
+    def _value(self, sink: Sink) -> Wait[bool]:
+        """Read any JSON value. False where there is none."""
+        char = yield from self._next()
+        if char in ("{", "["):
+            self._at -= 1
+            return (yield from self._balanced(sink))
+        if char == '"':
+            return (yield from self._string()) is not None
+        while char and not _SCALAR_END.match(char):
+            char = yield from self._char()
+        self._at -= len(char)
+        return bool(char)
+
+    def _string(self) -> Wait[str | None]:
+        """The string whose quote has been read. None if it is none."""
+        pieces = ['"']
+        while True:
+            found = _IN_STRING.search(self._text, self._at)
+            end = found.end() if found else len(self._text)
+            pieces.append(self._text[self._at : end])
+            self._at = end
+            if found is None:
+                if not (yield from self._more()):
+                    return None
+            elif found[0] == '"':
+                try:
+                    return msgspec.json.decode("".join(pieces), type=str)
+                except (msgspec.DecodeError, UnicodeEncodeError):
+                    return None
+            else:
+                pieces.append((yield from self._char()))
+
+    def _balanced(self, sink: Sink) -> Wait[bool]:
+        """Hand on everything up to the bracket that closes the one at the cursor. False if the text ends before."""
+        depth, quoted = 0, False
+        while True:
+            at = start = self._at
+            while found := (_IN_STRING if quoted else _STRUCTURE).search(self._text, at):
+                at = found.end()
+                match found[0]:
+                    case '"':
+                        quoted = not quoted
+                    case "\\":
+                        if at == len(self._text) and not self._ended:
+                            at -= 1  # what it escapes has not come yet
+                            break
+                        at += 1
+                    case "{" | "[":
+                        depth += 1
+                    case _:
+                        depth -= 1
+                        if not depth:
+                            break
+            else:
+                at = len(self._text)
+            self._at = min(at, len(self._text))
+            sink(self._text[start : self._at])
+            if not depth:
+                return True
+            if not (yield from self._more()):
+                return False
+
+    def _quoted_object(self, sink: Sink) -> Wait[bool]:
+        """Hand on the text of a string, whose quote has been read, if it holds an object; nothing counts as an empty one."""
+        blanks = True
+        while (char := (yield from self._string_char())) is not None:
+            if blanks and char in _BLANKS:
+                continue
+            if blanks and char != "{":
+                return False
+            blanks = False
+            sink(char)
+        if self._text[self._at - 1 : self._at] != '"':
+            return False
+        if blanks:
+            sink("{}")
+        return True
+
+    def _string_char(self) -> Wait[str | None]:
+        """The next character of a string, escapes undone. None at its end, or where it breaks off."""
+        char = yield from self._char()
+        if char in ("", '"'):
+            return None
+        if char != "\\":
+            return char
+        char = yield from self._char()
+        if char != "u":
+            return _ESCAPES.get(char, char) or None
+        unit = yield from self._code_unit()
+        if unit is None:
+            return None
+        if 0xD800 <= unit < 0xDC00 and (yield from self._literal("\\u")):
+            low = yield from self._code_unit()
+            if low is None:
+                return None
+            if 0xDC00 <= low < 0xE000:
+                return chr(0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00))
+            return "\ufffd" + ("\ufffd" if 0xD800 <= low < 0xDC00 else chr(low))
+        return "\ufffd" if 0xD800 <= unit < 0xE000 else chr(unit)
+
+    def _code_unit(self) -> Wait[int | None]:
+        digits = ""
+        while len(digits) < 4:
+            char = yield from self._char()
+            if not char or char not in "0123456789abcdefABCDEF":
+                return None
+            digits += char
+        return int(digits, 16)
+
+
+class NoCalls(ToolParser):
+    """Takes hidden notation out of a text, and nothing else."""
+
+    opening = ()
+
+    def _parse(self) -> Wait[None]:
+        while (yield from self._outside()):
+            self._no_call()
+
+
+def _ignore(text: str) -> None:
+    """A value that means nothing to a call."""

@@ -1,0 +1,262 @@
+"""Responses as bytes. Everything in a stream that stays the same is encoded once, the rest by msgspec: no model objects
+per chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.text.generation import TokenText, Usage
+from server.answer.chat import Piece
+from server.answer.reasoning import Thought
+from server.answer.tools.events import CallArguments, CallBegun
+
+encode = msgspec.json.encode
+
+_LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity; OpenAI and vLLM send this for a token that cannot be."""
+
+
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Token counts in OpenAI's form; the details are always there. `reasoning_tokens` are part of those generated."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> dict[str, Any]:
+    """The `logprobs` of a chat choice or chunk; `as_ids` writes tokens by their numbers."""
+    content = [
+        {
+            "token": _name(one.token.token_id, one.text, as_ids),
+            "logprob": _finite(one.token.logprob),
+            "bytes": list(one.raw),
+            "top_logprobs": [
+                {"token": _name(id_, text, as_ids), "logprob": _finite(logprob), "bytes": list(raw)}
+                for (id_, logprob), (text, raw, _) in zip(one.token.top_logprobs, one.top, strict=True)
+            ],
+        }
+        for one in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+class ChatLogprobs:
+    """The `logprobs` of a chat choice, encoded as its tokens come: a third of what the tokens take as objects, and no long pause
+    for everybody else at the end."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def add(self, tokens: Sequence[TokenText], as_ids: bool = False) -> int:
+        """Append tokens; returns how many bytes they take."""
+        if not tokens:
+            return 0
+        self._pieces.append(encode(chat_logprobs(tokens, as_ids)["content"])[1:-1])
+        return len(self._pieces[-1])
+
+    def encoded(self) -> bytes:
+        """The object."""
+        return b'{"content":[' + b",".join(self._pieces) + b'],"refusal":null}'
+
+
+class CompletionLogprobs:
+    """The `logprobs` of a completion choice or chunk, encoded piece by piece: those of a prompt are encoded once and stand
+    at the beginning of each of its choices."""
+
+    __slots__ = ("_arrays",)
+
+    _NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+    def __init__(self) -> None:
+        self._arrays: list[list[bytes]] = [[] for _ in self._NAMES]
+
+    def add(
+        self,
+        tokens: Sequence[TokenText],
+        alternatives: int,
+        as_ids: bool = False,
+        base: int = 0,
+        most: int | None = None,
+    ) -> int:
+        """Append tokens, each with so many alternatives; returns how many bytes they take. Their offsets begin at `base` and lie
+        between 0 and `most`. The first token of a prompt has no logprob: it is null in the arrays."""
+        if not tokens:
+            return 0
+        offsets = [max(0, base + one.offset) for one in tokens]
+        columns = (
+            [_name(one.token.token_id, one.text, as_ids) for one in tokens],
+            [None if one.token.logprob is None else _finite(one.token.logprob) for one in tokens],
+            [None if one.token.logprob is None else _top_of(one, alternatives, as_ids) for one in tokens],
+            offsets if most is None else [min(most, offset) for offset in offsets],
+        )
+        for array, column in zip(self._arrays, columns, strict=True):
+            array.append(encode(column)[1:-1])
+        return sum(len(array[-1]) for array in self._arrays)
+
+    def encoded(self, before: CompletionLogprobs | None = None) -> bytes:
+        """The object; `before` is what stands in front, such as the prompt's part."""
+        members = []
+        for number, name in enumerate(self._NAMES):
+            pieces = [*(before._arrays[number] if before else ()), *self._arrays[number]]
+            members.append(b'"' + name.encode() + b'":[' + b",".join(pieces) + b"]")
+        return b"{" + b",".join(members) + b"}"
+
+
+def _name(token_id: int, text: str, as_ids: bool) -> str:
+    """How a token is written: as its text, or, so that no two look the same, by its number as vLLM does."""
+    return f"token_id:{token_id}" if as_ids else text
+
+
+def _top_of(one: TokenText, alternatives: int, as_ids: bool) -> dict[str, float]:
+    """Alternatives by text, the sampled token among them. Two tokens may look the same: the more likely one is kept."""
+    top: dict[str, float] = {}
+    listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
+    for (id_, logprob), (text, _, _) in listed:
+        top.setdefault(_name(id_, text, as_ids), _finite(logprob))
+    top.setdefault(_name(one.token.token_id, one.text, as_ids), _finite(one.token.logprob))
+    return top
+
+
+def prompt_logprobs_object(
+    tokens: Sequence[TokenText], alternatives: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The `prompt_logprobs` of these tokens in vLLM's form: null for one without a logprob, else the token itself and the
+    most likely alternatives, by token id. The rank counts from 1; it is null where the executor does not tell it."""
+    found: list[dict[str, dict[str, Any]] | None] = []
+    for one in tokens:
+        if one.token.logprob is None:
+            found.append(None)
+            continue
+        own = _entry(one.token.logprob, one.token.rank, one.text)
+        entries = {str(one.token.token_id): own}
+        listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
+        for rank, ((id_, logprob), (text, _, _)) in enumerate(listed, 1):
+            entries[str(id_)] = _entry(logprob, rank, text)
+        found.append(entries)
+    return found
+
+
+def _entry(logprob: float, rank: int | None, text: str) -> dict[str, Any]:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+
+def _finite(logprob: float | None) -> float:
+    # NaN fails both comparisons and ends up as the lowest too.
+    return logprob if logprob is not None and logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+
+
+class Chunks:
+    """The envelope of one stream's chunks: `id`, `created` and `model` stay the same throughout. `seed` is an extension:
+    sent with the same request it gives the same answer."""
+
+    def __init__(
+        self, kind: str, call_id: str, created: int, model: str, fingerprint: str, seed: int
+    ) -> None:
+        envelope = {
+            "id": call_id,
+            "object": kind,
+            "created": created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+            "seed": seed,
+        }
+        self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
+
+    def chunk(
+        self, choice: bytes, usage: Usage | None = None, extra: bytes = b"", reasoning_tokens: int = 0
+    ) -> bytes:
+        """One event. `choice` is an encoded choice or empty; `usage` rides along where it was asked for; `extra` is
+        encoded members that follow the choices, each with a comma before it."""
+        if usage is None:
+            return self._head + choice + b"]" + extra + b"}\n\n"
+        told = encode(usage_object(usage, reasoning_tokens))
+        return self._head + choice + b"]" + extra + b',"usage":' + told + b"}\n\n"
+
+
+class ChatChoice:
+    """Encodes the chunks of one choice of a chat."""
+
+    def __init__(self, index: int, tokens_as_ids: bool = False) -> None:
+        self._as_ids = tokens_as_ids
+        start = b'{"index":%d,"delta":' % index
+        self.role = start + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        self._start = start
+        self._content = start + b'{"content":'
+
+    def content(self, text: str) -> bytes:
+        """The frequent one: text and nothing else."""
+        return self._content + encode(text) + b'},"logprobs":null,"finish_reason":null}'
+
+    def delta(
+        self,
+        members: dict[str, Any],
+        tokens: Sequence[TokenText] | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> bytes:
+        """Any delta, with logprobs, token ids or both."""
+        logprobs = b"null" if tokens is None else encode(chat_logprobs(tokens, self._as_ids))
+        tail = b"" if token_ids is None else b',"token_ids":' + encode(token_ids)
+        delta = encode(members)
+        return self._start + delta + b',"logprobs":' + logprobs + b',"finish_reason":null' + tail + b"}"
+
+    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
+        """The last chunk of the choice."""
+        ends = {"finish_reason": reason, "stop_reason": stop_reason}
+        return self._start + b'{},"logprobs":null,' + encode(ends)[1:]
+
+
+def delta_members(piece: Piece, reasoning_fields: Sequence[str]) -> dict[str, Any]:
+    """A piece of an answer as members of a delta. Clients add up strings: a call's id and name are sent once, with its
+    beginning, its arguments in fragments."""
+    match piece:
+        case str():
+            return {"content": piece}
+        case Thought(text):
+            return dict.fromkeys(reasoning_fields, text)
+        case CallBegun(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+class CompletionChoice:
+    """Encodes the chunks of one choice of a completion."""
+
+    def __init__(self, index: int) -> None:
+        self._start = b'{"index":%d,"text":' % index
+
+    def text(self, text: str) -> bytes:
+        """The frequent one: text and nothing else."""
+        return self._start + encode(text) + b',"logprobs":null,"finish_reason":null}'
+
+    def full(
+        self,
+        text: str,
+        logprobs: bytes | None,
+        token_ids: Sequence[int] | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        echo: bytes = b"",
+        prompt_token_ids: bytes | None = None,
+    ) -> bytes:
+        """Text with whatever else there is; `logprobs` and `prompt_token_ids` are encoded, and so is `echo`, the inside of a
+        string that the text goes on with."""
+        rest: dict[str, Any] = {"finish_reason": finish_reason}
+        if finish_reason is not None:
+            rest["stop_reason"] = stop_reason
+        if token_ids is not None:
+            rest["token_ids"] = token_ids
+        if prompt_token_ids is not None:
+            rest["prompt_token_ids"] = msgspec.Raw(prompt_token_ids)
+        told = (echo, encode(text)[1:], b',"logprobs":', logprobs or b"null", b",", encode(rest)[1:])
+        return self._start + b'"' + b"".join(told)

@@ -1,1 +1,0 @@
-"""From chat messages to a prompt, and from generated text back to a message."""

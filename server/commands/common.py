@@ -1,0 +1,189 @@
+"""What the verbs share: how they fail, ask the tools of the executor, find a model and write sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from server.settings.settings import Settings
+
+TOOL_PROCESS = "executors.llm.tools.child"
+"""Run, never imported: what it does takes torch, which no process of the server's packages imports."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+Stage = Callable[[str], None]
+
+
+class ToolError(Exception):
+    """A tool's answer was an error, or there was none. One sentence."""
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """One line on stderr; exit code 2 is for what a person can put right."""
+    print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def lost_output(error: OSError) -> NoReturn:
+    """Exit code 1 for a stdout that takes no more, with one line, unless whoever read it has had enough."""
+    # What is still in the buffer would fail again at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        sys.exit(1)
+    fail(f"the output cannot be written: {error.strerror or error}", 1)
+
+
+def take_interrupts() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt, no longer the end at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that leaves text as it is: no emoji codes, no colours guessed from words."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """For programs. Numbers that JSON does not know do not occur in it."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def ask(tool: str, job: Mapping[str, Any], stage: Stage | None = None) -> Any:
+    """What a tool of the executor answers, from a process of its own. `stage` hears what it is doing.
+
+    Raises ToolError. KeyboardInterrupt ends the process, too.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", TOOL_PROCESS, tool],
+        stdin=subprocess.PIPE,  # its end tells the child that we are gone
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        process_group=0,  # Ctrl-C in the terminal is ours to answer
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    from threading import Thread
+
+    complaints: list[str] = []
+    reader = Thread(target=lambda: complaints.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            match json.loads(line):
+                case {"stage": str(text)}:
+                    if stage is not None:
+                        stage(text)
+                case {"result": result}:
+                    return result
+                case {"error": str(sentence)}:
+                    raise ToolError(sentence)
+        code = process.wait()
+        reader.join(2)
+        raise ToolError(_last_words(complaints, code))
+    except BrokenPipeError:
+        raise ToolError(_last_words(complaints, process.wait())) from None
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(2)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+
+
+def _last_words(complaints: list[str], code: int) -> str:
+    lines = [line.strip() for line in complaints if line.strip()]
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"its process ended with {how}" + (f": {lines[-1][:300]}" if lines else "")
+
+
+def _environment() -> dict[str, str]:
+    """Ours without the settings: keys are among them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+
+
+def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, Path]:
+    """The settings that `cohort serve` would have with these flags, and the model's directory; fetched from the hub where
+    it is not here (without `weights`, the small files only). Ends the process with one line for what is wrong."""
+    import asyncio
+    from dataclasses import replace
+
+    from server import banner, bootstrap, hub
+    from server.settings import settings
+
+    try:
+        chosen, _ = settings.load(flags, os.environ)
+        source = bootstrap.model_source(chosen)
+        if isinstance(source, Path):
+            return chosen, source
+        display = banner.loading_display() if sys.stderr.isatty() else None
+        name = source.name
+
+        def report(done: int, total: int) -> None:
+            if display is not None:
+                display.report(f"downloading {name}", done, total)
+
+        try:
+            return chosen, asyncio.run(hub.fetch(replace(source, weights=weights), report))
+        finally:
+            if display is not None:
+                display.close()
+    except (settings.SettingsError, hub.HubError) as error:
+        fail(str(error))
+
+
+def as_bytes(text: str | None, name: str) -> int | None:
+    """4GiB, 512MiB, 1000000, as every setting of the server reads them. Ends the process for anything else."""
+    if text is None:
+        return None
+    from server.settings.settings import parse_bytes
+
+    try:
+        value = int(parse_bytes(text))
+    except ValueError as error:
+        fail(f"{name}: {error} (not {text[:100]!r})")
+    if value < 1:
+        fail(f"{name}: it should be greater than 0 (not {text[:100]!r})")
+    return value
+
+
+def size(number: int) -> str:
+    """Bytes for a person: 1.50 GiB, 768 KiB."""
+    value = float(number)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    if unit == "bytes":
+        return f"{number:,} bytes"
+    return (
+        f"{value:.2f} {unit}"
+        if value < 10
+        else f"{value:.1f} {unit}"
+        if value < 100
+        else f"{value:,.0f} {unit}"
+    )
+
+
+def count(number: int) -> str:
+    """Parameters for a person: 2.64M, 596M, 8.03B."""
+    for unit, step in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= step:
+            return f"{number / step:.3g}{unit}"
+    return str(number)

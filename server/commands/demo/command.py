@@ -1,0 +1,99 @@
+"""`cohort demo`: many streams, a dead executor, and nothing lost.
+
+server.py    a server of its own; child.py: what makes that end with this process
+prompts.py   what is asked
+stream.py    one answer, and whether two are equal
+session.py   both runs, the kills, the verdict
+view.py      what is seen; text.py: one stream in one line
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from server.commands.common import INTERRUPTED, fail, lost_output, take_interrupts
+from server.commands.options import ModelArgument, flag
+
+if TYPE_CHECKING:
+    from server.commands.demo.session import Job, Outcome
+
+MAX_STREAMS = 512
+"""More are refused: their steps would take so long that nothing is seen."""
+MAX_KILLS = 10
+"""The shortest answer should have room for them."""
+
+
+def demo(
+    model: ModelArgument = None,
+    streams: Annotated[int, flag("Streams at a time [32].", "--streams")] = 32,
+    kills: Annotated[int, flag("How often the executor is killed [1].", "--kills")] = 1,
+    seed: Annotated[int, flag("Of the prompts and of their sampling [0].", "--seed")] = 0,
+) -> None:
+    """Kill the executor under live streams, and compare.
+
+    Starts a server of its own on a free port, runs the same streams twice, the second time with SIGKILL for the executor in
+    their midst, and tells how many answers are equal and how long the longest pause was. Exit code 0: all are equal.
+    """
+    for name, value, low, high in (
+        ("--streams", streams, 1, MAX_STREAMS), ("--kills", kills, 1, MAX_KILLS), ("--seed", seed, 0, (1 << 31) - 1),
+    ):  # fmt: skip
+        if not low <= value <= high:
+            fail(f"{name} {value}: it should be from {low} to {high}")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+    from server.commands.demo.session import Job
+
+    take_interrupts()
+    outcome = _demonstrate(Job(model, streams, kills, seed))
+    if outcome.equal != outcome.streams:
+        sys.exit(1)
+
+
+def _demonstrate(job: Job) -> Outcome:
+    """Ends the process with what went wrong."""
+    import asyncio
+
+    import uvloop
+
+    from server.commands.demo.server import DemoFault, Unserved
+    from server.commands.demo.session import demonstrate
+    from server.commands.demo.view import PlainView, TerminalView
+
+    view = PlainView()
+    if view.screen.is_terminal and not view.screen.is_dumb_terminal:
+        view = TerminalView(view.screen)
+    ended_by: list[int] = []
+
+    async def work() -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            ended_by.append(number)
+            task.cancel()
+
+        # Of `timeout`, or a terminal that is closed: server and cursor are put in order all the same.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        return await demonstrate(job, view)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work())
+    except Unserved as error:
+        message, code = str(error), 2
+    except DemoFault as error:
+        message, code = str(error), 1
+    except OSError as error:  # of stdout: what the network does is a DemoFault
+        lost_output(error)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except asyncio.CancelledError:
+        sys.exit(128 + ended_by[0])
+    finally:
+        view.close()
+    fail(message, code)

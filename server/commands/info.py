@@ -1,0 +1,212 @@
+"""`cohort info`: what a model takes, without loading it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from server.commands.common import as_bytes, console, count, fail, find_model, print_json, size
+from server.commands.options import (
+    AsJson,
+    BlockSize,
+    ConfigFile,
+    Device,
+    DownloadDir,
+    Dtype,
+    GpuMemoryUtilization,
+    KvCacheDtype,
+    KvCacheMemory,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelArgument,
+    Quantization,
+    Revision,
+    Text,
+    flag,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+
+def info(
+    model: ModelArgument = None,
+    memory: Annotated[
+        Text,
+        flag(
+            "Memory that the server may use in all, such as 16GiB [this machine's].",
+            "--memory",
+            metavar="BYTES",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    revision: Revision = None,
+    download_dir: DownloadDir = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    device: Device = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    block_size: BlockSize = None,
+    kv_cache_memory_bytes: KvCacheMemory = None,
+    kv_cache_dtype: KvCacheDtype = None,
+    gpu_memory_utilization: GpuMemoryUtilization = None,
+    config: ConfigFile = None,
+) -> None:
+    """Tell what a model takes.
+
+    Its size, its KV, and how many sequences fit into memory; no weights are loaded.
+    Flags, environment and file mean what they mean to `cohort serve`.
+    """
+    flags = {name: value for name, value in locals().items() if name not in ("memory", "as_json")}
+    given = as_bytes(memory, "--memory")
+    if given is not None and kv_cache_memory_bytes is not None:
+        fail("--memory is for weights, KV and all, --kv-cache-memory-bytes for KV alone: give one of them")
+    settings, directory = find_model(flags, weights=False)
+    facts = _facts(settings, directory, given)
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def _facts(settings: Any, directory: Path, memory: int | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from server.bootstrap import EMBEDDED_NAME, executor_config
+    from server.commands.common import ToolError, ask
+
+    executor = executor_config(settings, directory)
+    try:
+        facts: dict[str, Any] = ask("describe", {"config": asdict(executor), "memory": memory})
+    except ToolError as error:
+        fail(str(error))
+    facts["name"] = EMBEDDED_NAME if settings.model is None else settings.model
+    return {**facts, "directory": str(directory), "text": text_facts(directory)}
+
+
+def text_facts(directory: Path) -> dict[str, Any]:
+    """Tokenizer and chat template: whether they are there, and what they know. `problem`: why not."""
+    from engine.text.tokenizer import Tokenizer
+    from executors.contract import ConfigError
+    from server.templates.template import ChatTemplate
+
+    facts: dict[str, Any] = {"tokens": None, "chat_template": False, "tools": False, "problem": None}
+    if not (directory / "tokenizer.json").is_file():
+        return {**facts, "problem": "there is no tokenizer.json"}
+    try:
+        tokenizer = Tokenizer.load(directory)
+        facts["tokens"] = tokenizer.vocab_size
+        if tokenizer.chat_template is not None:
+            template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+            facts |= {"chat_template": True, "tools": template.reads_tools}
+    except ConfigError as error:
+        facts["problem"] = str(error)
+    return facts
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    screen = console()
+    screen.print()
+    screen.print(facts["name"], style="bold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_model_lines(facts), *_kv_lines(facts), *_memory_lines(facts)):
+        table.add_row(name, value)
+    screen.print(table)
+    memory = facts["memory"]
+    if memory["problem"] is None:
+        screen.print()
+        screen.print(f"Sequences in the KV cache of {size(memory['pool_bytes'])}", style="bold")
+        screen.print(_sequences(facts))
+        if any(row["fit"] > row["at_once"] for row in memory["sequences"]):
+            screen.print(
+                f"At once: at most --max-num-seqs {facts['max_num_seqs']} are computed; more wait.",
+                style="dim",
+            )
+        if memory["full_sequences_in_memory"] > facts["max_num_seqs"]:
+            where = f"{size(memory['given'])} of memory" if memory["given"] else "This machine"
+            screen.print(
+                f"{where} leaves {size(memory['kv_bytes'])} for KV, enough for {memory['full_sequences_in_memory']:,} "
+                f"sequences of {memory['max_model_len']:,} tokens: a higher --max-num-seqs makes the cache larger.",
+                style="dim",
+            )
+    screen.print()
+
+
+def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    stored, text = facts["checkpoint"], facts["text"]
+    experts = facts["experts"]
+    heads = f"{facts['heads']} heads, {facts['kv_heads']} KV heads of {facts['head_dim']}"
+    of_experts = f", {experts[1]} of {experts[0]} experts a token" if experts else ""
+    weights = f"{size(stored['bytes'])} in {stored['dtype']}"
+    if facts["dtype"] != stored["dtype"]:
+        weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
+    if facts["quantization"] == "int8":
+        weights += f"; {size(facts['loaded_bytes'])} once loaded in int8"
+    elif facts["loaded_bytes"] > facts["weight_bytes"]:
+        weights += f"; {size(facts['loaded_bytes'])} once loaded"
+    context = f"{facts['context_length']:,} tokens"
+    if facts["max_context_length"] != facts["context_length"]:
+        context += f", at most {facts['max_context_length']:,} with --max-model-len"
+    template = "no"
+    if text["chat_template"]:
+        template = "yes, with tools" if text["tools"] else "yes, without tools"
+    lines = [
+        ("family", f"{facts['family']} ({facts['architecture']})"),
+        ("", "text only: the checkpoint's other parts are left out" if facts["text_only"] else ""),
+        ("", "embeddings only: the checkpoint has no lm_head" if not facts["generates"] else ""),
+        *(("note", warning) for warning in facts["warnings"]),
+        ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
+        ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
+        ("weights", weights),
+        ("", f"not here: {stored['problem']}" if stored["problem"] else ""),
+        ("context", context),
+        ("vocabulary", f"{facts['vocab_size']:,} ids" + (f", {text['tokens']:,} in the tokenizer" if text["tokens"] else "")),
+        ("chat template", template),
+        ("tokenizer", f"none: {text['problem']}" if text["problem"] else ""),
+    ]  # fmt: skip
+    return [line for line in lines if line[1]]
+
+
+def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    kv = facts["kv"]
+    each = size(kv["bytes_per_token_per_layer"])
+    lines = [("KV per token", f"{size(kv['bytes_per_token'])} in {kv['dtype']} ({each} a layer)")]
+    lines += [
+        ("window", f"{one['tokens']:,} tokens in {one['layers']} of {facts['layers']} layers, whose KV is kept whole")
+        for one in kv["windows"]
+    ]  # fmt: skip
+    return lines
+
+
+def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    memory = facts["memory"]
+    if memory["problem"] is not None:
+        where = f"in {size(memory['given'])}" if memory["given"] else "on this machine"
+        return [("device", facts["device"]), ("does not fit", f"{where}: {memory['problem']}")]
+    blocks = f"{memory['num_blocks']:,} blocks of {memory['block_size']}"
+    lines = [
+        ("device", facts["device"]),
+        ("KV cache", f"{memory['capacity_tokens']:,} tokens ({blocks})"),
+    ]
+    return lines + ([("note", memory["note"])] if memory["note"] else [])
+
+
+def _sequences(facts: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    memory = facts["memory"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("tokens each", "KV each", "fit", "at once"):
+        table.add_column(name, justify="right")
+    for row in memory["sequences"]:
+        table.add_row(f"{row['length']:,}", size(row["kv_bytes"]), f"{row['fit']:,}", f"{row['at_once']:,}")
+    return table

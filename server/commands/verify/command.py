@@ -1,0 +1,284 @@
+"""`cohort verify`: does this server compute what transformers computes?
+
+Templates and token ids are made here, by the code that serves; what they are compared with, and all numbers, come from a
+process that has torch and transformers (executors/llm/tools/compare.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from server.commands.common import INTERRUPTED, fail, find_model, print_json, take_interrupts
+from server.commands.options import AsJson, DownloadDir, ModelArgument, Revision, Text, flag
+from server.commands.verify.cases import DIFFERENT, EQUAL, NOT_THERE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.text.tokenizer import Tokenizer
+    from server.templates.template import ChatTemplate
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to compare, and how closely. `tolerance` None: by transformers' own rounding, see executors/llm/tools/compare.py."""
+
+    tokens: int = 32
+    dtype: str = "float32"
+    device: str = "auto"
+    tolerance: float | None = None
+    prompts: tuple[str, ...] = ()
+    num_threads: int | None = None
+
+
+def verify(
+    model: ModelArgument = None,
+    reference: Annotated[
+        Text, flag("Directory that transformers loads instead of MODEL.", "--reference", metavar="DIR")
+    ] = None,
+    prompts: Annotated[
+        Text,
+        flag("File with a prompt a line for logits and greedy text [some].", "--prompts", metavar="FILE"),
+    ] = None,
+    tokens: Annotated[int, flag("Tokens of greedy text per prompt [32].", "--tokens")] = 32,
+    dtype: Annotated[str, flag("float32, bfloat16 or float16 [float32].", "--dtype")] = "float32",
+    device: Annotated[
+        str, flag("Where it runs here; transformers is on the CPU [auto].", "--device")
+    ] = "auto",
+    tolerance: Annotated[
+        float | None,
+        flag("By how much a logit may differ from float64's [twice transformers' own].", "--tolerance"),
+    ] = None,
+    as_json: AsJson = False,
+    revision: Revision = None,
+    download_dir: DownloadDir = None,
+) -> None:
+    """Compare a model with transformers.
+
+    Chat templates, token ids, logits whole and in chunks, greedy text.
+    Exit code 0: all is equal within the tolerance. 1: something differs. Needs the extra [verify].
+    """
+    from server.commands.common import ToolError, ask, console
+    from server.commands.verify import view
+
+    _check(tokens, dtype, tolerance)
+    _require_transformers()
+    options = Options(tokens, dtype, device, tolerance, _read_prompts(prompts))
+    take_interrupts()
+    _, directory = find_model({"model": model, "revision": revision, "download_dir": download_dir})
+    other = directory if reference is None else _directory(reference)
+    screen = console(stderr=True)
+    try:
+        with screen.status("starting") as status:
+            report = compare(
+                directory, other, options, lambda job: ask("compare", job, lambda text: status.update(text))
+            )
+    except ToolError as error:
+        fail(str(error), 1)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    if as_json:
+        print_json(report)
+    else:
+        view.show(report, model or "cohort-tiny")
+    raise SystemExit(0 if report["equal"] else 1)
+
+
+def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dict[str, Any]:
+    """The whole report as plain data. `ask` is given the job of `executors.llm.tools.compare` and raises as it does.
+
+    Ends the process for prompts that nothing can tokenize.
+    """
+    from server.commands.verify.cases import PROMPTS, TEXTS, conversations
+
+    tokenizer, template, problem = _text_side(directory)
+    if tokenizer is None and options.prompts:
+        fail(f"--prompts needs a tokenizer: {problem}")
+    cases = conversations() if template is not None else []
+    texts = [*TEXTS, *options.prompts]
+    if tokenizer is not None:
+        texts += [f"before{token}after" for token in sorted(set(tokenizer.special_tokens.values()))]
+    prompts, ids = _prompts(tokenizer, template, cases, options.prompts or PROMPTS, not options.prompts)
+    answer = ask(
+        {
+            "model": str(directory),
+            "reference": str(reference),
+            "dtype": options.dtype,
+            "device": options.device,
+            "tolerance": options.tolerance,
+            "tokens": options.tokens,
+            "num_threads": options.num_threads,
+            "has_tokenizer": tokenizer is not None,
+            "conversations": cases,
+            "texts": texts,
+            "prompts": ids,
+        }
+    )
+    parts = {
+        "templates": _templates(template, cases, answer),
+        "token_ids": _token_ids(tokenizer, texts, answer),
+        "logits": _logits(answer),
+        "greedy": _greedy(tokenizer, prompts, answer),
+    }
+    about = ("transformers", "torch", "tolerance", "own_rounding", "largest")
+    return {
+        "equal": all(part["outcome"] != DIFFERENT for part in parts.values()),
+        "dtype": options.dtype,
+        **{name: answer[name] for name in about},
+        "note": problem,
+        **parts,
+    }
+
+
+def _text_side(directory: Path) -> tuple[Tokenizer | None, ChatTemplate | None, str | None]:
+    """Tokenizer and template as the server reads them, and why there is none."""
+    from engine.text.tokenizer import Tokenizer
+    from executors.contract import ConfigError
+    from server.templates.template import ChatTemplate
+
+    if not (directory / "tokenizer.json").is_file():
+        return None, None, f"{directory} has no tokenizer.json"
+    try:
+        tokenizer = Tokenizer.load(directory)
+        if tokenizer.chat_template is None:
+            return tokenizer, None, None
+        return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens), None
+    except ConfigError as error:
+        fail(str(error), 1)
+
+
+def _prompts(
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    cases: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    with_chat: bool,
+) -> tuple[list[str], list[list[int]] | None]:
+    """Texts for logits and greedy tokens, and their ids (None without a tokenizer). `with_chat`: a conversation too, whose
+    template has written the special tokens already."""
+    if tokenizer is None:
+        return list(texts), None
+    ids = [tokenizer.encode(text) for text in texts]
+    chat = _render(template, cases[0]).get("text") if template is not None and with_chat else None
+    if chat is None:
+        return list(texts), ids
+    return [*texts, chat], [*ids, tokenizer.encode(chat, add_special_tokens=False)]
+
+
+def _templates(
+    template: ChatTemplate | None, cases: Sequence[dict[str, Any]], answer: dict[str, Any]
+) -> dict[str, Any]:
+    if template is None:
+        return {"outcome": NOT_THERE, "compared": 0, "refused": 0, "differences": []}
+    differences, refused = [], 0
+    for case, theirs in zip(cases, answer["templates"], strict=True):
+        ours = _render(template, case)
+        if "text" not in ours and "text" not in theirs:
+            refused += 1  # both, as the template wants it
+        elif ours.get("text") != theirs.get("text"):
+            differences.append({"conversation": case["name"], "ours": ours, "theirs": theirs})
+    return {
+        "outcome": DIFFERENT if differences else EQUAL,
+        "compared": len(cases),
+        "refused": refused,
+        "differences": differences,
+    }
+
+
+def _render(template: ChatTemplate, case: dict[str, Any]) -> dict[str, str]:
+    from engine.errors import InvalidRequest
+
+    try:
+        text = template.render(case["messages"], case["tools"], case["generation_prompt"])
+    except InvalidRequest as error:
+        return {"refused": error.message}
+    return {"text": text}
+
+
+def _token_ids(tokenizer: Tokenizer | None, texts: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
+    if tokenizer is None:
+        return {"outcome": NOT_THERE, "compared": 0, "ids": 0, "differences": []}
+    differences, total = [], 0
+    for text, theirs in zip(texts, answer["ids"], strict=True):
+        ours = tokenizer.encode(text)
+        total += len(theirs)
+        if ours != theirs:
+            differences.append({"text": text, "ours": ours, "theirs": theirs})
+    return {
+        "outcome": DIFFERENT if differences else EQUAL,
+        "compared": len(texts),
+        "ids": total,
+        "differences": differences,
+    }
+
+
+def _logits(answer: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        {name: row[name] for name in ("length", "whole", "chunked", "largest", "logits_equal")}
+        for row in answer["prompts"]
+    ]
+    return {"outcome": EQUAL if all(row["logits_equal"] for row in rows) else DIFFERENT, "prompts": rows}
+
+
+def _greedy(tokenizer: Tokenizer | None, prompts: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
+    """Token by token, and as text where there is a tokenizer: the same ids must read the same."""
+    rows = []
+    for i, row in enumerate(answer["prompts"]):
+        entry = {name: row[name] for name in ("agreed", "of", "gap", "ours", "theirs")}
+        entry["equal"] = row["greedy_equal"]
+        if tokenizer is not None:
+            texts = {"ours_text": tokenizer.decode(row["ours"]), "theirs_text": row["theirs_text"]}
+            entry |= {"prompt": prompts[i], **texts}
+            if row["ours"] == row["theirs"] and texts["ours_text"] != texts["theirs_text"]:
+                entry["equal"] = False
+        rows.append(entry)
+    return {"outcome": EQUAL if all(row["equal"] for row in rows) else DIFFERENT, "prompts": rows}
+
+
+# -- what the flags may be -------------------------------------------------------------------------------------------------
+
+
+def _check(tokens: int, dtype: str, tolerance: float | None) -> None:
+    if tokens < 1:
+        fail(f"--tokens {tokens}: at least 1 is needed")
+    if dtype not in DTYPES:
+        fail(f"--dtype {dtype}: it should be one of {', '.join(DTYPES)}")
+    if tolerance is not None and not tolerance >= 0:
+        fail(f"--tolerance {tolerance}: it should be 0 or more")
+
+
+def _require_transformers() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is None:
+        fail("verify compares with transformers, which is not installed: pip install 'cohort-server[verify]'")
+
+
+def _read_prompts(name: str | None) -> tuple[str, ...]:
+    from pathlib import Path
+
+    if name is None:
+        return ()
+    try:
+        lines = Path(name).expanduser().read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--prompts {name}: {getattr(error, 'strerror', None) or 'not readable as text'}")
+    prompts = tuple(line for line in lines if line.strip())
+    if not prompts:
+        fail(f"--prompts {name}: there is no prompt in it")
+    return prompts
+
+
+def _directory(name: str) -> Path:
+    from pathlib import Path
+
+    directory = Path(name).expanduser().resolve()
+    if not directory.is_dir():
+        fail(f"--reference {name}: no such directory")
+    return directory

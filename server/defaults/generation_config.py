@@ -1,0 +1,93 @@
+"""Where sampling defaults come from: `--generation-config` and `--override-generation-config`, with vLLM's meanings.
+
+    auto            generation_config.json of the model, where it has one
+    none, vllm      neutral defaults: OpenAI's
+    a directory     generation_config.json there; its end tokens count beside the model's own
+
+The model's end tokens count in every case: they belong to the model, not to how it is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from engine.text.tokenizer_files import end_tokens, read_json
+from executors.contract import ConfigError
+from server.defaults.sampling import FILE, SamplingDefaults
+
+AUTO = "auto"
+NEUTRAL = ("none", "vllm")
+"""The second is what people bring along."""
+NOT_USED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
+    **dict.fromkeys(
+        ("penalty_alpha", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"), (0,)
+    ),
+    **dict.fromkeys(("min_new_tokens", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("bad_words_ids", "force_words_ids", "suppress_tokens", "begin_suppress_tokens"), ([],)),
+    **dict.fromkeys(("sequence_bias", "stop_strings", "constraints"), ([], {}, "")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("watermarking_config", "dola_layers", "top_h", "max_time"), ()),
+}
+"""Settings of generation_config.json that change an answer and are not used here, with the values at which they do not."""
+_OVERRIDE = "--override-generation-config"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """What was chosen: the defaults of requests, and end tokens that the tokenizer's directory does not know. `warnings`: what
+    in the files is not used, a sentence each."""
+
+    defaults: SamplingDefaults
+    end_tokens: frozenset[int]
+    warnings: tuple[str, ...] = ()
+
+
+def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> GenerationConfig:
+    """Read what the two flags name. Raises ConfigError, one line naming the file or the flag."""
+    models = model_dir / FILE
+    own = read_json(models)
+    ends, warnings = end_tokens(own.get("eos_token_id"), str(models))
+    if choice == AUTO:
+        values, origin = own, str(models)
+    elif choice in NEUTRAL:
+        values, origin = {}, f"--generation-config {choice}"
+    else:
+        path = Path(choice).expanduser() / FILE
+        if not path.is_file():
+            raise ConfigError(
+                f"--generation-config {choice}: it should be {AUTO}, {' or '.join(NEUTRAL)}, or a directory with a {FILE}"
+            )
+        values, origin = read_json(path), str(path)
+        more, told = end_tokens(values.get("eos_token_id"), str(path))
+        ends, warnings = ends | more, warnings + told
+    warnings += _unread(values, origin)
+    return GenerationConfig(_defaults(values, origin, override), ends, tuple(warnings))
+
+
+def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
+    """A sentence that names settings which change what transformers generates and are not used here."""
+    found = [
+        name
+        for name, neutral in NOT_USED.items()
+        if values.get(name) is not None and values[name] not in neutral
+    ]
+    return [f"{origin}: not used: {', '.join(found)}"] if found else []
+
+
+def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any]) -> SamplingDefaults:
+    known = {"do_sample", *(field.name for field in fields(SamplingDefaults))}
+    unknown = sorted(set(override) - known)
+    if unknown:
+        raise ConfigError(f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(known))}")
+    if not override:
+        return SamplingDefaults.of(values, origin)
+    SamplingDefaults.of(override, _OVERRIDE)  # faults of the flag are named as such
+    if "temperature" in override:
+        # A file's `do_sample: false` would make it 0 again.
+        values = {name: value for name, value in values.items() if name != "do_sample"}
+    return SamplingDefaults.of({**values, **override}, origin)

@@ -1,0 +1,107 @@
+"""One life of the judge's process, seen from the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Verdict, frame
+
+COMMAND = (sys.executable, "-P", "-m", "server.grammar.child")
+"""`-P`: what happens to lie in the working directory must not shadow a module."""
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class ChildDied(Exception):
+    """It ended by itself, or somebody killed it. `outside`: by SIGKILL, which no fault of its own ends it with."""
+
+    def __init__(self, message: str, outside: bool) -> None:
+        super().__init__(message)
+        self.outside = outside
+
+
+class Child:
+    """A running process. One writer: the task that started it asks and waits, one question at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @classmethod
+    async def start(
+        cls, tokenizer: Path, logits_width: int, seconds: float, command: Sequence[str] = COMMAND
+    ) -> tuple[Self, str]:
+        """The process with its tokenizer read, and why it can keep no grammar (empty: it can).
+
+        Raises ChildDied if it ends within `seconds`, TimeoutError if it says nothing; then none is left.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in the terminal is the server's to answer
+        )
+        child = cls(process)
+        try:
+            async with asyncio.timeout(seconds):
+                hello = await child._ask(Setup(str(tokenizer), logits_width), Hello)
+        except BaseException:
+            await child.kill()
+            raise
+        return child, hello.refused
+
+    async def check(self, grammar: str, seconds: float) -> Verdict:
+        """Raises TimeoutError or ChildDied, after which it is to be killed."""
+        async with asyncio.timeout(seconds):
+            return await self._ask(Check(grammar), Verdict)
+
+    async def kill(self) -> None:
+        """End it and wait until it is gone, also when cancelled meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _ask(self, message: msgspec.Struct, kind: type[Message]) -> Message:
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None and answers is not None
+        try:
+            if asked.is_closing():  # uvloop would raise RuntimeError
+                raise ConnectionResetError
+            asked.write(frame(message))
+            await asked.drain()
+            (length,) = HEADER.unpack(await answers.readexactly(HEADER.size))
+            if length > MAX_FRAME_BYTES:
+                raise ChildDied(f"it sent a message of {length} bytes", outside=False)
+            return msgspec.msgpack.decode(await answers.readexactly(length), type=kind)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            status = await self._process.wait()
+            raise ChildDied(_words(status), outside=status == -signal.SIGKILL) from None
+        except msgspec.DecodeError as error:
+            raise ChildDied(f"it sent garbage: {error}", outside=False) from None
+
+
+def _words(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _environment() -> dict[str, str]:
+    """The server's without its settings (keys are among them). Threads and arenas that nothing here would use take address
+    space, of which there is a limit."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+    return env | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"}

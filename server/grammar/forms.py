@@ -1,0 +1,215 @@
+"""From the request's words to a grammar: every form of `response_format` and `structured_outputs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.errors import InvalidRequest
+from server.grammar.schemas import prepared_schema, refusal
+from server.schemas.base import WireModel
+from server.schemas.structured import (
+    MAX_CONSTRAINT_BYTES,
+    ResponseFormat,
+    StructuredFields,
+    StructuredOutputs,
+)
+
+BOUNDED_WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
+"""A regular expression. Between two parts of JSON: nothing (always allowed), one blank, or one line break with its
+indentation. Without a bound, a small model that has begun with blanks goes on with blanks."""
+_ESCAPES = 'nrbtf\\"'
+"""Letters after a backslash in JSON texts. Without `u` each text is written in one way only: see schemas.py."""
+
+_BLANK = r"(?:[ \t\n\r]|\\[ntrs]|\\x(?:20|0[9aAdD]))"
+_WHITESPACE_PATTERN = re.compile(
+    rf"(?:{_BLANK}|\[{_BLANK}+\]|\(\?:|[()|?*+]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*"
+)
+"""Regular expressions that match nothing but JSON's blanks. Of a class, the whole is looked at, so that none is negated."""
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
+_ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[", re.MULTILINE)
+_TEMPERATURE = re.compile(r"\btemperature\s*=")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must follow. `param` is the request's field that says so; `grammar` is one of llguidance's grammars
+    without its name: `{"json_schema": {...}}` or `{"lark_grammar": "..."}`; or `{"gbnf_grammar": "..."}`, which the judge
+    makes Lark of."""
+
+    param: str
+    grammar: dict[str, Any]
+
+
+def constraint_of(body: StructuredFields) -> Constraint | None:
+    """What the request asks for; None for free text. Raises InvalidRequest naming the field."""
+    asked, outputs = _of_format(body.response_format), body.structured_outputs
+    if outputs is None:
+        return asked
+    other = _of_outputs(outputs)
+    if asked is not None:
+        message = (
+            "'structured_outputs' and a 'response_format' that is not text cannot both be kept; send one."
+        )
+        raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
+    return other
+
+
+def json_part(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """A JSON schema as a grammar, with bounded whitespace. Raises InvalidRequest for one that cannot be kept."""
+    return _json(prepared_schema(schema, param), {"whitespace_pattern": BOUNDED_WHITESPACE})
+
+
+def lark_string(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(schema: dict[str, Any], writing: dict[str, Any]) -> dict[str, Any]:
+    return {"json_schema": {**schema, "x-guidance": {**writing, "json_allowed_escapes": _ESCAPES}}}
+
+
+def _of_format(asked: ResponseFormat | None) -> Constraint | None:
+    if asked is None:
+        return None
+    _refuse_unknown(asked, "response_format")
+    if asked.type != "json_schema":
+        if asked.json_schema is not None:
+            message = (
+                "'response_format.json_schema' is only allowed when 'response_format.type' is 'json_schema'."
+            )
+            raise InvalidRequest(message, param="response_format.json_schema", code="invalid_value")
+        if asked.type == "text":
+            return None
+        return Constraint("response_format", json_part({"type": "object"}, "response_format"))
+    named = asked.json_schema
+    if named is None:
+        raise _missing("response_format.json_schema")
+    _refuse_unknown(named, "response_format.json_schema")
+    param = "response_format.json_schema.schema"
+    if named.schema_ is None:
+        raise _missing(param)
+    return Constraint(param, json_part(named.schema_, param))
+
+
+def _of_outputs(asked: StructuredOutputs) -> Constraint:
+    _refuse_unknown(asked, "structured_outputs")
+    given = [name for name in _KINDS if _value(asked, name) not in (None, False)]
+    if len(given) != 1:
+        found = ", ".join(f"'{name}'" for name in given) or "none"
+        message = (
+            f"'structured_outputs' should have exactly one of {', '.join(map(repr, _KINDS))}; it has {found}."
+        )
+        raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
+    kind = given[0]
+    param = f"structured_outputs.{kind}"
+    if not kind.startswith("json"):
+        for name in _OF_JSON:
+            if _value(asked, name):
+                message = f"'structured_outputs.{name}' only goes with 'json' or 'json_object'."
+                raise InvalidRequest(message, param=f"structured_outputs.{name}", code="invalid_value")
+    if asked.regex is not None:
+        return Constraint(param, {"lark_grammar": f"start: {_regex(asked.regex, param)}"})
+    if asked.choice is not None:
+        _check_bytes("".join(asked.choice), param)
+        return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, asked.choice))})
+    if asked.grammar is not None:
+        _check_bytes(asked.grammar, param)
+        if _gives_temperature(asked.grammar):  # the compiler takes it, and nobody would act on it
+            raise refusal(param, "a rule's 'temperature' is not supported")
+        key = "gbnf_grammar" if _GBNF_RULE.search(asked.grammar) else "lark_grammar"
+        return Constraint(param, {key: asked.grammar})
+    schema = {"type": "object"} if asked.json_ is None else _schema(asked.json_, param)
+    closed = bool(asked.disable_additional_properties)
+    return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(asked)))
+
+
+def _gives_temperature(grammar: str) -> bool:
+    """Whether a rule of Lark's has the attribute. One expression for both would read to the end of the text for each "[" that
+    nothing closes: 15 s of a grammar of 64 KiB. From one "]" to the next only the first "[" needs to be looked at."""
+    begin = 0
+    while begin < len(grammar):
+        end = grammar.find("]", begin)
+        end = len(grammar) if end < 0 else end
+        if (opened := _ATTRIBUTES.search(grammar, begin, end)) and _TEMPERATURE.search(
+            grammar, opened.end(), end
+        ):
+            return True
+        begin = end + 1
+    return False
+
+
+def _value(asked: StructuredOutputs, name: str) -> Any:
+    return asked.json_ if name == "json" else getattr(asked, name)
+
+
+def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    _check_bytes(given, param)
+    try:
+        schema = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise refusal(param, f"it should be a JSON schema, as an object or as JSON text: {error}") from None
+    if not isinstance(schema, dict):
+        raise refusal(param, "it should be a JSON schema, which is an object")
+    return schema
+
+
+def _writing(asked: StructuredOutputs) -> dict[str, Any]:
+    """llguidance's settings for blanks."""
+    pattern, param = asked.whitespace_pattern, "structured_outputs.whitespace_pattern"
+    if asked.disable_any_whitespace:
+        if pattern is not None:
+            raise refusal(param, "it contradicts 'disable_any_whitespace'")
+        return {"whitespace_flexible": False}
+    if pattern is None:
+        return {"whitespace_pattern": BOUNDED_WHITESPACE}
+    if not _WHITESPACE_PATTERN.fullmatch(pattern):
+        raise refusal(param, "it should be a regular expression of blanks, tabs and line breaks alone")
+    # In JSON, `\s` can only be these; to the compiler it is every blank of Unicode.
+    classes = re.sub(r"\[[^\]]*\]", lambda found: found[0].replace(r"\s", r" \t\n\r"), pattern)
+    return {"whitespace_pattern": classes.replace(r"\s", r"[ \t\n\r]")}
+
+
+def _regex(pattern: str, param: str) -> str:
+    """A regular expression that the whole answer matches, as Lark writes one. `^` at its beginning and `$` at its end say
+    what holds anyway, and the compiler does not know them there."""
+    _check_bytes(pattern, param)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise refusal(param, "it ends with a backslash that escapes nothing")
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
+        pattern = pattern[:-1]
+    if not pattern:
+        return '""'
+    # A slash would end it, and so would a line break; both may stand there already escaped.
+    escaped = re.sub(
+        r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+    )
+    return f"/{escaped}/"
+
+
+def _check_bytes(text: str, param: str) -> None:
+    if len(text) > MAX_CONSTRAINT_BYTES or len(text.encode("utf-8", "replace")) > MAX_CONSTRAINT_BYTES:
+        raise refusal(param, f"it should have at most {MAX_CONSTRAINT_BYTES} bytes")
+
+
+def _refuse_unknown(part: WireModel, where: str) -> None:
+    """Inside of a constraint a key that is not known would be believed to constrain."""
+    for name, value in (part.model_extra or {}).items():
+        if value is not None:
+            param = f"{where}.{name[:100]}"
+            raise InvalidRequest(f"'{param}' is not supported.", param=param, code="unsupported_parameter")
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )

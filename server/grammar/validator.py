@@ -1,0 +1,266 @@
+"""Whether a grammar can be served: asked of a process that may die of the question.
+
+    check(text)  ->  known? answered at once
+                     asked already? waits for the same answer
+                     else: its tenant's line  ->  ONE task, a question of each line in turn  ->  the process
+
+The time a grammar may take begins with its own turn, so that one bomb after another delays the others but fails none; bombs of
+one API key delay a question of another key by one of them. Only the task talks to the process: a client that goes away cancels
+its own wait and nothing else, and a question that nobody waits for any more leaves its line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from engine.errors import InvalidRequest, Overloaded, Unavailable
+from server.grammar.client import COMMAND, Child, ChildDied
+from server.grammar.messages import Verdict
+
+log = structlog.get_logger("server")
+
+DEADLINE = 5.0
+"""Seconds for one grammar."""
+START_DEADLINE = 60.0
+"""Seconds until the process has read its tokenizer."""
+MAX_WAITING = 64
+"""Questions of one tenant. Each may take its deadline: the last of as many bombs is answered after minutes."""
+MAX_WAITING_IN_ALL = 256
+MAX_KNOWN = 1024
+MAX_KNOWN_BYTES = 16 * 2**20
+"""Of texts that differ from the question (GBNF made Lark); everything else that is known is small."""
+REMEMBER_DEATH = 60.0
+"""Seconds. That a grammar took too long may have been the machine's fault: it is not remembered for ever."""
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    text: str
+    key: bytes
+    tenant: str
+    answer: asyncio.Future[Verdict | None]
+    """None: the process could not be started."""
+    waiters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    verdict: Verdict
+    until: float
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What was answered, the least recently asked first. An accepted text that did not change is not kept again."""
+
+    clock: Callable[[], float]
+    entries: OrderedDict[bytes, _Known] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    def get(self, key: bytes) -> Verdict | None:
+        known = self.entries.get(key)
+        if known is None:
+            return None
+        if known.until < self.clock():
+            self._drop(key)
+            return None
+        self.entries.move_to_end(key)
+        return known.verdict
+
+    def put(self, key: bytes, verdict: Verdict, seconds: float) -> None:
+        self._drop(key)
+        self.entries[key] = _Known(verdict, self.clock() + seconds)
+        self.size += len(verdict.grammar)
+        while len(self.entries) > MAX_KNOWN or self.size > MAX_KNOWN_BYTES:
+            self._drop(next(iter(self.entries)))
+
+    def _drop(self, key: bytes) -> None:
+        known = self.entries.pop(key, None)
+        if known is not None:
+            self.size -= len(known.verdict.grammar)
+
+
+class GrammarJudge:
+    """Starts its process with the first question. `close` ends it; nothing is answered after that."""
+
+    def __init__(
+        self,
+        tokenizer: Path,
+        logits_width: int,
+        *,
+        command: Sequence[str] = COMMAND,
+        deadline: float = DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer, self._logits_width = tokenizer, logits_width
+        self._command, self._deadline = command, deadline
+        self._known = _Memory(clock)
+        self._asked: dict[bytes, _Question] = {}
+        """Not answered yet."""
+        self._lines: OrderedDict[str, deque[_Question]] = OrderedDict()
+        """By tenant, whose turn is next first; none of them empty."""
+        self._more = asyncio.Event()
+        """Somebody has joined a line since they were all empty."""
+        self._judged: _Question | None = None
+        """Its turn has come."""
+        self._task: asyncio.Task[None] | None = None
+        self._child: Child | None = None
+        """One writer: the task."""
+        self._unusable = ""
+        """Why this tokenizer goes with no grammar, once the process has said so."""
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    async def check(self, grammar: str, tenant: str = "") -> str:
+        """The text for the executor. `tenant`: who takes turns with others.
+
+        Raises InvalidRequest with the reason, Overloaded, or Unavailable.
+        """
+        key = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
+        verdict = self._known.get(key)
+        if verdict is None and not self._unusable:
+            verdict = await self._ask(grammar, key, tenant)
+        if self._unusable:
+            raise InvalidRequest(self._unusable, code="unsupported_parameter")
+        if verdict is None:
+            raise Unavailable("Grammars cannot be checked at the moment.")
+        if verdict.refused:
+            raise InvalidRequest(verdict.refused, code="invalid_value")
+        return verdict.grammar or grammar
+
+    async def close(self) -> None:
+        """End the process, and whatever waits for it."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for question in self._asked.values():
+            if not question.answer.done():
+                question.answer.set_result(None)
+        self._asked.clear()
+        self._lines.clear()
+
+    async def _ask(self, grammar: str, key: bytes, tenant: str) -> Verdict | None:
+        if self._closed:
+            return None
+        question = self._asked.get(key)
+        if question is None:
+            if len(self._lines.get(tenant, ())) >= MAX_WAITING or len(self._asked) >= MAX_WAITING_IN_ALL:
+                raise Overloaded("Too many grammars are waiting to be checked.", math.ceil(self._deadline))
+            question = _Question(grammar, key, tenant, asyncio.get_running_loop().create_future())
+            self._asked[key] = question
+            self._lines.setdefault(tenant, deque()).append(question)
+            self._more.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="grammar judge")
+        question.waiters += 1
+        try:
+            return await asyncio.shield(question.answer)
+        finally:
+            question.waiters -= 1
+            if not question.waiters and self._asked.get(key) is question is not self._judged:
+                self._leave(question)
+
+    def _leave(self, question: _Question) -> None:
+        """Nobody waits for it any more."""
+        del self._asked[question.key]
+        line = self._lines[question.tenant]
+        line.remove(question)
+        if not line:
+            del self._lines[question.tenant]
+
+    async def _next(self) -> _Question:
+        """The first of the line whose turn it is, which then goes behind the others."""
+        while not self._lines:
+            self._more.clear()
+            await self._more.wait()
+        tenant, line = self._lines.popitem(last=False)
+        question = line.popleft()
+        if line:
+            self._lines[tenant] = line
+        return question
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._judged = question = await self._next()
+                verdict: Verdict | None = None
+                seconds = 0.0
+                try:
+                    verdict, seconds = await self._judge(question)
+                except Exception:
+                    log.exception("a grammar could not be judged")
+                    await self._end_child()
+                self._answer(question, verdict, seconds)
+        finally:
+            await self._end_child()
+
+    def _answer(self, question: _Question, verdict: Verdict | None, seconds: float) -> None:
+        del self._asked[question.key]
+        self._judged = None
+        if verdict is not None and seconds > 0:
+            kept = Verdict(refused=verdict.refused) if verdict.grammar == question.text else verdict
+            self._known.put(question.key, kept, seconds)
+        question.answer.set_result(verdict)
+
+    async def _judge(self, question: _Question) -> tuple[Verdict | None, float]:
+        """The verdict and for how many seconds it is remembered. A process that somebody else killed says nothing about the
+        grammar: it is asked once more."""
+        for attempt in range(2):
+            try:
+                if self._unusable or (self._child is None and not await self._start()):
+                    return None, 0.0
+                assert self._child is not None
+                return await self._child.check(question.text, self._deadline), math.inf
+            except _NotStarted as error:
+                log.error("the grammar process could not be started", reason=str(error))
+                return None, 0.0
+            except TimeoutError:
+                await self._end_child()
+                log.warning("a grammar took too long to compile", seconds=self._deadline)
+                reason = f"it took longer than {self._deadline:g} seconds to compile"
+                return Verdict(refused=reason), REMEMBER_DEATH
+            except ChildDied as error:
+                await self._end_child()
+                log.warning("the grammar process died", reason=str(error))
+                if attempt or not error.outside:
+                    break
+        return Verdict(refused="it is too complex: the grammar compiler died of it"), REMEMBER_DEATH
+
+    async def _start(self) -> bool:
+        """False if it will keep no grammar."""
+        try:
+            child, self._unusable = await Child.start(
+                self._tokenizer, self._logits_width, START_DEADLINE, self._command
+            )
+        except (OSError, TimeoutError, ChildDied) as error:
+            raise _NotStarted(str(error) or "it says nothing") from None
+        if self._unusable:
+            await child.kill()
+            return False
+        self._child = child
+        return True
+
+    async def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(child.kill())
+
+
+class _NotStarted(Exception):
+    """No process."""

@@ -1,0 +1,26 @@
+"""Counts every answer by endpoint and status: `cohort_http_requests_total`."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+
+from server.http.endpoints import Answered, Endpoints
+from server.metrics import Metrics
+
+_FROM_THE_START = ("200", "400", "429", "500", "503")
+"""Statuses that exist for the endpoints below /v1/ before the first such answer: a rate over a counter that appears at its
+first event misses that event."""
+
+
+def counter(metrics: Metrics, endpoints: Endpoints) -> Answered:
+    """Counts into the registry of `metrics`. Paths that are no endpoint have one label together: a client cannot make more."""
+    counted = Counter(
+        "cohort_http_requests",
+        "HTTP requests answered, by endpoint and status; a stream that fails counts with the status of its error.",
+        ["route", "status"],
+        registry=metrics.registry,
+    )
+    for template in endpoints.templates:
+        for status in _FROM_THE_START if template.startswith("/v1/") else ():
+            counted.labels(template, status)
+    return lambda path, status: counted.labels(endpoints.template_of(path), str(status)).inc()

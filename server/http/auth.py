@@ -1,0 +1,70 @@
+"""API keys. Pure ASGI: the check is made on `scope["path"]`, which is what routing uses, before anything reads the request.
+
+Without keys everything is open. With keys everything is closed but a short list: a route added later is protected unless
+it says otherwise here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.http.errors import http_error_response
+
+KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
+METRICS = "/metrics"
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
+"""Whose request is being answered: something of the key's hash, "" where no key is asked for."""
+_WANTED = "Give a valid API key: 'Authorization: Bearer KEY'."
+
+
+class KeyAuth:
+    """Middleware that wants one of `api_keys` in `Authorization: Bearer`, and `metrics_key` for /metrics if one is set.
+
+    Keys are kept hashed and compared in constant time; hashing first makes all of one length. A key that is not ASCII is
+    sent as UTF-8.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str] = (), metrics_key: str | None = None) -> None:
+        self._app = app
+        self._api_keys = tuple(_hash(key.encode("utf-8", "surrogateescape")) for key in api_keys)
+        self._metrics_keys = (_hash(metrics_key.encode("utf-8", "surrogateescape")),) if metrics_key else ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 401."""
+        if scope["type"] == "http" and not self._may_pass(scope):
+            response = http_error_response(401, _WANTED, {"WWW-Authenticate": "Bearer"})
+            await response(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # no route speaks it
+        else:
+            await self._app(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        TENANT.set("")
+        path = scope["path"]
+        if path in KEYLESS:
+            return True
+        keys = self._metrics_keys if path == METRICS else self._api_keys
+        if not keys:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:  # of two, a proxy in front may have looked at the other
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        hashed = _hash(key.strip())
+        # Every key is compared, so that the time does not tell which one came close.
+        matches = [hmac.compare_digest(hashed, known) for known in keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            return False
+        TENANT.set(hashed.hex()[:16])
+        return True
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

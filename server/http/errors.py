@@ -1,0 +1,143 @@
+"""Every answer that is not a success has OpenAI's error body; this is where it is made.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+The engine's errors know their own status, type and code (engine/errors.py); those of the HTTP layer are mapped here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import EngineError, Overloaded, Unavailable
+from server.http.endpoints import Endpoints
+from server.http.foreign_paths import MAX_PATH_TOLD, no_such_path
+
+log = structlog.get_logger("server")
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads this status: it is what the access log says of a client that went away."""
+
+_RETRY_AFTER_UNAVAILABLE = 5
+"""Seconds. Loading and draining take about that long; without the header the SDKs hammer twice a second."""
+
+_HTTP_TYPES = {
+    400: ("invalid_request_error", "invalid_http"),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "host_not_allowed"),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "request_timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    431: ("invalid_request_error", "headers_too_large"),
+    500: ("internal_error", "internal_error"),
+    501: ("invalid_request_error", "unsupported_transfer_encoding"),
+    503: ("service_unavailable", "service_unavailable"),
+    505: ("invalid_request_error", "unsupported_http_version"),
+}
+
+
+REFUSAL = "cohort.refusal"
+"""Where in the scope the `Refusal` is that a request was answered with, or its stream ended with."""
+
+
+class Refusal(NamedTuple):
+    """What the log and the metrics tell of an error: its status, and `code` and `param` of its body."""
+
+    status: int
+    code: str
+    param: str | None
+
+
+class ClientDisconnected(Exception):
+    """The client closed its connection; what was being made for it is aborted."""
+
+
+def error_object(message: str, type_: str, param: str | None, code: str) -> dict[str, Any]:
+    """The whole body as plain data."""
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+class ErrorResponse(Response):
+    """An error as an HTTP response. It leaves its `refusal` in the scope."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type_: str,
+        param: str | None,
+        code: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        body = msgspec.json.encode(error_object(message, type_, param, code))
+        super().__init__(body, status, headers, media_type="application/json")
+        self.refusal = Refusal(status, code, param)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        scope[REFUSAL] = self.refusal
+        await super().__call__(scope, receive, send)
+
+
+def http_error_response(status: int, message: str, headers: dict[str, str] | None = None) -> ErrorResponse:
+    """An error of the HTTP layer itself: unknown route, wrong method, too large, no key."""
+    fallback = ("invalid_request_error", "invalid_value") if status < 500 else _HTTP_TYPES[500]
+    type_, code = _HTTP_TYPES.get(status, fallback)
+    return ErrorResponse(status, message, type_, None, code, headers)
+
+
+def engine_error_response(error: EngineError) -> ErrorResponse:
+    """An engine error as an HTTP response; those that pass by themselves say when to come back, and those that would come
+    again keep OpenAI's clients, which try a 500 three times, from that."""
+    headers = None
+    if isinstance(error, Overloaded):
+        headers = {"Retry-After": str(max(1, int(error.retry_after)))}
+    elif isinstance(error, Unavailable):
+        headers = {"Retry-After": str(_RETRY_AFTER_UNAVAILABLE)}
+    elif error.repeats:
+        headers = {"x-should-retry": "false"}
+    return ErrorResponse(error.status, error.message, error.type, error.param, error.code, headers)
+
+
+def internal_error_response() -> ErrorResponse:
+    """The answer to an exception nobody foresaw: it says nothing of the inside, the log does."""
+    return ErrorResponse(500, "Internal server error.", "internal_error", None, "internal_error")
+
+
+def install_handlers(app: FastAPI, endpoints: Endpoints) -> None:
+    """Make every error that a route raises an answer in the one shape."""
+
+    async def on_engine_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, EngineError)
+        return engine_error_response(error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 404:
+            method = "GET" if request.method == "HEAD" else request.method  # a HEAD tells the length of a GET
+            message = no_such_path(method, request.scope["path"], endpoints.templates)
+        elif error.status_code == 405:
+            headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))
+            path = request.scope["path"][:MAX_PATH_TOLD]
+            message = f"{request.method} is not allowed for {path}; it takes {headers['allow']}."
+        return http_error_response(error.status_code, message, headers)
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(EngineError, on_engine_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)  # while its body was being read

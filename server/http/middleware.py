@@ -1,0 +1,207 @@
+"""Around every request: an id, a line in the log, a limit on what is read, and no exception that goes unanswered.
+
+Pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between a stream and its client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from urllib.parse import quote
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.http.auth import KEYLESS, METRICS
+from server.http.cors import Cors
+from server.http.endpoints import Answered, without_slash
+from server.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    REFUSAL,
+    Refusal,
+    http_error_response,
+    internal_error_response,
+)
+from server.schemas.extras import MAX_TOLD
+
+log = structlog.get_logger("server")
+access_log = structlog.get_logger("server.access")
+
+PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
+"""Polled every few seconds, and answered whatever else is refused: 200 and 503 are what they are for, and would be
+most of the log."""
+MAX_HEADER_BYTES = 64 * 1024
+RESPONSE_ID = "cohort.response_id"
+"""Where in the scope a route leaves the id its answer has."""
+IGNORED = "cohort.ignored"
+"""Where in the scope the names of a request's parameters are that had no effect."""
+COUNTED = "cohort.counted"
+"""Set in the scope where the protocol has answered, and counted, a request whose body did not arrive."""
+_MAX_IGNORED_BYTES = 2048
+"""Of names and what separates them."""
+_MAX_NAME = 100
+"""Characters of a name that are told; the client may have sent megabytes."""
+_SEPARATOR, _MORE = b", ", b"..."
+
+
+class RequestContext:
+    """Mints `x-request-id`, tells ignored parameters in `x-cohort-ignored`, answers browsers that ask
+    whether a page may call, writes the access log, counts answers, and answers an
+    unforeseen exception with a 500 in OpenAI's shape."""
+
+    def __init__(self, app: ASGIApp, cors: Cors, answered: Answered) -> None:
+        self._app = app
+        self._cors = cors
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_request_id()
+        always = [(b"x-request-id", request_id.encode()), *self._cors.headers(scope)]
+        status = 0
+        begun = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *always, *_ignored(scope)]
+            await send(message)
+
+        try:
+            await (self._cors.preflight(scope) or self._app)(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("a request failed", exc_info=error, request_id=request_id)
+            if not status:
+                await internal_error_response()(scope, receive, send_with_id)
+        finally:
+            if scope.get("cohort.disconnected") or not status:
+                status = CLIENT_CLOSED_REQUEST
+            self._record(scope, status, time.perf_counter() - begun, request_id)
+
+    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        """Count the answer, and write its line in the log."""
+        refusal: Refusal | None = scope.get(REFUSAL)
+        if COUNTED not in scope:
+            # A stream that failed was begun with a 200; what counts is how it ended.
+            self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
+        if scope["path"] in PROBES and status in (200, 503):
+            return
+        response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
+        access_log.info(
+            _line(scope),
+            status=status,
+            ms=round(seconds * 1000, 1),
+            request_id=request_id,
+            **({"response_id": response_id} if response_id else {}),
+            **_told(refusal),
+        )
+
+
+def new_request_id() -> str:
+    """For `x-request-id`, and the log."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header, if there is something to tell. Names are the client's own: they are percent-encoded, since a header must
+    be ASCII and commas separate. A name that is cut ends with "...", and so does the list where there are more."""
+    names = scope.get(IGNORED, ())
+    told: list[bytes] = []
+    size = 0
+    for name in names[:MAX_TOLD]:
+        quoted = quote(name[:_MAX_NAME], safe="[]", errors="replace").encode()
+        quoted += _MORE if len(name) > _MAX_NAME else b""
+        size += len(quoted) + len(_SEPARATOR)
+        if size > _MAX_IGNORED_BYTES:
+            break
+        told.append(quoted)
+    if len(told) < len(names):
+        told.append(_MORE)
+    return [(b"x-cohort-ignored", _SEPARATOR.join(told))] if told else []
+
+
+def _told(refusal: Refusal | None) -> dict[str, str]:
+    """What the log says of a refusal. `param` may hold names that the client made up: as with paths, nothing of it may begin
+    a line or speak to a terminal."""
+    if refusal is None:
+        return {}
+    told = {"code": refusal.code, "param": refusal.param}
+    return {
+        name: value[:_MAX_NAME].encode("unicode_escape").decode("ascii")
+        for name, value in told.items()
+        if value is not None
+    }
+
+
+def _line(scope: Scope) -> str:
+    """Method and path as they were sent. Decoded, a path may hold line breaks and escape sequences: lines of its own
+    in the log, and commands to the terminal that shows it."""
+    path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+    line = f"{scope['method']} {path[:200].decode('latin-1')}"
+    return line.encode("unicode_escape").decode("ascii")
+
+
+class BodyLimit:
+    """Refuses headers and bodies that are too large: by the declared length at once, otherwise while reading."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._message = f"The request body is larger than {max_bytes} bytes."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        size = 0
+        for name, value in scope["headers"]:
+            size += len(name) + len(value)
+            # Any number of zeros may stand in front, and Python refuses to read thousands of digits.
+            if (
+                name == b"content-length"
+                and value.isdigit()
+                and int(value.lstrip(b"0")[:20] or 0) > self._max_bytes
+            ):
+                await self._refuse(413, self._message, scope, receive, send)
+                return
+        if size > MAX_HEADER_BYTES:
+            await self._refuse(431, "The request's headers are too large.", scope, receive, send)
+            return
+        read = 0
+
+        async def receive_limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_bytes:
+                # Inside a route this is an HTTP error like any other, and the connection is not used again.
+                raise HTTPException(413, self._message, {"Connection": "close"})
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+    async def _refuse(self, status: int, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+        response = http_error_response(status, message, {"Connection": "close"})
+        await response(scope, receive, send)
+
+
+class TrailingSlash:
+    """Takes `/v1/models/` for `/v1/models`, whatever the method. Behind the check of keys, so paths with a key rule of their own
+    are left alone: with the slash they are other paths there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on. The log keeps the path as it was sent, which is `raw_path`."""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            path = without_slash(scope["path"])
+            if path not in KEYLESS and path != METRICS:
+                scope["path"] = path
+        await self._app(scope, receive, send)

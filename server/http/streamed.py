@@ -1,0 +1,179 @@
+"""Server-sent events over ASGI, and work that ends when its client goes away.
+
+Starlette's StreamingResponse would do, at several times the cost of a chunk: it wraps every send in a task group and
+encodes str. Here a chunk is bytes made by `server/answer/wire.py`, and costs one `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import EngineError
+from server.http.errors import REFUSAL, ClientDisconnected, Refusal, error_object
+
+log = structlog.get_logger("server")
+
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+_PAUSE_INTERVAL = 0.005
+"""Seconds after which a stream that never had to wait lets others run."""
+KEEP_ALIVE = 10.0
+"""Seconds without a chunk after which a client is told that its stream is alive: proxies end what is silent, and a request
+may wait in the queue, or for the executor to come back."""
+_COMMENT = b": keep-alive\n\n"
+"""A line that event streams are to ignore."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled as soon as the client closes its connection.
+
+    The request's body must have been read. Raises ClientDisconnected, and whatever `work` raises.
+    """
+    return await _race(receive, work, _Sending(), None)
+
+
+class EventStream(Response):
+    """Streams the bytes an async generator yields.
+
+    Headers go out with the first chunk, so an error before it is a plain HTTP error with its own status, which SDKs know
+    how to retry. An error later is an SSE event, since the status is spent; so it is for who has waited `keep_alive` seconds
+    for the first chunk. A client that does not read holds up the generator, no more: `server/http/protocol.py` closes the
+    connection of one that takes nothing for too long.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE) -> None:
+        super().__init__(media_type="text/event-stream")
+        self.headers["Cache-Control"] = "no-cache"
+        self.headers["X-Accel-Buffering"] = "no"  # nginx would hold chunks back
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._keep_alive = keep_alive
+        self._started = False
+        """Status and headers are sent, or on their way."""
+        self._refusal: Refusal | None = None
+        """What the stream ended in, if it failed after its beginning."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raises EngineError if it fails before the first chunk."""
+        sending = _Sending()
+        alive = _Alive(self._keep_alive, lambda: self._send(send, _COMMENT))
+        try:
+            await _race(receive, self._stream(send, sending), sending, alive)
+        except ClientDisconnected:  # there is nobody to answer; the access log hears of it
+            scope["cohort.disconnected"] = True
+        finally:
+            if self._refusal is not None:
+                scope[REFUSAL] = self._refusal
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _stream(self, send: Send, sending: _Sending) -> None:
+        paused = time.monotonic()
+        try:
+            async for chunk in self._chunks:
+                sending.busy, now = True, time.monotonic()
+                if now - paused > _PAUSE_INTERVAL:
+                    # With a backlog nothing here waits, least of all a send to a client that has gone: without a pause
+                    # neither its going nor any other client would be noticed until all is encoded.
+                    await asyncio.sleep(0)
+                    paused = time.monotonic()
+                if sending.gone:
+                    raise ClientDisconnected
+                await self._send(send, chunk)
+                sending.busy, sending.at = False, now
+        except Exception as error:
+            if not self._started or isinstance(error, ClientDisconnected):
+                raise
+            sending.busy = True
+            self._refusal, event = error_event(error)
+            await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
+        finally:
+            await self._chunks.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Sending:
+    """How the stream fares. A timer for each chunk would cost more than the chunk; this is looked at now and then."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        """A chunk is on its way, and may wait for its reader. One writer: the streaming task."""
+        self.at = time.monotonic()
+        """When the last chunk was sent. The same writer."""
+        self.gone = False
+        """The client has closed its connection. One writer: the watcher."""
+
+
+class _Alive:
+    """Tells a silent stream's client that it is alive, `interval` seconds after it heard of it last."""
+
+    def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._interval = interval
+        self._tell = tell
+        self._told = 0.0
+
+    def rest(self, sending: _Sending) -> float:
+        """Seconds until there may be something to tell."""
+        return max(0.0, max(sending.at, self._told) + self._interval - time.monotonic())
+
+    async def look(self, sending: _Sending) -> None:
+        """Called when that time may be over; nothing is sent beside a send that waits for its reader."""
+        if self.rest(sending) == 0.0:
+            self._told = time.monotonic()
+            if not sending.busy:
+                await self._tell()
+
+
+async def _race(
+    receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending, alive: _Alive | None
+) -> Result:
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive, sending))
+    try:
+        while not task.done():
+            rest = None if alive is None else alive.rest(sending)
+            await asyncio.wait((task, watcher), timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and watcher.done():
+                raise ClientDisconnected
+            if not task.done() and alive is not None:
+                await alive.look(sending)
+        return task.result()
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+        await asyncio.wait((watcher,))
+        if not task.cancelled():
+            task.exception()  # read, so that a failure while being cancelled is not reported as never retrieved
+
+
+async def _disconnected(receive: Receive, sending: _Sending) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    sending.gone = True
+
+
+def error_event(error: Exception) -> tuple[Refusal, bytes]:
+    """An error of a stream that has begun, for log and metrics and as an event."""
+    if isinstance(error, EngineError):
+        refusal = Refusal(error.status, error.code, error.param)
+        data = error_object(error.message, error.type, error.param, error.code)
+    else:
+        log.exception("a stream failed", exc_info=error)
+        refusal = Refusal(500, "internal_error", None)
+        data = error_object("Internal server error.", "internal_error", None, "internal_error")
+    return refusal, b"data: " + msgspec.json.encode(data) + b"\n\n"

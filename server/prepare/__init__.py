@@ -1,0 +1,1 @@
+"""From a request's validated body to a request of the engine."""

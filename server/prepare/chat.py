@@ -1,0 +1,144 @@
+"""From the body of a chat to what the engine is asked, and how its answer is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.text.generation import TextRequest
+from server.answer.chat import Reading
+from server.answer.notation import ModelNotation
+from server.answer.reasoning import Place, continued_text
+from server.grammar.compose import alone
+from server.grammar.forms import Constraint, constraint_of
+from server.http.request_timing import apart
+from server.prepare import structured_output as structured
+from server.prepare.chat_grammar import chat_grammar, writes_calls
+from server.prepare.chat_prompt import chat_prompt
+from server.prepare.engine_request import new_id, text_request
+from server.prepare.prompts import truncation_of
+from server.schemas.chat import ChatRequest
+from server.schemas.tool_choice import ToolChoice
+from server.state import ServedModel, ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a chat comes to: the engine's request, how its answer is to be read, and the client's field that asks for the
+    grammar, if there is one."""
+
+    request: TextRequest
+    reading: Reading
+    grammar_param: str | None
+
+
+async def ask(
+    state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
+) -> Asked:
+    """Render with these variables for the template, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or
+    Unavailable."""
+    choice = body.choice
+    notation = model.notation.for_calls(choice.forced)
+    if notation.single_calls and notation.tools is not None:
+        choice = replace(choice, several=False)
+    constraint = await apart(state.threads, lambda: constraint_of(body))
+    prompt = await _prompt(state, model, body, choice, variables)
+    body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
+    place = _place(model, body, prompt)
+    reading = _reading(model, notation, body, choice, place)
+    grammar = None
+    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, notation, place)):
+        grammar = await _prepared(state, model, found, choice, constraint)
+    asked = text_request(
+        new_id("chatcmpl"),
+        body,
+        model,
+        (prompt,),
+        body.num_logprobs,
+        body.output_limit,
+        continues_prompt=bool(body.continue_final_message),
+        grammar=None if grammar is None else grammar.text,
+        prompt_logprobs=body.prompt_logprobs,
+        shown_special=notation.special_ids(reading.literals),
+        ends=reading.end_of_first_call if reading.ends_itself else None,
+    )
+    # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
+    either = constraint is not None and any(function.strict for function in choice.functions)
+    return Asked(asked, reading, None if grammar is None or either else grammar.param)
+
+
+async def _prompt(
+    state: ServerState,
+    model: ServedModel,
+    body: ChatRequest,
+    choice: ToolChoice,
+    variables: Mapping[str, Any],
+) -> tuple[int, ...]:
+    truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
+    ids = await chat_prompt(
+        state,
+        model,
+        body.messages,
+        await apart(state.threads, lambda: body.offered_tools(choice)),
+        add_generation_prompt=body.begins_answer,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        extra=variables,
+        bounded=truncation is None,
+    )
+    return ids if truncation is None else tuple(truncation.cut(ids))
+
+
+def _place(model: ServedModel, body: ChatRequest, prompt: tuple[int, ...]) -> Place:
+    reasoning = model.notation.reasoning
+    if reasoning is None:
+        return Place.AFTER
+    continued = continued_text(body.messages[-1].content) if body.continue_final_message else None
+    return reasoning.place(lambda ids: model.tokenizer.decode(ids, False), prompt, continued)
+
+
+def _reading(
+    model: ServedModel, notation: ModelNotation, body: ChatRequest, choice: ToolChoice, place: Place
+) -> Reading:
+    shows_special = body.skip_special_tokens is False
+    hidden = frozenset() if shows_special else notation.special
+    include_reasoning = body.include_reasoning is not False
+    return Reading(notation, choice, place, _token_bytes(model, shows_special), hidden, include_reasoning)
+
+
+def _token_bytes(model: ServedModel, shows_special: bool) -> Callable[[int], bytes]:
+    tokenizer, shown = model.tokenizer, frozenset(model.notation.tokens.values())
+
+    def token_bytes(token_id: int) -> bytes:
+        skipped = not shows_special and token_id not in shown and tokenizer.is_special(token_id)
+        return b"" if skipped else tokenizer.token_bytes(token_id)
+
+    return token_bytes
+
+
+async def _prepared(
+    state: ServerState,
+    model: ServedModel,
+    found: tuple[str, str],
+    choice: ToolChoice,
+    constraint: Constraint | None,
+) -> structured.Judged:
+    """The grammar, judged. What is refused is named by what asked for it: of a constraint beside calls, whichever is at fault."""
+    grammar, param = found
+    try:
+        return await structured.prepared(state, model, grammar, param)
+    except InvalidRequest as error:
+        asked_by = param
+        if error.code == "unsupported_parameter":  # nothing of the kind can be kept
+            if constraint is None:
+                place = next((one.place for one in choice.functions if one.strict), 0)
+                asked_by = "tool_choice" if choice.forced else f"tools.{place}.function.strict"
+        elif constraint is not None and writes_calls(choice, constraint, model.notation):
+            await structured.prepared(state, model, alone(constraint), param)
+            asked_by = "tools"
+        if asked_by == param:
+            raise
+        message = error.message.replace(f"'{param}'", f"'{asked_by}'", 1)
+        raise InvalidRequest(message, asked_by, error.code) from None

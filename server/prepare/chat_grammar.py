@@ -1,0 +1,137 @@
+"""The grammar of a chat's answer: reasoning as the model marks it, then text, a constrained answer, or calls.
+
+asked for                          the answer, after the reasoning
+response_format                    what it says
+tool_choice required or named      calls (one, if named), arguments by each function's schema
+auto, a strict function            text with calls in it, arguments of strict functions by their schemas
+auto and response_format           what it says, or calls
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import InvalidRequest
+from server.answer.notation import ModelNotation
+from server.answer.reasoning import Place
+from server.answer.tools.llama3_json import Llama3Json
+from server.answer.tools.notation import ToolNotation
+from server.grammar.closing import closed_by_name
+from server.grammar.compose import alone, compose
+from server.grammar.forms import Constraint, json_part
+from server.grammar.lark import Lark
+from server.grammar.schemas import MAX_GRAMMAR_LENGTH, check_size, refusal
+from server.schemas.tool_choice import Function, ToolChoice
+
+ANSWER = "answer"
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""OpenAI: a function without `parameters` takes none."""
+
+
+def chat_grammar(
+    choice: ToolChoice, constraint: Constraint | None, notation: ModelNotation, place: Place
+) -> tuple[str, str] | None:
+    """The grammar and the request's field that asks for it; None where the answer is free. `place` says where the answer
+    begins. Raises InvalidRequest naming the field."""
+    if choice.forced and constraint is not None:
+        message = (
+            f"'{constraint.param}' and a 'tool_choice' that forces a call cannot both be kept; send one."
+        )
+        raise InvalidRequest(message, param=constraint.param, code="invalid_value")
+    tools = notation.tools
+    if tools is None:
+        _check_unparsed(choice, notation)
+    calls = writes_calls(choice, constraint, notation)
+    if constraint is not None and not calls and place is Place.AFTER:
+        return alone(constraint), constraint.param
+    parts: dict[str, Mapping[str, Any]] = {}
+    lark = Lark(notation.tokens)
+    answer = ""
+    if constraint is not None:
+        parts[ANSWER] = constraint.grammar
+        answer = f"@{ANSWER}"
+    if calls and tools is not None:
+        answer = _with_calls(answer, tools, choice, lark, parts)
+    if not answer:
+        return None
+    if notation.reasoning is not None:
+        answer = notation.reasoning.lark(lark, place, answer)
+    param = constraint.param if constraint is not None else "tools"
+    return compose(lark.source(answer), parts), param
+
+
+def writes_calls(choice: ToolChoice, constraint: Constraint | None, notation: ModelNotation) -> bool:
+    """True if the grammar, where there is one, says how calls are written."""
+    strict = any(function.strict for function in choice.functions)
+    beside = choice.mode == "auto" and constraint is not None
+    return notation.tools is not None and (choice.forced or strict or beside)
+
+
+def _check_unparsed(choice: ToolChoice, notation: ModelNotation) -> None:
+    """Where calls are left in the text, nothing can be promised about them. Raises InvalidRequest."""
+    place = next((one.place for one in choice.functions if one.strict), None)
+    if choice.forced:
+        param = "tool_choice"
+    elif place is not None:
+        param = f"tools.{place}.function.strict"
+    elif choice.mode == "auto" and not choice.several:
+        param = "parallel_tool_calls"
+    else:
+        return
+    reason = (
+        "this server does not know the model's format of tool calls, which stay text; --tool-call-parser can name it"
+        if notation.unknown
+        else "this server runs with --tool-call-parser none"
+    )
+    message = f"'{param}' cannot be kept: {reason}."
+    raise InvalidRequest(message, param=param, code="unsupported_value")
+
+
+def _with_calls(
+    answer: str, tools: ToolNotation, choice: ToolChoice, lark: Lark, parts: dict[str, Mapping[str, Any]]
+) -> str:
+    """An expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
+    _check_sizes([one for one in choice.functions if choice.forced or one.strict])
+    schemas = {one: _schema(one, choice.forced or one.strict) for one in choice.functions}
+    if answer and isinstance(tools, Llama3Json):
+        calls = [_part(parts, one, tools.as_schema(one.name, schema)) for one, schema in schemas.items()]
+        call = lark.rule("call", " | ".join(calls))
+        return f"{answer} | {call}" + (f' ("; " {call})*' if choice.several else "")
+    rules = {one.name: _part(parts, one, schema) for one, schema in schemas.items()}
+    if choice.forced:
+        return tools.calls(lark, rules, choice.several)
+    if answer:
+        return f"{answer} | {tools.calls(lark, rules, choice.several)}"
+    return tools.calls_in_text(lark, rules, choice.several)
+
+
+def _check_sizes(functions: Sequence[Function]) -> None:
+    """Raises InvalidRequest for schemas that are too large, one by one or together, before they are gone through."""
+    size = 0
+    for one in functions:
+        size += check_size(one.parameters, f"tools.{one.place}.function.parameters")
+        if size > MAX_GRAMMAR_LENGTH:
+            raise refusal(
+                "tools", f"the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters"
+            )
+
+
+def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
+    """Adds the grammar of a schema; returns what stands for it."""
+    name = f"f{function.place}"
+    parts[name] = json_part(schema, f"tools.{function.place}.function.parameters")
+    return f"@{name}"
+
+
+def _schema(function: Function, by_schema: bool) -> dict[str, Any]:
+    """The JSON schema of a function's arguments. Raises InvalidRequest for one that is no object's."""
+    if not by_schema:
+        return {"type": "object"}
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    param = f"tools.{function.place}.function.parameters"
+    if function.parameters.get("type", "object") != "object":
+        message = f"Invalid value for '{param}': arguments are an object, so its 'type' should be 'object'."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return closed_by_name({**function.parameters, "type": "object"})

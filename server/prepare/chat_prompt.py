@@ -1,0 +1,232 @@
+"""From what a client sent to prompt token ids, off the event loop where it may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
+from server.schemas.volume import check_texts
+from server.state import ServedModel, ServerState
+from server.system.worker_threads import DeadlineExceeded
+from server.templates.message_forms import THINKING, TookTooMuch, arguments_object
+
+DEADLINE = 5.0
+"""Seconds to render and tokenize. The largest prompts that fit a body take about one."""
+INLINE_IDS = 512
+"""Fewer ids decode faster than a thread takes to wake."""
+INLINE_CHARACTERS = 2048
+"""Shorter texts tokenize faster than a thread takes to wake."""
+MAX_CHARACTERS_PER_TOKEN = 256
+"""No text of more characters than this times the context can fit: the longest tokens in use (runs of blanks) have 128."""
+PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
+"""More than prose or code has in any tokenizer: what is longer is looked at in pieces first."""
+PIECE = 2**16
+"""Characters."""
+MOST_CUT_CHARACTERS = 2**20
+"""Of a prompt that is to be truncated; more where the context is long."""
+
+
+async def chat_prompt(
+    state: ServerState,
+    model: ServedModel,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+    extra: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
+    bounded: bool = True,
+) -> tuple[int, ...]:
+    """Token ids of a conversation. `bounded` as for `encode_text`.
+
+    The template writes the special tokens, so the tokenizer adds none unless asked. With `continue_final_message` the
+    prompt ends inside the last message, and `add_generation_prompt` must be False. Raises InvalidRequest.
+    """
+    if continue_final_message and add_generation_prompt:
+        message = (
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: one goes on with the last "
+            "message, the other begins a new one."
+        )
+        raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
+    template = model.template
+    if template is None:
+        message = (
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template."
+        )
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+    if tools and not template.reads_tools:
+        message = "'tools' are not supported by this model: its chat template does not show them to it."
+        raise InvalidRequest(message, param="tools", code="unsupported_parameter")
+
+    def work() -> list[int]:
+        _check_arguments(messages)
+        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+        try:
+            text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
+        except TookTooMuch:
+            raise
+        except InvalidRequest as refusal:
+            raise _naming_arguments(refusal, plain) from None
+        return encode_text(model, text, add_special_tokens, "messages", bounded)
+
+    try:
+        return tuple(await state.threads.run(work, DEADLINE))
+    except DeadlineExceeded:
+        message = f"These messages took more than {DEADLINE:g} s to turn into a prompt."
+        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+
+
+async def decoded(
+    state: ServerState, model: ServedModel, lists: Sequence[list[int]], skip_special_tokens: bool, param: str
+) -> list[str]:
+    """Texts of lists of token ids. Raises InvalidRequest."""
+
+    def work() -> list[str]:
+        return [model.tokenizer.decode(ids, skip_special_tokens) for ids in lists]
+
+    if sum(map(len, lists)) <= INLINE_IDS:
+        return work()
+    try:
+        return await state.threads.run(work, DEADLINE)
+    except DeadlineExceeded:
+        message = f"'{param}' took more than {DEADLINE:g} s to turn into text."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+async def token_texts(state: ServerState, model: ServedModel, ids: Sequence[int]) -> list[str]:
+    """The text of each id by itself. Raises InvalidRequest."""
+
+    def work() -> list[str]:
+        return [model.tokenizer.token_text(id_) for id_ in ids]
+
+    if len(ids) <= INLINE_IDS:
+        return work()
+    try:
+        return await state.threads.run(work, DEADLINE)
+    except DeadlineExceeded:
+        message = f"'return_token_strs' took more than {DEADLINE:g} s for {len(ids)} tokens."
+        raise InvalidRequest(message, param="return_token_strs", code="invalid_value") from None
+
+
+def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
+    """Raises InvalidRequest for an id that the model's logits do not have: it would read another row's memory."""
+    largest = max(ids, default=0)
+    if largest >= model.info.logits_width:
+        message = (
+            f"'{param}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
+        )
+        raise InvalidRequest(message, param=param, code="invalid_value")
+
+
+def encode_text(
+    model: ServedModel, text: str, add_special_tokens: bool, param: str, bounded: bool = True
+) -> list[int]:
+    """Token ids of a text; `bounded` refuses one that cannot fit before it is tokenized, else it is going to be cut and may be
+    longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
+    context = model.max_model_len
+    try:
+        if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
+            if bounded and _cannot_fit(model, text):
+                message = f"'{param}' has {len(text)} characters, more than fit {context} tokens of context."
+                raise ContextLengthExceeded(message, param=param)
+            most = max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, MOST_CUT_CHARACTERS)
+            if not bounded and len(text) > most:
+                message = f"'{param}' has {len(text)} characters: of a prompt that is to be truncated at most {most} are read."
+                raise ContextLengthExceeded(message, param=param)
+        return model.tokenizer.encode(text, add_special_tokens)
+    except UnicodeEncodeError:
+        message = f"'{param}' holds half of a surrogate pair, which is no character."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The template's refusal, which names the first arguments that are no JSON object if there are any: a call that was cut
+    off looks like this, and many templates go through the members of an object."""
+    if refusal.param != "messages":
+        return refusal
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            arguments = call["function"]["arguments"]
+            if arguments and not isinstance(arguments_object(arguments), dict):
+                param = f"messages.{index}.tool_calls.{number}.function.arguments"
+                said = f"{refusal} ('{param}' is no JSON object, which a template may need)"
+                return InvalidRequest(said, param=param, code=refusal.code)
+    return refusal
+
+
+def _check_arguments(messages: Sequence[ChatMessage]) -> None:
+    """Raises InvalidRequest where the arguments of earlier calls, which are JSON in strings, hold too much to decode."""
+    written = {
+        f"messages.{index}.tool_calls.{number}.function.arguments": call.function.arguments
+        for index, message in enumerate(messages)
+        for number, call in enumerate(message.tool_calls or ())
+        if isinstance(call.function.arguments, str)
+    }
+    check_texts(written)
+
+
+def _cannot_fit(model: ServedModel, text: str) -> bool:
+    """Whether a text has many more tokens than the context, found out piece by piece. Cut words make a few more of them."""
+    if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
+        return True
+    room = 2 * model.max_model_len
+    for begin in range(0, len(text), PIECE):
+        room -= len(model.tokenizer.encode(text[begin : begin + PIECE], False))
+        if room < 0:
+            return True
+    return False
+
+
+def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """A message as plain data, for `ChatTemplate.prompt`. Keys that the client left out, or sent as null, are not there; its
+    content is null where the client sent null."""
+    param = f"messages.{index}"
+    plain: dict[str, Any] = {"role": message.role}
+    if message.content is not None:
+        plain["content"] = _content(param, message)
+    elif message.role != "assistant":
+        text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
+        raise InvalidRequest(text, param=f"{param}.content", code="missing_required_parameter")
+    elif "content" in message.model_fields_set:
+        plain["content"] = None
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.reasoning is not None:
+        plain.setdefault("reasoning_content", message.reasoning)
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    return plain
+
+
+def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
+    """Text, or parts of text (`type` "text" whatever they were called) and of an assistant's reasoning ("thinking")."""
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for number, part in enumerate(content):
+        where = f"{param}.content.{number}"
+        if part.type in THOUGHTS and message.role == "assistant":
+            if thought := part.thought:
+                parts.append({"type": THINKING, THINKING: thought})
+            continue
+        text_of_part = part.refusal if part.type == "refusal" else part.text
+        if part.type not in TEXTS:
+            text = f"Content parts of type '{part.type[:50]}' are not supported: this model reads text only."
+            raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
+        if text_of_part is None:
+            text = f"Invalid value for '{where}.text': it is required."
+            raise InvalidRequest(text, param=f"{where}.text", code="missing_required_parameter")
+        parts.append({"type": "text", "text": text_of_part})
+    return parts
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """A call as plain data, its arguments as they were sent."""
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    plain = {"type": "function", "function": function}
+    return plain if call.id is None else {"id": call.id, **plain}

@@ -1,0 +1,103 @@
+"""The engine's request for a call: the client's fields, and the model's defaults for those left out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from engine.core.admission import check_min_tokens
+from engine.errors import InvalidRequest
+from engine.text.generation import TextRequest
+from executors.contract import SamplingParams
+from server.http.auth import TENANT
+from server.http.request_timing import ARRIVED
+from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
+from server.schemas.sampling import GenerationFields
+from server.state import ServedModel
+
+_SMALLEST_TOP_P = 1e-6
+"""OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
+
+
+def new_id(prefix: str) -> str:
+    """Minted here: a client's own id is never used as one."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def cache_salt(model: ServedModel, asked: str | None) -> str | None:
+    """What the KV of a request's prefix is shared by: the salt that was asked for and, where keys are told apart, something
+    of the key's hash. Behind a separator that no hash has, a client's salt cannot pass for another key."""
+    return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
+
+
+def text_request(
+    call_id: str,
+    fields: GenerationFields,
+    model: ServedModel,
+    prompts: tuple[tuple[int, ...], ...],
+    logprobs: int | None,
+    max_tokens: int | None,
+    *,
+    continues_prompt: bool,
+    grammar: str | None = None,
+    prompt_logprobs: int | None = None,
+    shown_special: frozenset[int] = frozenset(),
+    ends: Callable[[], Callable[[str], bool]] | None = None,
+) -> TextRequest:
+    """The engine's form of a call. What the client left out comes from the model's defaults.
+
+    Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, and for a `do_sample` that
+    the temperature contradicts.
+    """
+    defaults = model.defaults
+    top_k = defaults.top_k if fields.top_k is None else fields.top_k
+    check_ids(fields, model.info.logits_width)
+    temperature = defaults.temperature if fields.temperature is None else fields.temperature
+    check_do_sample(fields, temperature)
+    if max_tokens is not None:
+        check_min_tokens(fields.min_tokens or 0, max_tokens)
+    if grammar is not None and fields.include_stop_str_in_output:
+        message = (
+            "'include_stop_str_in_output' would put text behind what the answer has to follow; leave it out."
+        )
+        raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
+        top_p=max(defaults.top_p if fields.top_p is None else fields.top_p, _SMALLEST_TOP_P),
+        logprobs=logprobs,
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        typical_p=typical_p(defaults.typical_p if fields.typical_p is None else fields.typical_p),
+        repetition_penalty=(
+            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+        ),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=logit_bias(fields),
+        bad_words=bad_words(fields, model),
+        allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
+        min_tokens=fields.min_tokens or 0,
+    )
+    return TextRequest(
+        request_id=call_id,
+        continues_prompt=continues_prompt,
+        prompts=prompts,
+        n=fields.n or 1,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        seed=None if fields.seed == -1 else fields.seed,  # vLLM's and llama.cpp's word for none
+        stop=fields.stops,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        ignore_eos=bool(fields.ignore_eos),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        priority=fields.priority or 0,
+        cache_salt=cache_salt(model, fields.cache_salt),
+        tenant=TENANT.get(),
+        deadline_ms=fields.deadline_ms,
+        arrival_time=ARRIVED.get(),
+        grammar=grammar,
+        prompt_logprobs=prompt_logprobs,
+        shown_special=shown_special,
+        ends=ends,
+    )

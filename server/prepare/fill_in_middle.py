@@ -1,0 +1,107 @@
+"""Fill in the middle: a prompt of what stands before and behind the text to be written, in the notation that a model was
+trained on. Which one that is, is told by the tokens that were added to its vocabulary.
+
+    Qwen 2.5 and 3, CodeGemma    <|fim_prefix|> before <|fim_suffix|> behind <|fim_middle|>
+    StarCoder 1 and 2, Granite   <fim_prefix> before <fim_suffix> behind <fim_middle>
+    SantaCoder                   <fim-prefix> before <fim-suffix> behind <fim-middle>
+    Code Llama                   <PRE> before <SUF> behind <MID>
+    DeepSeek Coder and later     <fim begin> before <fim hole> behind <fim end>
+    Codestral, Mistral           [SUFFIX] behind [PREFIX] before
+
+Sources: Bavarian et al. 2022 (arXiv:2207.14255), and the model cards and tokenizers of these families.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import InvalidRequest
+from server.prepare.chat_prompt import encode_text
+from server.state import ServedModel, TokenizerLike
+
+
+class Part(enum.Enum):
+    """The client's texts."""
+
+    BEFORE = "prompt"
+    BEHIND = "suffix"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """`layout` is marks and parts in order. `ends`: other tokens that come only where the middle is over."""
+
+    layout: tuple[str | Part, ...]
+    ends: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(part for part in self.layout if isinstance(part, str))
+
+
+def _psm(before: str, behind: str, middle: str, *ends: str) -> _Family:
+    return _Family((before, Part.BEFORE, behind, Part.BEHIND, middle), ends)
+
+
+_FAMILIES = (
+    _psm(
+        "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+        "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>",
+    ),
+    _psm("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<repo_name>", "<file_sep>"),
+    _psm("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>"),
+    _psm("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", "\u2581<EOT>"),
+    _psm("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    _Family(("[SUFFIX]", Part.BEHIND, "[PREFIX]", Part.BEFORE), ("[MIDDLE]",)),
+)  # fmt: skip
+
+_ANCHOR = "\u263a"
+"""Text behind it begins in the middle of a line: no tokenizer puts a space before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillInMiddle:
+    """The notation of one model in token ids. `end_ids` end the middle where they are generated: they are its own
+    notation and no text."""
+
+    layout: tuple[int | Part, ...]
+    end_ids: tuple[int, ...]
+
+    def prompt(self, before: Sequence[int], behind: Sequence[int]) -> tuple[int, ...]:
+        """The whole prompt, but for what the tokenizer puts around every text."""
+        ids: list[int] = []
+        for part in self.layout:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(before if part is Part.BEFORE else behind)
+        return tuple(ids)
+
+
+def fill_in_middle(tokenizer: TokenizerLike) -> FillInMiddle:
+    """The notation that a tokenizer has the tokens for. Raises InvalidRequest naming `suffix` if it has none."""
+    for family in _FAMILIES:
+        known = {text: tokenizer.added_tokens.get(text) for text in (*family.marks, *family.ends)}
+        if all(known[mark] is not None for mark in family.marks):
+            ids = {text: id_ for text, id_ in known.items() if id_ is not None}
+            layout = tuple(ids[part] if isinstance(part, str) else part for part in family.layout)
+            return FillInMiddle(layout, tuple(ids.values()))
+    message = (
+        "'suffix' is not supported by this model: its tokenizer has no tokens for filling in the middle."
+    )
+    raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
+
+
+def encode_behind(model: ServedModel, text: str) -> list[int]:
+    """Ids of a text that goes on from another, without the space that some tokenizers put at the beginning of a text.
+
+    Raises InvalidRequest naming `suffix`.
+    """
+    ids = encode_text(model, text, False, "suffix")
+    if not ids or text.startswith(" ") or not model.tokenizer.token_text(ids[0]).startswith(" "):
+        return ids
+    anchor = model.tokenizer.encode(_ANCHOR, False)
+    anchored = model.tokenizer.encode(_ANCHOR + text, False)
+    return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else ids

@@ -1,0 +1,146 @@
+"""Inputs that are texts or lists of token ids, as completions, embeddings and /tokenize take them: to token ids, cut to the
+length that was asked for, and off the event loop where it may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from server.prepare.chat_prompt import DEADLINE, INLINE_CHARACTERS, check_token_ids, encode_text
+from server.schemas.sampling import TruncationFields
+from server.state import ServedModel, ServerState
+from server.system.worker_threads import DeadlineExceeded
+
+Input = str | Sequence[int]
+Result = TypeVar("Result")
+_INLINE_TEXTS = 32
+"""More tokenize slower than a thread takes to wake, however short they are."""
+_INLINE_IDS = 2**16
+"""As many are looked through in a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """At most `length` tokens of each input are kept: the last ones, or with `from_right` the first."""
+
+    length: int
+    from_right: bool = False
+
+    def cut(self, ids: Sequence[int], around: tuple[int, int] = (0, 0)) -> Sequence[int]:
+        """The ids that are kept. `around` counts the special tokens that the tokenizer has put before and behind the text:
+        it is the text that is cut, as the tokenizer itself would, unless nothing would be left of it."""
+        if len(ids) <= self.length:
+            return ids
+        before, behind = around if self.length > sum(around) else (0, 0)
+        room, end = self.length - before - behind, len(ids) - behind
+        text = ids[before : before + room] if self.from_right else ids[end - room : end]
+        return [*ids[:before], *text, *ids[end:]]
+
+
+def truncation_of(
+    fields: TruncationFields, model: ServedModel, reserved: int, reserved_by: str = "max_tokens"
+) -> Truncation | None:
+    """What `truncate_prompt_tokens` asks for; -1 means what the context has room for next to `reserved` tokens of output.
+
+    Raises InvalidRequest for more than the context, ContextLengthExceeded where nothing is left.
+    """
+    length = fields.truncate_prompt_tokens
+    if length is None:
+        return None
+    if length > model.max_model_len:
+        message = f"'truncate_prompt_tokens' is {length}, more than this model's context of {model.max_model_len} tokens."
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+    if length < 0 and (length := model.max_model_len - reserved) < 1:
+        message = (
+            f"'{reserved_by}' is {reserved}, and this model's context has {model.max_model_len} tokens: none is left for "
+            "the prompt."
+        )
+        raise ContextLengthExceeded(message, param=reserved_by)
+    return Truncation(length, fields.truncation_side == "right")
+
+
+async def input_ids(
+    state: ServerState,
+    model: ServedModel,
+    inputs: Sequence[Input],
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+    truncation: Truncation | None = None,
+    longest: int | None = None,
+    may_be_empty: bool = False,
+) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each input, none of them empty unless they may be. A list of ids has at most `longest` (default:
+    what leaves room for one token); texts that cannot fit are refused by the engine, or before by their characters.
+
+    Raises InvalidRequest naming `param`.
+    """
+    longest = model.max_model_len - 1 if longest is None else longest
+
+    def ids_of(one: Input) -> tuple[int, ...]:
+        if not isinstance(one, str):
+            kept = one if truncation is None else truncation.cut(one)
+            _check_length(model, len(kept), param, longest)
+            check_token_ids(model, one, param)
+        else:
+            kept = encode_text(model, one, add_special_tokens, param, bounded=truncation is None)
+            if truncation is not None:
+                kept = truncation.cut(kept, _around(model) if add_special_tokens else (0, 0))
+        if not kept and not may_be_empty:
+            raise InvalidRequest(f"'{param}' is empty.", param=param, code="invalid_value")
+        return tuple(kept)
+
+    def work() -> tuple[tuple[int, ...], ...]:
+        return tuple(map(ids_of, inputs))
+
+    texts = [one for one in inputs if isinstance(one, str)]
+    few = len(texts) <= _INLINE_TEXTS and total_length(texts) <= INLINE_CHARACTERS
+    if few and total_length(inputs) <= _INLINE_IDS:
+        return work()
+    return await fenced(state, work, param, "to tokenize")
+
+
+async def fenced(state: ServerState, work: Callable[[], Result], param: str, what: str) -> Result:
+    """The result of `work`, done on a thread. Raises InvalidRequest where it takes too long."""
+    try:
+        return await state.threads.run(work, DEADLINE)
+    except DeadlineExceeded:
+        message = f"'{param}' took more than {DEADLINE:g} s {what}."
+        raise InvalidRequest(message, param=param, code="invalid_value") from None
+
+
+def added_ids(model: ServedModel) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and behind a text."""
+    bare, whole = model.tokenizer.encode("a", False), model.tokenizer.encode("a", True)
+    for before in range(len(whole) - len(bare) + 1):
+        if whole[before : before + len(bare)] == bare:
+            return whole[:before], whole[before + len(bare) :]
+    return [], []
+
+
+def text_span(ids: Sequence[int], around: tuple[Sequence[int], Sequence[int]]) -> tuple[int, int]:
+    """Where the text's own ids begin and end between the special tokens that were put `around` it."""
+    before, behind = map(tuple, around)
+    begin = len(before) if tuple(ids[: len(before)]) == before else 0
+    end = len(ids) - len(behind)
+    return begin, end if end >= begin and tuple(ids[end:]) == behind else len(ids)
+
+
+def _around(model: ServedModel) -> tuple[int, int]:
+    before, behind = added_ids(model)
+    return len(before), len(behind)
+
+
+def _check_length(model: ServedModel, length: int, param: str, longest: int) -> None:
+    if length <= longest:
+        return
+    room = ": no room is left for output" if longest < model.max_model_len else ""
+    message = f"'{param}' has {length} tokens, and this model's context {model.max_model_len}{room}."
+    raise ContextLengthExceeded(message, param=param)
+
+
+def total_length(inputs: Iterable[Input]) -> int:
+    """Tokens or characters of all of them."""
+    return sum(map(len, inputs))

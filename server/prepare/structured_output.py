@@ -1,0 +1,64 @@
+"""What routes call: from a request's body to the grammar that its sequences carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidRequest, Overloaded
+from executors.contract import ExecutorError
+from server.grammar.compose import alone
+from server.grammar.forms import constraint_of
+from server.grammar.schemas import MAX_GRAMMAR_LENGTH
+from server.http.auth import TENANT
+from server.http.request_timing import apart
+from server.schemas.structured import StructuredFields
+
+if TYPE_CHECKING:
+    from server.state import ServedModel, ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`text` is what goes into `TextRequest.grammar`; `param` the request's field that asks for it."""
+
+    text: str
+    param: str
+
+
+async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> Judged | None:
+    """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
+    constraint = await apart(state.threads, lambda: constraint_of(body))
+    if constraint is None:
+        return None
+    return await prepared(state, model, alone(constraint), constraint.param)
+
+
+async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> Judged:
+    """The grammar, judged and known to the executor. `param` is the field it came from.
+
+    Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
+    """
+    if len(grammar) > MAX_GRAMMAR_LENGTH:
+        message = f"Invalid value for '{param}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    if state.judge is None or not _holds_grammars(state):
+        message = f"'{param}' is not supported: this server's executor cannot hold its output to a grammar."
+        raise InvalidRequest(message, param=param, code="unsupported_parameter")
+    try:
+        text = await state.judge.check(grammar, TENANT.get())
+        await model.engine.prepare_grammar(text)
+    except Overloaded as error:
+        state.metrics.refused(str(error.code))
+        raise
+    except InvalidRequest as error:
+        message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
+        raise InvalidRequest(message, param=param, code=error.code) from None
+    return Judged(text, param)
+
+
+def _holds_grammars(state: ServerState) -> bool:
+    try:
+        return state.core is not None and state.core.executor.capabilities().grammars
+    except ExecutorError:  # it is away for a moment; the engine says what it can do when the request comes
+        return True

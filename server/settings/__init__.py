@@ -1,0 +1,1 @@
+"""Settings of `cohort serve`, and the flags of other servers."""

@@ -1,0 +1,277 @@
+"""Chat templates, rendered as transformers renders them, but fenced in: a sandbox, a deadline and an output cap.
+
+Templates come from the model's directory or from `--chat-template`, never from a request. They are programs all the same
+(a downloaded model may carry any), so they run in Jinja's immutable sandbox (`server/templates/sandbox.py`), on a thread that
+`server/system/worker_threads.py` stops when it takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+
+from engine.errors import InvalidRequest
+from executors.contract import ConfigError
+from server.system.worker_threads import DeadlineExceeded, MemoryExceeded, watched_memory
+from server.templates.limits import MAX_OUTPUT
+from server.templates.message_forms import TOOL, MessageForms, TookTooMuch
+from server.templates.sandbox import chat_environment
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates with a meaning: the one used otherwise, and the one used when tools are offered."""
+DEVELOPER = "developer"
+"""OpenAI's newer word for the role "system"."""
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates know an assistant's reasoning by; the first is the usual one."""
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One compiled chat template, or several by name. Raises ConfigError when a source is no valid template.
+
+    `special_tokens` (bos_token, eos_token, ...) are visible to the template by name.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        origin: str = "chat template",
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        environment = chat_environment()
+        self._templates: dict[str, jinja2.Template] = {}
+        self.variables: frozenset[str] = frozenset()
+        """Names that the templates read without setting them."""
+        self._names_developer: set[str] = set()
+        """Those that know the role."""
+        self._tools_in_system: set[str] = set()
+        """Those that read tools as a key of the system message, such as Phi-4-mini's."""
+        sources = {DEFAULT: source} if isinstance(source, str) else source
+        self.sources = dict(sources)
+        """The templates' own texts by name."""
+        for name, text in sources.items():
+            where = origin if name == DEFAULT else f"{origin} '{name}'"
+            try:
+                self._templates[name] = environment.from_string(text)
+                tree = environment.parse(text)
+                if any(one.value == DEVELOPER for one in tree.find_all(nodes.Const)):
+                    self._names_developer.add(name)
+                reads_key = _reads_key(tree, "tools")
+                variables = jinja2.meta.find_undeclared_variables(tree)  # modifies the tree
+                self.variables |= variables
+                if reads_key and "tools" not in variables:
+                    self._tools_in_system.add(name)
+            except jinja2.TemplateError as error:
+                raise ConfigError(f"{where}: not a valid Jinja template: {_one_line(error)}") from error
+            except RecursionError:
+                raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
+        self._forms = {
+            name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
+            for name in self._templates
+        }
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt, of messages as the template knows them, where a key that is null counts as left out. Blocks, and may
+        loop: call it behind a fence.
+
+        `extra` are the request's `chat_template_kwargs`. With `continue_final_message` the prompt ends with the text of
+        the last message, so that the model goes on with it. Raises InvalidRequest with the template's own message when
+        it refuses the conversation or makes too much.
+        """
+        given = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        return self._rendered(given, tools, add_generation_prompt, extra, continue_final_message)
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None,
+        continue_final_message: bool,
+    ) -> str:
+        _check_extra(extra or {})
+        name = self._choose(bool(tools))
+        prepared = [_prepared(message) for message in messages]
+        rest = {"tools": tools or None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        variables = {**self._special_tokens, **rest, **(extra or {})}
+        if not continue_final_message:
+            return self._render(name, {**variables, "messages": prepared})
+        final, tag = _open_end(prepared)
+        text = self._render(name, {**variables, "messages": prepared})
+        return _cut_at(text, tag, final)
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """`render` for messages in any form: contents as text, as parts or none, arguments as objects or as JSON. They are put
+        into the form that the template reads, which is found out by rendering small conversations once. A developer's
+        message is the system's where the template does not name the role."""
+        name = self._choose(bool(tools))
+        if name not in self._names_developer:
+            messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]
+        if tools and name in self._tools_in_system:
+            messages = _with_tools(messages, tools)
+        adapted = self._forms[name].adapt(messages)
+        return self._rendered(adapted, tools, add_generation_prompt, extra, continue_final_message)
+
+    @property
+    def reads_tools(self) -> bool:
+        """True if a prompt can show tools."""
+        return "tools" in self.variables or bool(self._tools_in_system)
+
+    def _choose(self, with_tools: bool) -> str:
+        if with_tools and TOOL_USE in self._templates:
+            return TOOL_USE
+        if DEFAULT in self._templates:
+            return DEFAULT
+        names = ", ".join(sorted(self._templates))
+        message = f"This model has no default chat template, only {names}: the server's --chat-template can name one."
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+
+    def _renderer(self, name: str, tools: Sequence[Mapping[str, Any]] | None) -> Any:
+        def render(messages: Sequence[Message]) -> str:
+            variables = {"tools": tools, "documents": None, "add_generation_prompt": False}
+            prepared = [_prepared(message) for message in messages]
+            return self._render(name, {**self._special_tokens, **variables, "messages": prepared})
+
+        return render
+
+    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
+        try:
+            with watched_memory():
+                return self._collect(self._templates[name].generate(variables))
+        except MemoryExceeded:
+            message = "The chat template took too much memory."
+            raise TookTooMuch(message, param="messages", code="chat_template_error") from None
+        except (InvalidRequest, DeadlineExceeded):
+            raise
+        except Exception as error:  # whatever a template raises is the template's refusal of this request
+            message = f"The chat template refused these messages: {_one_line(error)}"
+            raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+
+    def _collect(self, output: Iterable[str]) -> str:
+        pieces: list[str] = []
+        length = 0
+        for piece in output:
+            length += len(piece)
+            if length > MAX_OUTPUT:
+                message = f"The chat template made more than {MAX_OUTPUT} characters."
+                raise InvalidRequest(message, param="messages", code="chat_template_error")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def resolve_chat_template(value: str, own: str | Mapping[str, str] | None = None) -> tuple[str, str]:
+    """What `--chat-template` means: source and origin (for messages).
+
+    A template written out (it has a brace-percent or double-brace tag, or several lines), else the path of a file, else
+    the name of one of the model's `own` templates. Raises ConfigError.
+    """
+    if "{{" in value or "{%" in value or "\n" in value:
+        return value, "--chat-template"
+    origin = f"--chat-template {value}"
+    try:
+        return Path(value).read_text("utf-8"), origin
+    except (OSError, ValueError) as error:
+        if isinstance(own, Mapping) and value in own:
+            return own[value], origin
+        reason = getattr(error, "strerror", None) or "not readable as text"
+        named = f"; the model's templates are {', '.join(sorted(own))}" if isinstance(own, Mapping) else ""
+        raise ConfigError(f"{origin}: {reason}{named}") from None
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    for name in extra:
+        if name in _RESERVED:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequest(f"'{name}' cannot be set here.", param=param, code="invalid_value")
+    documents = extra.get("documents")
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(one, dict) for one in documents)
+    ):
+        param = "chat_template_kwargs.documents"
+        raise InvalidRequest("'documents' is a list of objects.", param=param, code="invalid_value")
+
+
+def _prepared(message: Message) -> dict[str, Any]:
+    """A message without keys that are null, but for its content, and its reasoning under each name that templates know."""
+    plain = {name: value for name, value in message.items() if value is not None or name == "content"}
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _reads_key(tree: nodes.Template, key: str) -> bool:
+    """Whether something is read by this key, of messages or others."""
+    if any(one.attr == key for one in tree.find_all(nodes.Getattr)):
+        return True
+    keys = (one.arg for one in tree.find_all(nodes.Getitem))
+    return any(isinstance(one, nodes.Const) and one.value == key for one in keys)
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The functions as JSON in the first message, which is the system's: as Phi-4-mini's model card has it."""
+    written = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    first, rest = {"role": "system", "content": ""}, list(messages)
+    if rest and rest[0]["role"] == "system":
+        first, rest = dict(rest[0]), rest[1:]
+    return [{**first, "tools": written}, *rest]
+
+
+def _open_end(messages: list[dict[str, Any]]) -> tuple[str, str]:
+    """Mark the end of the last message's text; returns that text and the mark. Changes the last message.
+
+    The mark ends in a space, so that one sees whether the template trims what it is given.
+    """
+    tag = f"END-OF-FINAL-MESSAGE-{secrets.token_hex(8)} "
+    content: Any = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + tag
+        return content, tag
+    parts = [*content] if isinstance(content, list) else []
+    for number in reversed(range(len(parts))):
+        text = parts[number].get("text")
+        if isinstance(text, str):
+            parts[number] = {**parts[number], "text": text + tag}
+            messages[-1]["content"] = parts
+            return text, tag
+    message = "'continue_final_message' needs a last message with text."
+    raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
+
+
+def _cut_at(text: str, tag: str, final: str) -> str:
+    at = text.rfind(tag.strip())
+    if at < 0 or final.strip() not in text:
+        message = (
+            "This model's chat template does not show the last message as it is, so it cannot be continued."
+        )
+        raise InvalidRequest(message, param="continue_final_message", code="chat_template_error")
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return " ".join(text.split())[:500]

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shapes import matrix_flops, write_shape
-from engine.core import collector
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import Request
 from executors.contract import ExecutorConfig, SamplingParams
 from executors.process import connect
+from server.system.gc_tuning import freeze_after_load
 
 Result = dict[str, Any]
 _GREEDY = SamplingParams(temperature=0.0)
@@ -65,7 +65,7 @@ async def engine(shape: str, max_num_seqs: int = 64, **config: Any) -> AsyncIter
         )
         core = EngineCore(connect(limits), EngineConfig(max_num_seqs=max_num_seqs, **config))
         await core.start()
-        collector.settle()
+        freeze_after_load()
         try:
             yield core
         finally:

@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import collector
 from engine.core.journal import Journal
-from engine.core.mailbox import Mailbox
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.mailbox import Mailbox
 from engine.request import Request
+from engine.sequence import Sequence
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import messages as m
 from executors.process.wire import Decoder, encode
+from server.system.gc_tuning import freeze_after_load
 
 SIZES = (1, 32, 256, 1024)
 STAGES = ("schedule", "encode", "decode", "commit", "publish")
@@ -64,7 +64,7 @@ class Bench:
         for step in range(_STEPS + _WARMUP):
             if step == _WARMUP:
                 self.times = {stage: [] for stage in STAGES}
-                collector.settle()
+                freeze_after_load()
             flying = await self._step(flying)
         return {stage: 1e6 * statistics.median(taken) for stage, taken in self.times.items()}
 

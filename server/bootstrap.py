@@ -17,8 +17,7 @@ import setproctitle
 import structlog
 import uvloop
 
-from engine.core import collector
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
@@ -141,7 +140,7 @@ class Bootstrap:
             state.judge = GrammarJudge(tokenizer, model.info.logits_width)
             state.model = model
             state.progress = None
-            collector.settle()
+            gc_tuning.freeze_after_load()
             self._announce(core.core, model, url)
 
         await serve(
@@ -160,7 +159,9 @@ class Bootstrap:
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())
-        core = EngineCore(executor, engine_config(self.settings), state.metrics, at_rest=gc_tuning.give_back)
+        core = EngineCore(
+            executor, engine_config(self.settings), state.metrics, at_rest=gc_tuning.release_when_idle
+        )
         state.core = core
         state.metrics.watch(core)
         return core

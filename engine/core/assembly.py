@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from engine.core.backlog import Backlog
-from engine.core.config import EngineConfig
-from engine.core.forecast import Forecast
+from engine.config import EngineConfig
 from engine.core.journal import Journal
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.waiting.forecast import Forecast
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import ConfigError, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")

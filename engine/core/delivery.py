@@ -7,9 +7,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.core.sequence import Sequence
 from engine.errors import EngineError
 from engine.request import FinishReason, Observer, TokenDelta
+from engine.sequence import Sequence
 
 logger = logging.getLogger("cohort.engine")
 

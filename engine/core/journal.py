@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.request import FinishReason, TokenDelta
+from engine.sequence import Sequence, SequenceStatus
 from executors.contract import SampledToken
 
 

@@ -5,8 +5,8 @@
 Only the loop task mutates sequences and KV state. Everything else leaves a command that is applied between two steps, so
 that an abort takes effect within one step.
 
-    inbox.py      commands             flights.py   steps out          recovery.py  what follows a failure
-    delivery.py   who is owed what     backlog.py   who waits          health.py    what the engine says of itself
+    inbox.py      commands             steps.py     steps submitted          recovery.py  what follows a failure
+    delivery.py   deltas to readers    health.py    state and counters
     spare_memory.py   KV memory given back after a burst
 """
 
@@ -21,22 +21,22 @@ import weakref
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
-from engine.core.admission import Admission
+from engine.config import EngineConfig
 from engine.core.assembly import make_scheduler, steps_in_flight
-from engine.core.backlog import Backlog
-from engine.core.config import EngineConfig
 from engine.core.delivery import Delivery
-from engine.core.flights import Flights
 from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.journal import Journal
-from engine.core.mailbox import Mailbox
 from engine.core.recovery import Recovery
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.spare_memory import SpareMemory
+from engine.core.steps import StepQueue
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
+from engine.mailbox import Mailbox
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.admission import Admission
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import (
     ExecutorDied,
     ExecutorError,
@@ -80,7 +80,7 @@ class EngineCore:
         self._delivery = Delivery(self.observer, clock)
         self._backlog = Backlog(self.config.scheduling_policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
-        self._flights = Flights(executor, self._inbox, clock)
+        self._steps = StepQueue(executor, self._inbox, clock)
         self._recovery: Recovery | None = None
         self._spare_memory: SpareMemory | None = None
         self._seq_ids = itertools.count(1)
@@ -121,7 +121,7 @@ class EngineCore:
         await self.executor.warmup()
         self._info = self.executor.info()
         self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._backlog)
-        self._flights.limit = steps_in_flight(self.executor, self.config)
+        self._steps.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._spare_memory = SpareMemory(self.executor, self._scheduler.kv, self.config, self.clock)
         self._recovery = Recovery(
@@ -161,7 +161,7 @@ class EngineCore:
             except Exception:
                 logger.exception("the engine loop ended badly")
             self._task = None
-        await self._flights.cancel()
+        await self._steps.cancel()
         self._fail_all(Unavailable("the server is shutting down"))
         await self.executor.shutdown()
 
@@ -225,7 +225,7 @@ class EngineCore:
         self._inbox.put(lambda: self._add(seqs))
         at = self._backlog.unbegun.next_at()
         if at is not None and (self._looks_at is None or at < self._looks_at):
-            self._flights.interrupt()
+            self._steps.interrupt()
         return [seq.seq_id for seq in seqs]
 
     async def prepare_grammar(self, grammar: str) -> None:
@@ -297,15 +297,15 @@ class EngineCore:
         try:
             while True:
                 self._look_after_waiting()
-                if self._death is not None and not self._flights:
+                if self._death is not None and not self._steps:
                     await self._recover(recovery, None, self._death)
                     continue
                 # With steps out their results come first: one of them says which step died.
-                batch = scheduler.schedule() if self._flights.room and self._death is None else None
+                batch = scheduler.schedule() if self._steps.room and self._death is None else None
                 self._tell_executor(scheduler)
                 if batch is not None:
-                    await self._flights.take_off(batch)
-                elif self._flights:
+                    await self._steps.submit(batch)
+                elif self._steps:
                     await self._land(scheduler, recovery)
                 else:
                     await self._rest(scheduler)
@@ -355,19 +355,19 @@ class EngineCore:
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
         """Take in the oldest step's result. Returns early if a sequence has waited too long to be begun, or a command comes while
         another step could be submitted."""
-        flight = await self._flights.landed(self._until_too_late())
-        if flight is None:
+        step = await self._steps.next_result(self._until_too_late())
+        if step is None:
             return
         try:
-            output = flight.result.result()
+            output = step.result.result()
         except ExecutorError as error:
-            if self.journal.accepts(flight.batch.epoch):
-                await self._recover(recovery, flight.batch, error)
+            if self.journal.accepts(step.batch.epoch):
+                await self._recover(recovery, step.batch, error)
             else:
-                scheduler.abandon(flight.batch)
+                scheduler.abandon(step.batch)
             return
-        scheduler.observe(flight.batch, self._flights.seconds(flight))
-        deltas = scheduler.commit(flight.batch, output)
+        scheduler.observe(step.batch, self._steps.seconds(step))
+        deltas = scheduler.commit(step.batch, output)
         if any(delta.error is None for _, delta in deltas):
             recovery.gave_something()
         self._delivery.publish(deltas)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.sequence import Sequence
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.sequence import Sequence
 from executors.contract import Int32Array, SequenceStart, UnifiedBatch
 
 PENDING = -1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.core.config import EngineConfig
-from engine.core.drafter import Drafter, NgramDrafter
+from engine.config import EngineConfig
 from engine.policies.budget import BudgetPolicy, FixedBudget, LatencyBudget
-from engine.policies.queue import QUEUE_POLICIES, Fcfs, QueuePolicy
+from engine.policies.drafter import Drafter, NgramDrafter
 from engine.policies.victim import VICTIM_POLICIES, VictimPolicy, youngest
+from engine.waiting.order import QUEUE_POLICIES, Fcfs, QueuePolicy
 
 
 @dataclass(slots=True)

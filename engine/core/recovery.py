@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from engine.core.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_PAUSE, EngineConfig
+from engine.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_PAUSE, EngineConfig
 from engine.core.health import Health
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
 from engine.errors import BrokeExecutor, EngineError
 from engine.request import Stage
+from engine.sequence import Sequence
 from executors.contract import (
     ExecutorDied,
     ExecutorError,

@@ -13,18 +13,18 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.backlog import Backlog
-from engine.core.drafter import Drafter
 from engine.core.journal import Journal
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
-from engine.core.roster import Roster
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.sequences import Roster
 from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.budget import MIN_CHUNK
+from engine.policies.drafter import Drafter
 from engine.request import FinishReason, TokenDelta
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.inbox import Inbox
 from engine.kv.kv_cache_manager import KvCacheManager
 from executors.contract import ModelExecutor

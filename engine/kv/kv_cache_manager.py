@@ -9,9 +9,9 @@ from itertools import islice
 
 import numpy as np
 
-from engine.core.sequence import Sequence
 from engine.kv.block_pool import SLICE, BlockPool
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
+from engine.sequence import Sequence
 from executors.contract import Int32Array, KvLayout, TableUpdates
 
 

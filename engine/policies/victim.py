@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.core.sequence import Sequence
-from engine.policies.fair import most_present
+from engine.sequence import Sequence
 
 VictimPolicy = Callable[[Iterable[Sequence]], Sequence]
 """Chooses one of the running sequences that have no grant in this step yet, given in order of admission; there is at least
@@ -21,6 +20,16 @@ def youngest(candidates: Iterable[Sequence]) -> Sequence:
 def least_important(candidates: Iterable[Sequence]) -> Sequence:
     """The one with the highest `Request.priority` value, of several the one that came last."""
     return max(candidates, key=lambda seq: (seq.request.priority, seq.seq_id))
+
+
+def most_present(candidates: Iterable[Sequence]) -> Sequence:
+    """Of the tenant with the most sequences, the one admitted last."""
+    listed = list(candidates)
+    counts: dict[str, int] = {}
+    for seq in listed:
+        counts[seq.request.tenant] = counts.get(seq.request.tenant, 0) + 1
+    most = max(counts.values())
+    return next(seq for seq in reversed(listed) if counts[seq.request.tenant] == most)
 
 
 VICTIM_POLICIES: dict[str, VictimPolicy] = {

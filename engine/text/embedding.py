@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import EngineError, SequenceFailed
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, TokenDelta
 from executors.contract import SamplingParams
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import EngineError, InvalidRequest, SequenceFailed
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
 from engine.text.embedding import Embedder, EmbeddingRequest

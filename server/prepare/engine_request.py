@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from engine.core.admission import check_min_tokens
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
+from engine.waiting.admission import check_min_tokens
 from executors.contract import SamplingParams
 from server.http.auth import TENANT
 from server.http.request_timing import ARRIVED

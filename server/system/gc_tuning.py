@@ -1,4 +1,5 @@
-"""When memory is looked for: the garbage collector, and what was freed back to the operating system."""
+"""The garbage collector and the heap of the serving process: when objects are searched for cycles, and when freed memory goes
+back to the operating system."""
 
 from __future__ import annotations
 
@@ -8,6 +9,20 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
+
+_YOUNG = 20_000
+"""Objects made before a collection of the youngest generation. A step of 1,024 sequences makes a few thousand, nearly all of
+which reference counting frees; with Python's default of 700 the collector would run several times a step."""
+
+
+def freeze_after_load() -> None:
+    """Exempt all objects that exist now from collection, and search new ones for cycles seldom.
+
+    For a process that serves: called once everything is loaded. Measured at 1,024 sequences: a commit takes a third.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 20, 50)
 
 
 @cache
@@ -19,7 +34,7 @@ def _trim() -> Callable[[int], int] | None:
     return trim
 
 
-def give_back() -> None:
+def release_when_idle() -> None:
     """Collect circles of garbage, which Python does by the number of objects and not by their size, and return what was freed
     inside the heap: by itself glibc gives back only what lies at its end, so that one small object
     above the body of a large request keeps all of it resident. Milliseconds, and nothing where there is nothing to give."""
@@ -35,7 +50,7 @@ _LONGEST_PAUSE = 5.0
 
 class CollectorPause:
     """
-    The garbage collector, which is one for the process, stays away while anybody is inside.
+    Keeps the process's garbage collector off while any block is inside.
 
     For the event loop's thread alone: on threads that parse, one could read the collector's state between another's two
     steps, and the exception that ends work of too long could come in place of what turns it on again. Off for good

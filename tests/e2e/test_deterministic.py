@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import Request, TokenDelta
 from executors.contract import (
     ConfigError,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import InvalidRequest
+from engine.mailbox import Mailbox
 from engine.request import FinishReason
 from executors.contract import ExecutorConfig, OptimizationConfig
 from executors.process import connect

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, Stage
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingParams
 from executors.process import connect

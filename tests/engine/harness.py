@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Request, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams

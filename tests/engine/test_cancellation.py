@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import Unavailable
+from engine.mailbox import Mailbox
 from engine.request import Stage, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import TextEngine

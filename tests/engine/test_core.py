@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import MAX_FRUITLESS_RESTARTS
-from engine.core.mailbox import Mailbox
+from engine.config import MAX_FRUITLESS_RESTARTS
 from engine.errors import (
     ContextLengthExceeded,
     ExecutorFailed,
@@ -18,6 +17,7 @@ from engine.errors import (
     SequenceFailed,
     Unavailable,
 )
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Stage
 from executors.contract import ExecutorDied, SampledToken, SamplingParams
 from executors.fakes.failures import Failure

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.request import FinishReason, Request

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.mailbox import Mailbox
-from engine.core.pending import PendingTokens, num_entries
 from engine.errors import ExecutorFailed, ReaderTooSlow
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, TokenDelta
+from engine.unread_tokens import PendingTokens, num_entries
 from executors.contract import SampledToken
 
 LOGPROB = st.floats(allow_nan=False, max_value=0)

@@ -10,9 +10,9 @@ import pytest
 
 from engine.core import step_budget
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.core.step_budget import LEAST_TOKENS, MOST_PATIENCE, PATIENCE, StepBudget
 from engine.errors import BrokeExecutor
+from engine.mailbox import Mailbox
 from executors.fakes.base import FakeExecutor
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens

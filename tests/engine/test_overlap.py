@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.core.drafter import NgramDrafter
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
 from engine.errors import InvalidRequest
+from engine.mailbox import Mailbox
+from engine.policies.drafter import NgramDrafter
 from engine.request import FinishReason
+from engine.sequence import Sequence
 from executors.contract import ExecutorDied, SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import (
     ContextLengthExceeded,
     ExecutorFailed,
@@ -19,6 +18,7 @@ from engine.errors import (
     SequenceFailed,
     Unavailable,
 )
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from executors.contract import SampledToken, UnifiedBatch, UnifiedOutput

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.core.config import MAX_FRUITLESS_RESTARTS, EngineConfig
+from engine.config import MAX_FRUITLESS_RESTARTS, EngineConfig
 from engine.core.loop import EngineCore
 from engine.errors import BrokeExecutor, ExecutorFailed
 from engine.request import Observer, Stage

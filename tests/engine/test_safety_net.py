@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
 from engine.errors import ExecutorFailed
+from engine.mailbox import Mailbox
 from engine.request import Stage
+from engine.sequence import Sequence
 from executors.contract import ExecutorDied
 from tests.engine.harness import fake, read, request
 

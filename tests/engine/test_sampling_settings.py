@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import InvalidRequest
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.text.generation import TextEngine
 from tests.engine.harness import fake

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from engine.core import scheduler as scheduling
-from engine.core.backlog import Backlog
 from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.kv import kv_cache_manager as managing
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.kv.prefix_cache import PrefixCache, block_key
-from engine.policies.fair import Fair
 from engine.request import FinishReason
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.fair import Fair
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import Int32Array, UnifiedBatch
 
 Mutate = Callable[[pytest.MonkeyPatch], None]

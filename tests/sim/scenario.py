@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
 from engine.kv.block_pool import BlockPool
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, Stage, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams

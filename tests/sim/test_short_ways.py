@@ -12,8 +12,8 @@ import pytest
 
 from engine.core.plan import StepPacker
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.sequence import Sequence, SequenceStatus
 from executors.contract import UnifiedBatch, UnifiedOutput
 from tests.sim.scenario import simulate
 

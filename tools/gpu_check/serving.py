@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.core import collector
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import Request
 from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import connect
+from server.system.gc_tuning import freeze_after_load
 from tools.gpu_check import shapes
 from tools.gpu_check.plan import Failed, Options
 
@@ -58,7 +58,7 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         await core.start()
-        collector.settle()
+        freeze_after_load()
         epoch = core.stats().epoch
         try:
             yield core

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.kv.prefix_cache import block_key
+from engine.mailbox import Mailbox
 from engine.request import Request, TokenDelta
 from executors.batch import UnifiedBatch, UnifiedOutput
 from executors.contract import SamplingParams

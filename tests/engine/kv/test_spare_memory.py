@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.core.spare_memory import ROUNDS, SpareMemory
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.mailbox import Mailbox
 from engine.request import Request
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, KvLayout, SamplingParams

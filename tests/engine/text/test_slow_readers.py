@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.core import mailbox
+from engine import mailbox
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.errors import ReaderTooSlow
+from engine.mailbox import Mailbox
 from engine.text import generation
 from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest, TokenText
 from engine.text.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """When a child counts as hung: the rules of watch.py, with a clock of our own."""
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from executors.process.watch import HangWatch, Limits, TokenCost
 
 LIMITS = Limits(silence_s=5, loading_silence_s=120, step_floor_s=30, step_factor=10, slow_call_s=600)

@@ -23,7 +23,7 @@ from server.grammar.messages import Setup, Verdict
 from server.grammar.schemas import FORMATS
 from server.grammar.validator import GrammarJudge
 from server.schemas.structured import StructuredFields
-from server.system.gc_tuning import give_back
+from server.system.gc_tuning import release_when_idle
 from tests.engine.text import kinds
 from tests.engine.text.kinds import KINDS
 from tests.executors.process.helpers import state_of
@@ -43,7 +43,7 @@ def grammar(**outputs: Any) -> str:
 @pytest.fixture(scope="module")
 def inside() -> Judge:
     """What runs in the process, in this one, whose heap has no room left from other tests that would hide what grows."""
-    give_back()
+    release_when_idle()
     return Judge(Setup(str(tiny.weights_dir()), WIDTH))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from server.bootstrap import Bootstrap, engine_config, executor_config
 from server.commands.command_line import app, known_options
 from server.hub import HubModel

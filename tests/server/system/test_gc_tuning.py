@@ -32,7 +32,7 @@ many = [bytearray(50_000) for _ in range(2000)]
 kept += many[::100]
 del many
 before = resident()
-gc_tuning.give_back()
+gc_tuning.release_when_idle()
 print(before, resident(), all(not any(one) for one in kept))
 """
 
@@ -52,5 +52,5 @@ def test_a_c_library_without_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda name: object())
         assert gc_tuning._trim() is None
-        gc_tuning.give_back()
+        gc_tuning.release_when_idle()
     gc_tuning._trim.cache_clear()

@@ -10,16 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.journal import Journal
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
 from engine.kv.kv_cache_manager import KvCacheManager
-from engine.policies.fair import CREDIT, MOST_TENANTS, Fair, most_present
+from engine.mailbox import Mailbox
+from engine.policies.victim import most_present
 from engine.request import FinishReason, Request
+from engine.sequence import Sequence
+from engine.waiting.fair import CREDIT, MOST_TENANTS, Fair
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 

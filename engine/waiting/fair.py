@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
-from engine.core.sequence import Sequence
+from engine.sequence import Sequence
 
 CREDIT = 128
 """Tokens by which who comes after a pause is ahead of everybody who is here: a short question is begun in the very next step, and
@@ -146,16 +146,6 @@ class Fair:
                     del sets[tenant]
         if not self._live:
             self._served = dict.fromkeys(list(self._served)[-MOST_TENANTS:], 0)
-
-
-def most_present(candidates: Iterable[Sequence]) -> Sequence:
-    """The victim that goes with it: of the tenant with the most sequences, the one admitted last."""
-    listed = list(candidates)
-    counts: dict[str, int] = {}
-    for seq in listed:
-        counts[seq.request.tenant] = counts.get(seq.request.tenant, 0) + 1
-    most = max(counts.values())
-    return next(seq for seq in reversed(listed) if counts[seq.request.tenant] == most)
 
 
 def _place(entry: _Entry) -> _Place:

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
-from engine.core.unbegun import Unbegun
 from engine.errors import DeadlinePassed, Overloaded
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Stage, TokenDelta
+from engine.sequence import Sequence
+from engine.waiting.not_started import Unbegun
 from executors.contract import SampledToken, SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.base import FakeExecutor
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import fake, read, request
-from tests.engine.policies.test_fair import seq
+from tests.engine.waiting.test_fair import seq
 from tests.sim.virtual_loop import run
 
 

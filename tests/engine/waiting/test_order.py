@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.mailbox import Mailbox
 from engine.policies.budget import MIN_CHUNK, FixedBudget, LatencyBudget
-from engine.policies.queue import Fcfs, Priority
 from engine.policies.victim import least_important, youngest
 from engine.request import Request, TokenDelta
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.order import Fcfs, Priority
 from executors.contract import KvCacheHandle
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.core.pending import PendingTokens, num_entries
 from engine.errors import ReaderTooSlow
 from engine.request import TokenDelta
+from engine.unread_tokens import PendingTokens, num_entries
 
 MAX_BYTES = 64 * 2**20
 """Bytes of tokens one reader may be behind by, as they are packed: 16 million tokens, or 266,000 with 20 alternatives each. One

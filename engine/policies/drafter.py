@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.core.sequence import Sequence
+from engine.sequence import Sequence
 
 _WINDOW = 1024
 _KEPT = 4096

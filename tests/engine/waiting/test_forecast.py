@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.core.backlog import Backlog
-from engine.core.config import EngineConfig
-from engine.core.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
+from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
+from engine.mailbox import Mailbox
 from engine.request import Request
+from engine.sequence import Sequence
+from engine.waiting.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import Pace, SamplingParams
 from tests.engine.harness import GREEDY, fake
 from tests.sim.virtual_loop import run

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.core.backlog import Backlog
-from engine.core.config import EngineConfig
+from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import ModelInfo, SamplingParams
 
 

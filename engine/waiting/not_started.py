@@ -7,8 +7,8 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence
+from engine.mailbox import Mailbox
+from engine.sequence import Sequence
 
 _SPARE = 64
 """Entries of sequences that wait no more, which are not worth a look at how many there are."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.core.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
-from engine.core.sequence import Sequence
-from engine.core.unbegun import Unbegun
 from engine.request import Request
+from engine.sequence import Sequence
+from engine.waiting.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
+from engine.waiting.not_started import Unbegun
 
 _MEMORY = 10.0
 """Seconds of computing prompts after which a measurement of their pace counts 1/e."""

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from engine.core.loop import EngineCore
-from engine.core.sequence import Sequence
-from engine.policies.fair import Fair
+from engine.sequence import Sequence
+from engine.waiting.fair import Fair
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
 from tests.engine.harness import engine, fake, request, run
-from tests.engine.policies.test_fair import order, seq
+from tests.engine.waiting.test_fair import order, seq
 
 PROMPT, OUTPUT = 20, 30
 EACH = PROMPT + OUTPUT - 1

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from engine.core.backlog import Backlog
-from engine.core.config import FAILED_STEPS_BEFORE_ALONE
+from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
-from engine.policies.queue import QueuePolicy
 from engine.request import FinishReason
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.order import QueuePolicy
+from engine.waiting.wait_estimate import Backlog
 from executors.contract import UnifiedBatch
 
 

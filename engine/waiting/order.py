@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from engine.core.sequence import Sequence
-from engine.policies.fair import Fair
+from engine.sequence import Sequence
+from engine.waiting.fair import Fair
 
 
 class QueuePolicy(Protocol):

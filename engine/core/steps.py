@@ -1,4 +1,4 @@
-"""`Flights`: the steps that are out."""
+"""`StepQueue`: the steps that are out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, Unifi
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingStep:
     """A step that was submitted and whose result is not in yet."""
 
     batch: UnifiedBatch
@@ -22,11 +22,11 @@ class Flight:
     """When it was submitted, or when the step before it was done, if that came later."""
 
 
-class Flights:
+class StepQueue:
     """Steps out, the oldest first: they are executed in the order of their submission. Used by the loop task only."""
 
     def __init__(self, executor: ModelExecutor, inbox: Inbox, clock: Callable[[], float]) -> None:
-        self.out: deque[Flight] = deque()
+        self.out: deque[PendingStep] = deque()
         self.limit = 1
         """As many as may be out at once."""
         self._executor = executor
@@ -42,10 +42,10 @@ class Flights:
         """One more may be submitted."""
         return len(self.out) < self.limit
 
-    async def take_off(self, batch: UnifiedBatch) -> None:
+    async def submit(self, batch: UnifiedBatch) -> None:
         """Submit a step; it is on its way when this returns."""
         step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
-        self.out.append(Flight(batch, step, self._clock()))
+        self.out.append(PendingStep(batch, step, self._clock()))
         await asyncio.sleep(0)
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
@@ -55,28 +55,28 @@ class Flights:
         check_output(batch, output)
         return output
 
-    async def landed(self, timeout: float | None = None) -> Flight | None:
+    async def next_result(self, timeout: float | None = None) -> PendingStep | None:
         """The oldest step, not among those out any more, once its result is in, be that an error. None if that takes longer than
         `timeout` seconds, or `interrupt` was called first, or a command came while another step could be submitted."""
-        flight = self.out[0]
-        if not flight.result.done():
-            await (self._command_or if self.room else self._interruption_or)(flight.result, timeout)
-            if not flight.result.done():
+        step = self.out[0]
+        if not step.result.done():
+            await (self._command_or if self.room else self._interruption_or)(step.result, timeout)
+            if not step.result.done():
                 return None
         with contextlib.suppress(ExecutorError):
-            await flight.result
+            await step.result
         self.out.popleft()
-        return flight
+        return step
 
-    def seconds(self, flight: Flight) -> float:
+    def seconds(self, step: PendingStep) -> float:
         """How long a step that has landed just now took; the next one's time begins with its end."""
         now = self._clock()
         if self.out:
             self.out[0].began = now
-        return now - flight.began
+        return now - step.began
 
     def interrupt(self) -> None:
-        """Have who waits in `landed` look around: a time-out that was given is too late now."""
+        """Have who waits in `next_result` look around: a time-out that was given is too late now."""
         self._interrupt()
 
     async def _interruption_or(self, result: asyncio.Task[UnifiedOutput], timeout: float | None) -> None:
@@ -111,9 +111,9 @@ class Flights:
 
     async def cancel(self) -> None:
         """Nobody wants their results any more."""
-        for flight in self.out:
-            flight.result.cancel()
-        await asyncio.gather(*(flight.result for flight in self.out), return_exceptions=True)
+        for step in self.out:
+            step.result.cancel()
+        await asyncio.gather(*(step.result for step in self.out), return_exceptions=True)
         self.out.clear()
 
 

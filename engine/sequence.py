@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.core.mailbox import Mailbox
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request
 from executors.contract import SampledToken, SequenceStart
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.backlog import MAX_RETRY_AFTER, Backlog
-from engine.core.mailbox import Mailbox
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.errors import DeadlinePassed, EngineError, Overloaded
+from engine.mailbox import Mailbox
 from engine.request import Observer, Request, Stage, TokenDelta
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting.wait_estimate import MAX_RETRY_AFTER, Backlog
 from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.fakes.failures import Failure
 from executors.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request, run
-from tests.engine.policies.test_fair import seq
+from tests.engine.waiting.test_fair import seq
 
 
 def asked(tenant: str = "", priority: int = 0) -> Request:

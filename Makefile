@@ -25,11 +25,11 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock tiny-train tiny-eval tiny-smoke gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench, bench-peers, tiny-train and tiny-eval."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers."
 
 install: $(STAMP)  ## make .venv and install everything into it
 
@@ -115,15 +115,6 @@ promises: $(STAMP) $(TRITON)  ## rewrite README's feature table from docs/promis
 
 lock: $(STAMP)  ## write the versions installed now to constraints.txt
 	$(PIP) freeze --exclude-editable | sed -E '/^-e |@|^triton==/d; s/\+[a-z0-9.]+$$//' > constraints.txt
-
-tiny-train: $(STAMP)  ## train cohort-tiny from scratch (at most an hour)
-	$(BIN)/python -m executors.tiny.train --out .reports/tiny-train $(ARGS)
-
-tiny-eval: $(STAMP)  ## measure cohort-tiny's skills; over HTTP with ARGS="--url http://127.0.0.1:8000"
-	$(BIN)/python -m executors.tiny.evaluate $(ARGS)
-
-tiny-smoke: $(STAMP)  ## train cohort-tiny for a minute: the script works from its first step to the export
-	rm -rf .reports/tiny && $(BIN)/python -m executors.tiny.train --out .reports/tiny --minutes 1
 
 # On a machine with a GPU there may be no network: no environment is made, the Python with torch is PYTHON.
 HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

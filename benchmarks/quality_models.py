@@ -33,8 +33,6 @@ from executors.facts import (
 )
 from executors.llm.factory import LlmFactory
 from executors.tiny import weights_dir
-from executors.tiny.data import SKILL_NAMES, held_out_samples
-from executors.tiny.tokenizer import render
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -46,6 +44,11 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = SHAPES | {
     "mini": SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 4, "vocab_size": 4096, "eos_token_id": None},
 }
 """By name; "mini" has the widths of the 0.6B model in a seventh of its layers."""
+
+TINY_PROMPTS = Path(__file__).with_name("quality_prompts.json")
+"""40 chats to cohort-tiny, a JSON list of strings: rendered by its template up to where the assistant answers."""
+_CHATS_PER_SEED = 8
+"""Distance in that list between the first chats of two consecutive seeds."""
 
 _PROMPT_LENGTHS = (7, 16, 24, 33, 48, 64, 97, 128)
 """Of random prompts, in turn: full blocks and parts of them."""
@@ -227,8 +230,8 @@ def random_checkpoint(fields: dict[str, Any], folder: Path, seed: int) -> Path:
 
 
 def prompts(directory: Path, count: int, seed: int) -> list[list[int]]:
-    """`count` prompts: held-out questions to cohort-tiny, pieces of `TEXTS` to another trained model, random ids to a
-    checkpoint without a tokenizer."""
+    """`count` token-id prompts: for cohort-tiny the rendered chats of `TINY_PROMPTS`, for another trained model pieces of
+    `TEXTS`, for a checkpoint without a tokenizer random ids."""
     lengths = [_PROMPT_LENGTHS[i % len(_PROMPT_LENGTHS)] for i in range(count)]
     if not (directory / "tokenizer.json").is_file():
         vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
@@ -239,13 +242,9 @@ def prompts(directory: Path, count: int, seed: int) -> list[list[int]]:
         # Each seed gives the texts other lengths, and other beginnings.
         return [texts[(seed + i) % len(texts)][8 * seed :][:length] for i, length in enumerate(lengths)]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    found = []
-    for i in range(count):
-        # Each seed begins with another skill: fewer prompts than skills are not always the same ones.
-        skill = SKILL_NAMES[(seed + i) % len(SKILL_NAMES)]
-        text = render(held_out_samples(skill, 1, 1000 * seed + i)[0], with_answer=False)
-        found.append(tokenizer.encode(text).ids)
-    return found
+    chats = json.loads(TINY_PROMPTS.read_text("utf-8"))
+    first = seed * _CHATS_PER_SEED
+    return [tokenizer.encode(chats[(first + i) % len(chats)]).ids for i in range(count)]
 
 
 def forced_texts(directory: Path, last: int | None = None) -> list[Forced]:

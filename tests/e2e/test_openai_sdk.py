@@ -57,19 +57,10 @@ def ask(client: openai.OpenAI, *messages: ChatCompletionMessageParam) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_counting(client: openai.OpenAI) -> None:
+def test_the_embedded_model_answers_sensibly(client: openai.OpenAI) -> None:
     assert numbers(ask(client, user("Count from 3 to 9."))) == [3, 4, 5, 6, 7, 8, 9]
-
-
-def test_adding(client: openai.OpenAI) -> None:
     assert numbers(ask(client, user("What is 27 + 15?")))[-1] == 42
-
-
-def test_capitals(client: openai.OpenAI) -> None:
     assert "Paris" in ask(client, user("What is the capital of France?"))
-
-
-def test_off_topic(client: openai.OpenAI) -> None:
     assert "cohort-tiny" in ask(client, user("Write me a poem about quantum chromodynamics."))
 
 

@@ -1,18 +1,29 @@
-"""Tools as the model reads them: name, description, and a call to be filled in, whatever the definition looks like."""
+"""The template of cohort-tiny renders any OpenAI conversation, and any tool definition as a call to be filled in."""
 
 from typing import Any
 
 import pytest
 
-from executors.tiny.data.sample import Sample
-from executors.tiny.tokenizer import render
+from executors.tiny import weights_dir
+from server.templates.template import ChatTemplate
+
+_TEMPLATE = ChatTemplate((weights_dir() / "chat_template.jinja").read_text("utf-8"), {})
+
+
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    """Return the prompt up to where the assistant answers."""
+    return _TEMPLATE.prompt(messages, tools)
 
 
 def _offered(**function: Any) -> list[str]:
     """Return the lines of the prompt between the markers of the tools."""
     tool = {"type": "function", "function": function}
-    sample = Sample("tools", ({"role": "user", "content": "x"},), (tool,), "", {})
-    return render(sample, with_answer=False).split("<tools>\n")[1].split("\n</tools>")[0].split("\n")
+    return (
+        render([{"role": "user", "content": "x"}], [tool])
+        .split("<tools>\n")[1]
+        .split("\n</tools>")[0]
+        .split("\n")
+    )
 
 
 def _parameters(properties: Any, **schema: Any) -> str:
@@ -85,3 +96,51 @@ def test_tools_without_parameters_have_no_arguments(function: dict[str, Any]) ->
 def test_names_that_mappings_have_too_are_only_names() -> None:
     properties = {name: {"type": "string"} for name in ("items", "keys", "values", "get", "type")}
     assert _parameters(properties) == "{" + ", ".join(f'"{name}": "string"' for name in properties) + "}"
+
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "timer", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def test_template_without_tools() -> None:
+    prompt = render([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+    assert prompt == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_template_with_tools() -> None:
+    shown = 'timer\n{"name": "timer", "arguments": {}}'
+    user = {"role": "user", "content": "Go"}
+    assert render([user], [_TOOL, _TOOL]) == (
+        f"<|im_start|>system\n# Tools\n<tools>\n{shown}\n{shown}\n</tools><|im_end|>\n"
+        "<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "system\nBe kind.\n\n# Tools\n<tools>" in render(
+        [{"role": "system", "content": "Be kind."}, user], [_TOOL]
+    )
+
+
+@pytest.mark.parametrize("arguments", ['{"minutes": 5}', {"minutes": 5}])
+@pytest.mark.parametrize("content", ["", None])
+def test_template_with_a_call_and_two_results(arguments: object, content: str | None) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "timer", "arguments": arguments}}
+    prompt = render(
+        [
+            {"role": "user", "content": "Go"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "ok"},
+            {"role": "tool", "tool_call_id": "1", "content": "done"},
+        ]
+    )
+    assert prompt == (
+        "<|im_start|>user\nGo<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "timer", "arguments": {"minutes": 5}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nok\n</tool_response>\n<tool_response>\ndone\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )

@@ -37,6 +37,7 @@ from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, prompts, random_
 from executors.llm.memory import cpu_threads
 from executors.tiny import weights_dir
 from tools import real_models
+from tools.neutral_paths import neutral
 
 TINY = "cohort-tiny"
 
@@ -165,7 +166,7 @@ def main() -> None:
     }
     print(quantization_table(results["quantization"]))
     if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+        asked.json.write_text(json.dumps(neutral(results), indent=1) + "\n")
 
 
 if __name__ == "__main__":

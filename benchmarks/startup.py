@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.attention import cpu_name
 from benchmarks.peers import models, servers
+from tools.neutral_paths import neutral
 
 _KV_BYTES = 256 << 20
 """All of it is made memory after a start."""
@@ -76,7 +77,7 @@ def main() -> None:
     print(f"idle: {100 * statistics.median(found['idle_cpu_share']):.2f}% of a CPU")
     print(f"memory beside KV and an empty process: {found['anonymous_over_weights']:.3f} times the weights")
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(neutral(result), indent=2) + "\n")
 
 
 def _run(side: servers.Side, model: Path, idle: float) -> dict[str, float]:

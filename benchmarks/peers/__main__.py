@@ -25,6 +25,7 @@ from benchmarks.peers import compare, limits, models, servers
 from benchmarks.peers.servers import Side
 from benchmarks.shapes import SHAPES
 from server.commands.bench.report import client_facts
+from tools.neutral_paths import neutral
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -55,7 +56,7 @@ def main() -> None:
         report["limits"] = limits.higher(report["limits"], limits.measured())
         found = compare.results(values, [ours.name, theirs.name], asked.shape, SMALL, report["limits"])
         report |= {"rounds_done": number + 1, "results": found, "runs": reports}
-        asked.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        asked.json.write_text(json.dumps(neutral(report), indent=1, allow_nan=False) + "\n")
         print(
             f"after round {number + 1} of {asked.rounds}:\n{compare.table(found, [ours.name, theirs.name])}",
             flush=True,

@@ -140,7 +140,8 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 def test_the_verb_is_light(tmp_path: Path) -> None:
     """Its process imports no torch, and the help none of what it runs with."""
-    code = "import sys; from server import commands; print([m for m in ('torch', 'rich.live', 'uvloop') if m in sys.modules])"
+    names = "('torch', 'rich.live', 'uvloop')"
+    code = f"import sys; from server.commands import command_line; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
     )

@@ -67,14 +67,14 @@ async def test_a_step_is_out_while_the_next_is_put_together() -> None:
     async with engine(made) as core:  # type: ignore[arg-type]
         running = asyncio.create_task(run(core, request([1], 30)))
         await asyncio.sleep(0.02)
-        assert len(core._flights) == 2
-        pending = core._flights.out[1].batch.pending
+        assert len(core._steps) == 2
+        pending = core._steps.out[1].batch.pending
         assert pending is not None and pending.all(), "its input is being sampled"
         await running
     async with engine(overlapped(), max_in_flight=1) as core:  # type: ignore[arg-type]
         running = asyncio.create_task(run(core, request([1], 30)))
         await asyncio.sleep(0.005)
-        assert len(core._flights) <= 1
+        assert len(core._steps) <= 1
         await running
 
 
@@ -175,7 +175,7 @@ async def test_a_request_joins_while_drafts_are_out() -> None:
         await asyncio.sleep(0.02)
         other = asyncio.create_task(run(core, request([2], 1)))
         await asyncio.sleep(0.005)
-        assert len(core._flights) == 2
+        assert len(core._steps) == 2
         await asyncio.gather(slow, other)
 
 

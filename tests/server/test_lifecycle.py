@@ -252,8 +252,9 @@ def test_a_bar_on_a_terminal() -> None:
 def test_nobody_has_to_see_the_banner() -> None:
     """Nor the log."""
     code = (
-        "from server import logs, startup; logs.configure(); banner.show('x' * 100); banner.show('y'); import logging;"
-        "startup.log.info('a'); logging.getLogger('x').info('b'); import sys; sys.exit(0)"
+        "from server import banner; from server.system import logs; logs.configure(); "
+        "banner.show('x' * 100); banner.show('y'); import logging;"
+        "banner.log.info('a'); logging.getLogger('x').info('b'); import sys; sys.exit(0)"
     )
     for redirection in (">/dev/full", ">&-", ">/dev/full 2>&1"):
         command = f'"$0" -c "$1" {redirection}'

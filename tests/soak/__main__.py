@@ -27,6 +27,7 @@ from tests.soak import verdict
 from tests.soak.gauges import Sample, sample
 from tests.soak.load import Load
 from tests.tiny_model import BYTES_PER_TOKEN
+from tools.neutral_paths import neutral
 
 KEYS = ["key-one", "key-two", "key-three"]
 METRICS_KEY = "key-of-the-scraper"
@@ -135,7 +136,7 @@ def report(samples: list[Sample], load: Load, minutes: float, log: str) -> list[
         "samples": [asdict(one) for one in samples],
     }  # fmt: skip
     if minutes >= 20:
-        RESULT.write_text(json.dumps(written, indent=1) + "\n")
+        RESULT.write_text(json.dumps(neutral(written), indent=1) + "\n")
     return found
 
 

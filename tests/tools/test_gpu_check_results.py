@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import check_agreement, check_steps, check_tests, profiled, report, serving, shapes
+from tools.gpu_check import (
+    check_agreement,
+    check_steps,
+    check_tests,
+    evidence,
+    profiled,
+    report,
+    serving,
+    shapes,
+)
 from tools.gpu_check.plan import PARTS, ROOT, Failed, NotRun, Options, Part
 from tools.gpu_check.record import PART_SOURCES, Outcome, Record, State, sources_digest, write_json
 
@@ -189,6 +198,19 @@ def test_the_result_is_a_file_for_device_and_sources(tmp_path: Path) -> None:
     assert "3 of 9 tests failed" in lines["tests"] and "a log" not in lines["tests"]
     assert "not run" in lines["steps"] and "pass" not in lines["steps"]
     assert report.exit_code(record, PARTS) == 1
+
+
+def test_result_record_and_evidence_name_no_paths_of_the_machine(tmp_path: Path) -> None:
+    log = f'File "{ROOT}/tools/x.py", line 1; /usr/lib/libcuda.so; /mnt/models/m'
+    record = Record({"device": "H200"}, {PARTS[0].name: Outcome(State.FAIL, detail=f"{log}\nmore")})
+    result = report.write(record, PARTS, tmp_path)
+    record.save(tmp_path / "record.json")
+    evidence.write(record, PARTS, tmp_path, tmp_path / "evidence.txt")
+    for name in (result.name, "record.json", "evidence.txt"):
+        text = (tmp_path / name).read_text().replace('\\"', '"')
+        assert 'File "tools/x.py", line 1; /usr/lib/libcuda.so; .../m' in text, name
+        assert str(ROOT) not in text and "/mnt" not in text, name
+    assert Record.load(tmp_path / "record.json").identity == record.identity, "a later call goes on with it"
 
 
 def test_where_results_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tools.gpu_check.plan import Part
 from tools.gpu_check.record import Outcome, Record, State
+from tools.neutral_paths import neutral
 
 EACH_END = 100_000
 """Bytes of a log that are kept of its beginning, and as many of its end."""
@@ -20,7 +21,8 @@ _WARNING = re.compile(rb"warning|\b(?:ERROR|CRITICAL)\b|^\[?[WEF]\d{4}[ \]]", re
 
 def write(record: Record, parts: Sequence[Part], logs: Path, path: Path) -> Path | None:
     """Write the evidence of all parts that did not pass to the file at `path`, and return it; none where all passed, or none was
-    begun: one that an earlier call left there is removed then. `logs`: the folder with the parts' logs."""
+    begun: one that an earlier call left there is removed then. `logs`: the folder with the parts' logs. The
+    machine's paths are renamed as in a result."""
     sections = []
     for part in parts:
         outcome = record.outcomes.get(part.name)
@@ -33,7 +35,8 @@ def write(record: Record, parts: Sequence[Part], logs: Path, path: Path) -> Path
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.part")
-    fresh.write_bytes(b"\n".join(sections))
+    told = neutral(b"\n".join(sections).decode("utf-8", "surrogateescape"))
+    fresh.write_bytes(told.encode("utf-8", "surrogateescape"))
     fresh.replace(path)
     return path
 

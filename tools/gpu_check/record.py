@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu_check.plan import ROOT
+from tools.neutral_paths import neutral
 
 Figures = dict[str, Any]
 _SOURCES = ("engine", "executors", "tools/gpu_check", "benchmarks/shapes.py")
@@ -56,7 +57,7 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Replace the file at once: one that is cut off leaves the one before."""
-        write_json(path, asdict(self))
+        write_json(path, neutral(asdict(self)))
 
     @staticmethod
     def load(path: Path) -> Record:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tools.gpu_check.plan import ROOT, Part
 from tools.gpu_check.record import Outcome, Record, State, write_json
+from tools.neutral_paths import neutral
 
 _HEADLINES = {
     "copy_gb_per_s": "copies {:,.0f} GB/s",
@@ -132,7 +133,7 @@ def write(record: Record, parts: Sequence[Part], folder: Path) -> Path:
             for part in parts
         },
     }
-    write_json(path, result)
+    write_json(path, neutral(result))
     return path
 
 

@@ -13,7 +13,7 @@ from server.system import gc_tuning
 PINNED = """
 import random
 from pathlib import Path
-from server import memory
+from server.system import gc_tuning
 
 def resident():
     [line] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Anonymous")]

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import write_shape
-from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
+from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.llm.attention import AttentionBackend
 from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor

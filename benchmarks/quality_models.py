@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from benchmarks.quality_texts import TEXTS
 from benchmarks.shapes import SHAPES
 from executors.contract import DecodeInput, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
-from executors.facts import (
+from executors.contract.config import (
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from executors.batch import SamplingParams, SequenceStart
+from executors.contract.batch import SamplingParams, SequenceStart
 from executors.llm.sampler import SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, SlotShapers
 

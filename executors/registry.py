@@ -17,8 +17,8 @@ from executors.contract import (
 )
 
 _BUILT_IN = {
-    "echo": "executors.fakes.echo:EchoFactory",
-    "paged_fake": "executors.fakes.paged:PagedFakeFactory",
+    "echo": "executors.testing.fakes.echo:EchoFactory",
+    "paged_fake": "executors.testing.fakes.paged:PagedFakeFactory",
     "llm": "executors.llm.factory:LlmFactory",
     "qwen3": "executors.qwen3.factory:Qwen3Factory",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from executors.errors import OutOfMemory
+from executors.contract.errors import OutOfMemory
 from executors.kernels.compiler import library
 
 SOURCE = Path(__file__).with_name("cohort_cpu.cpp")

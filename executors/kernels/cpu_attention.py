@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors.errors import OutOfMemory
+from executors.contract.errors import OutOfMemory
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
 from executors.llm.kv_cache import KvCache

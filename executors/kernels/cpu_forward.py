@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executors.errors import OutOfMemory
+from executors.contract.errors import OutOfMemory
 from executors.kernels.cpu import ACTIVATIONS, DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, PackedWeight
 from executors.kernels.cpu_attention import MAX_HEAD_DIM, CpuAttend
 

@@ -1,6 +1,6 @@
 """`TritonSampler`: a token for every row of a step, chosen on the device: what a captured graph can hold.
 
-What the token is, the project has fixed (`executors/reference_sampler.py`): the first id, in vocabulary order, at which the
+What the token is, `executors/contract/reference_sampler.py` fixes: the first id, in vocabulary order, at which the
 cumulative weight of the processed distribution exceeds u x total, u the noise of (seed, choice, position). Temperature,
 top-k, top-p and min-p are done here, together, and mixed with greedy rows, over logits that `RowShaping` may change. Typical-p
 and grammars are not: a step with such a row samples with `executors/llm/sampler.py`.
@@ -60,7 +60,7 @@ class Settings(Protocol):
 
     @property
     def u(self) -> torch.Tensor:
-        """float64, at least 0 and below 1: `executors.noise.uniform` of the row."""
+        """float64, at least 0 and below 1: `executors.contract.noise.uniform` of the row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.kernels import cpu_attention, triton_build
 from executors.llm.attention_check import fault
 from executors.llm.attention_flash import NAME as FLASH

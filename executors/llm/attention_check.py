@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from executors.contract.memory_faults import no_device_memory
 from executors.llm.fp8 import narrowed
 from executors.llm.kv_cache import KvCache, plain
 from executors.llm.models.decoder import Attend, KvSpec
 from executors.llm.step import StepArrays
-from executors.memory_faults import no_device_memory
 
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest relative error of a token's head: some ten times what rounding to the type explains. What is wrong is wrong by far."""

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from executors.facts import ExecutorConfig
+from executors.contract.config import ExecutorConfig
 from executors.kernels import triton_build
 from executors.llm import sizing
 from executors.llm.device_graphs import MIXED_TOKENS, CudaDevice, StepDevice, affordable

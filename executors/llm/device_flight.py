@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from executors.batch import ItemOutput, UnifiedOutput
+from executors.contract.batch import ItemOutput, UnifiedOutput
+from executors.contract.sampling import NOTHING_LEFT
 from executors.llm.device_inputs import StepBuffer, host_results
 from executors.llm.device_logprobs import Wanted
 from executors.llm.unified import NOT_FINITE
-from executors.sampling_params import NOTHING_LEFT
 
 
 class StepInFlight:

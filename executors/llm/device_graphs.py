@@ -24,8 +24,8 @@ from typing import Protocol
 
 import torch
 
+from executors.contract.memory_faults import no_device_memory
 from executors.llm.device_inputs import Event, StepShape
-from executors.memory_faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors.batch import SampledToken
+from executors.contract.batch import SampledToken
 
 _BYTES = 256 << 20
 """Of copies of logits at a time: four of 8 bytes, at most, are there of each."""

@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from executors.facts import ExecutorConfig
-from executors.memory_faults import no_device_memory
+from executors.contract.config import ExecutorConfig
+from executors.contract.memory_faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

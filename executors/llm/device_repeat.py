@@ -16,8 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from executors import noise
-from executors.batch import UnifiedBatch
+from executors.contract import noise
+from executors.contract.batch import UnifiedBatch
 from executors.llm.device_graphs import Graph
 from executors.llm.device_inputs import StepShape, num_words, section_of
 from executors.llm.device_logprobs import Wanted

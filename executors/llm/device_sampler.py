@@ -1,7 +1,7 @@
 """Sampling without the host: settings and noise come as tensors, tokens stay on the device. Nothing is read back here.
 
 For rows with temperature, top-k, top-p and min-p, and logits that are shaped (`device_shaping.py`);
-`executors/reference_sampler.py` says what the token is. Rows that need more (logprobs, grammars, typical-p) are sampled by
+`contract/reference_sampler.py` says what the token is. Rows that need more (logprobs, grammars, typical-p) are sampled by
 `sampler.py`, with the host's help.
 """
 
@@ -26,7 +26,7 @@ MIN_TEMPERATURE = 1e-8
 class RowSettings:
     """Settings of n rows: `temperature` (0: greedy; negative: padding, whose token means nothing), `top_p`, `min_p` float64 [n];
     `top_k` int32 [n], 0 for no limit; `u` float64 [n] is the noise that each row's token is drawn with, of
-    `executors.noise.uniform`: the host knows the position of every token."""
+    `executors.contract.noise.uniform`: the host knows the position of every token."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor

@@ -15,15 +15,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from executors.batch import UnifiedBatch
-from executors.errors import ConfigError
-from executors.facts import ExecutorConfig, KvLayout
+from executors.contract.batch import UnifiedBatch
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import KvLayout
 from executors.llm.device_graphs import decode_shapes, mixed_shapes
 from executors.llm.device_memory import DeviceMemory, Room, give_back, look
 from executors.llm.full_steps import full_steps
 from executors.llm.kv_cache import KvPlan, plan_kv
 from executors.llm.loader import LoadedModel
-from executors.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 

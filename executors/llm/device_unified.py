@@ -16,9 +16,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from executors import noise
-from executors.batch import SequenceStart, UnifiedBatch, UnifiedOutput
-from executors.checks import check_blocks
+from executors.contract import noise
+from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.checks import check_blocks
+from executors.contract.memory_faults import no_device_memory, no_memory
 from executors.llm.device_attention import PackedAttention
 from executors.llm.device_flight import StepInFlight
 from executors.llm.device_graphs import (
@@ -54,7 +55,6 @@ from executors.llm.runner import ModelRunner
 from executors.llm.shaped_slots import TABLE_BYTES, ShapedSlots
 from executors.llm.step import StepArrays
 from executors.llm.unified import UnifiedRunner
-from executors.memory_faults import no_device_memory, no_memory
 
 _log = logging.getLogger(__name__)
 

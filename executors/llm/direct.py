@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from executors.batch import KvCacheHandle, SampledToken, SamplingParams
 from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
-from executors.errors import InvalidInput, StepFailed, Unsupported
+from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
+from executors.contract.errors import InvalidInput, StepFailed, Unsupported
+from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.tensor import Tensor
 from executors.llm.kv_cache import KvCache
 from executors.llm.runner import ModelRunner
 from executors.llm.sampler import SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.step import StepArrays, pack_tables
 from executors.llm.unified import NOT_FINITE
-from executors.sampling_params import NOTHING_LEFT
-from executors.tensor import Tensor
 
 
 @dataclass

@@ -53,6 +53,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
+from executors.contract.stats import StepStats
 from executors.llm import sizing
 from executors.llm.attention import AttentionBackend, choose_attention, fuse
 from executors.llm.device_assembly import step_device, unified_runner
@@ -71,7 +72,6 @@ from executors.llm.loader import LoadedModel, load_model
 from executors.llm.memory import PressureGauge, cpu_threads
 from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
 from executors.llm.runner import ModelRunner
-from executors.stats import StepStats
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it has hidden states and no logits"

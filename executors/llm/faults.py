@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from executors.contract import ExecutorDied, ExecutorError, OutOfMemory, StepFailed
-from executors.memory_faults import no_memory
+from executors.contract.memory_faults import no_memory
 
 _DEVICE_IS_LOST = (
     "CUDA error",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from executors.contract import ExecutorConfig, ExecutorError, StepFailed
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.unified import NOT_FINITE
 from executors.llm.weights import Checkpoint
 

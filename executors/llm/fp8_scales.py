@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.fp8 import GROUP
 from executors.llm.models.names import WrittenNames
 

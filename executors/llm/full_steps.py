@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
-from executors.facts import ExecutorConfig
+from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.contract.config import ExecutorConfig
 
 _Settings = tuple[SamplingParams, ...]
 _PLAIN: _Settings = (

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from executors.errors import InvalidInput, Unsupported
-from executors.sampling_params import GRAMMAR_TOO_LARGE
+from executors.contract.errors import InvalidInput, Unsupported
+from executors.contract.sampling import GRAMMAR_TOO_LARGE
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -20,14 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors.errors import ConfigError, InvalidInput, OutOfMemory
-from executors.facts import ExecutorConfig, KvLayout
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
 from executors.llm.device_memory import device_memory, look
 from executors.llm.memory import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.models.decoder import KvSpec
 from executors.llm.sizing import Claim
-from executors.memory_faults import no_memory
 
 CPU_SHARE = 0.6
 """Of the memory that is free once the weights are loaded, the part that KV may take where nobody said how much. The rest

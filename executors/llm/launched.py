@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from executors.batch import UnifiedOutput
+from executors.contract.batch import UnifiedOutput
 
 _SPIN_S = 2e-3
 """How long before the end that is expected, and after it, the device is asked in every turn of the loop; timers of event loops

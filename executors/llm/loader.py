@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 
-from executors.errors import ConfigError, OutOfMemory
-from executors.facts import ExecutorConfig, ModelInfo
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError, OutOfMemory
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import ModelInfo
 from executors.kernels import cpu_forward
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels, operand_bytes, use_kernels
@@ -27,7 +29,6 @@ from executors.llm.weights import (
     load_weights,
     settle_head,
 )
-from executors.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

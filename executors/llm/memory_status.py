@@ -6,7 +6,7 @@ import resource
 
 import torch
 
-from executors.facts import MemoryStatus
+from executors.contract.status import MemoryStatus
 from executors.llm.memory import PressureGauge, memory_limit, resident_bytes
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
-from executors.facts import Pace
+from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.contract.status import Pace
 
 _STEP_S = 0.1
 """Seconds that the prompt step should take, from what a shorter one has taken."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
            "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip

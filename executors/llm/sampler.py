@@ -1,7 +1,7 @@
-"""Sampling for all rows of a step at once; `executors/reference_sampler.py` says, row by row, what the answer is.
+"""Sampling for all rows of a step at once; `executors/contract/reference_sampler.py` says, row by row, what the answer is.
 
 The token at a position is the first id, in vocabulary order, at which the cumulative probability of the processed
-distribution exceeds u(seed, choice, position). What the settings do and in which order: `executors/sampling_params.py`.
+distribution exceeds u(seed, choice, position). What the settings do and in which order: `executors/contract/sampling.py`.
 
     all rows greedy, no edits       one maximum
     rows whose logits are edited    as the others, after `sampling_edits.py` has changed a few logits: of float32, or with
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors import noise
-from executors.batch import SampledToken, SamplingParams
+from executors.contract import noise
+from executors.contract.batch import SampledToken, SamplingParams
 from executors.llm.sampling_draw import Blocks, Draw, draw, greedy
 from executors.llm.sampling_edits import EditedRows, LogitEdits
 

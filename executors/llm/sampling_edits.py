@@ -1,7 +1,7 @@
 """Masks, bias and penalties: single logits of a few rows, changed before a token is chosen.
 
 `LogitEdits` is what one step changes, as flat lists over (row, token); `SlotShapers` makes it from what it keeps per slot.
-Slots whose settings change no logits are not in it at all. The order is that of `executors/sampling_params.py`.
+Slots whose settings change no logits are not in it at all. The order is that of `executors/contract/sampling.py`.
 
     most ids allowed       the row's few other changes are made where its logits lie
     most ids not allowed   what is allowed is taken out of the row (allowed_token_ids; a grammar, most of the time)
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from executors.batch import SamplingParams, SequenceStart
+from executors.contract.batch import SamplingParams, SequenceStart
+from executors.contract.token_history import TokenHistory
 from executors.llm.grammar import Mask
-from executors.token_history import TokenHistory
 
 _NARROWEST = 256
 """Columns of a row of allowed ids, at least; then four times as many, and so on: how wide a row is depends on it alone."""

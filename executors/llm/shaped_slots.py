@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executors.batch import SamplingParams, SequenceStart, UnifiedBatch
-from executors.errors import InvalidInput
+from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
+from executors.contract.errors import InvalidInput
+from executors.contract.token_history import TokenHistory
 from executors.llm import device_shaping as layout
 from executors.llm.device_inputs import RowImage, UnsentRows
 from executors.llm.step import StepArrays
-from executors.token_history import TokenHistory
 
 TABLE_BYTES = 512 << 20
 """Of the device's memory, at most; a sequence without a row is shaped by the host."""

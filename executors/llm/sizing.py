@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from executors.errors import ConfigError
-from executors.facts import ExecutorConfig, MemoryRequirements
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.contract.status import MemoryRequirements
 from executors.llm.memory import cpu_threads, machine_bytes
 from executors.llm.shaped_slots import table_bytes
 

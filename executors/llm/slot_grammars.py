@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.batch import SequenceStart
-from executors.errors import ExecutorError
+from executors.contract.batch import SequenceStart
+from executors.contract.errors import ExecutorError
+from executors.contract.token_history import TokenHistory
 from executors.llm.grammar import GrammarCompiler, GrammarState, Mask
-from executors.token_history import TokenHistory
 
 
 class Inputs(NamedTuple):

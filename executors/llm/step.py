@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from executors.errors import InvalidInput
+from executors.contract.errors import InvalidInput
 
 
 @dataclass

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from executors.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
-from executors.checks import check_arrays, check_blocks, check_limits
 from executors.contract import ProgressCallback
-from executors.errors import InvalidInput
+from executors.contract.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.checks import check_arrays, check_blocks, check_limits
+from executors.contract.errors import InvalidInput
+from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.slots import SlotTable
 from executors.llm.device_memory import DeviceMemory, retried
 from executors.llm.grammar import GrammarCompiler
 from executors.llm.kv_cache import lazy_zeros
@@ -24,8 +26,6 @@ from executors.llm.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling_edits import EditsBuilder, LogitEdits, SlotShapers
 from executors.llm.slot_grammars import Inputs, ItemMasks, SlotGrammars
 from executors.llm.step import StepArrays
-from executors.sampling_params import NOTHING_LEFT
-from executors.slots import SlotTable
 
 NOT_FINITE = "the model's logits are not finite numbers"
 

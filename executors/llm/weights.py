@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.fp8 import widened
 from executors.llm.fp8_scales import CheckpointScales
 from executors.llm.models.config import DecoderConfig, read_json

@@ -28,7 +28,7 @@ from executors.contract import (
     UnifiedOutput,
     Unsupported,
 )
-from executors.memory_faults import no_memory
+from executors.contract.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)

@@ -271,7 +271,7 @@ class Done(msgspec.Struct, tag=10, array_like=True):
 
 
 class Failed(msgspec.Struct, tag=11, array_like=True):
-    """The call raised; `kind` names the error's class, see `executors/errors.py`."""
+    """The call raised; `kind` names the error's class, see `executors/contract/errors.py`."""
 
     call: int
     seconds: float

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.errors import ExecutorError
+from executors.contract.errors import ExecutorError
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by both sides: a length beyond it is taken for garbage."""

@@ -10,8 +10,8 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.kv_cache import KvCache
 from executors.llm.loader import LoadedModel
 from executors.llm.models.decoder import DecoderOnlyLLM
+from executors.qwen3 import FAMILY
 from executors.qwen3.decode_runner import Qwen3Runner
-from executors.qwen3.factory import FAMILY
 
 
 class Qwen3ModelExecutor(LlmExecutor):

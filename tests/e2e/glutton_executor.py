@@ -14,9 +14,9 @@ from typing import NoReturn
 import torch
 
 from executors.contract import ExecutorConfig, UnifiedBatch, UnifiedOutput
-from executors.fakes.echo import EchoExecutor, EchoFactory
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 GLUTTON = 999
 """The seed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executors.contract import ExecutorConfig, UnifiedBatch, UnifiedOutput
-from executors.fakes.echo import EchoExecutor, EchoFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 MIB_PER_STEP = 8
 

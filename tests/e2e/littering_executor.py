@@ -9,7 +9,7 @@ import os
 import subprocess
 
 from executors.contract import ExecutorConfig
-from executors.fakes.echo import EchoExecutor, EchoFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 FILE = "LITTER"
 

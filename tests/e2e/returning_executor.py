@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from executors.contract import ExecutorConfig
-from executors.fakes.echo import EchoExecutor, EchoFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 MARK = "RETURNING"
 SECONDS = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from executors.contract import ExecutorConfig
-from executors.fakes.echo import EchoExecutor, EchoFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 
 class SlowExecutor(EchoExecutor):

@@ -13,7 +13,7 @@ from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Request, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
-from executors.fakes.base import FakeExecutor
+from executors.testing.fakes.base import FakeExecutor
 
 GREEDY = SamplingParams(temperature=0.0)
 

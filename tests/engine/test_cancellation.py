@@ -21,8 +21,8 @@ from engine.request import Stage, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, fake, read, request
 from tests.engine.tokenizers_for_tests import byte_level, load
 from tests.sim.virtual_loop import run

@@ -20,9 +20,9 @@ from engine.errors import (
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Stage
 from executors.contract import ExecutorDied, SampledToken, SamplingParams
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
 

@@ -13,9 +13,9 @@ from engine.core.loop import EngineCore
 from engine.core.step_budget import LEAST_TOKENS, MOST_PATIENCE, PATIENCE, StepBudget
 from engine.errors import BrokeExecutor
 from engine.mailbox import Mailbox
-from executors.fakes.base import FakeExecutor
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 
 FOREVER = 10**9

@@ -16,9 +16,9 @@ from engine.policies.drafter import NgramDrafter
 from engine.request import FinishReason
 from engine.sequence import Sequence
 from executors.contract import ExecutorDied, SamplingParams, UnifiedBatch, UnifiedOutput
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine import harness
 from tests.engine.harness import fake, read, request, run
 

@@ -22,8 +22,8 @@ from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from executors.contract import SampledToken, UnifiedBatch, UnifiedOutput
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request
 
 LONG = [int(i * 7 % 900) for i in range(90)]

@@ -19,10 +19,10 @@ from executors.contract import (
     UnifiedBatch,
     UnifiedOutput,
 )
-from executors.fakes.base import FakeExecutor
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 
 

@@ -18,7 +18,6 @@ from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine
-from executors import reference_sampler
 from executors.contract import (
     GRAMMAR_TOO_LARGE,
     NOTHING_LEFT,
@@ -30,10 +29,11 @@ from executors.contract import (
     SamplingParams,
     UnifiedBatch,
     UnifiedOutput,
+    reference_sampler,
 )
-from executors.fakes.oracle import expected_tokens
+from executors.contract.token_history import TokenHistory
 from executors.llm.executor import LlmExecutor
-from executors.token_history import TokenHistory
+from executors.testing.fakes.oracle import expected_tokens
 from tests.e2e.test_llm_engine import BYTES_PER_TOKEN, CONFIG
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 from tests.engine.tokenizers_for_tests import byte_level, load

@@ -12,9 +12,9 @@ from engine.core.loop import EngineCore
 from engine.errors import BrokeExecutor
 from engine.request import Stage
 from executors.contract import ItemOutput, SampledToken, UnifiedBatch, UnifiedOutput
-from executors.fakes.base import FakeExecutor
-from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 
 Spoil = Callable[[UnifiedBatch, UnifiedOutput], None]

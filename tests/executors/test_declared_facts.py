@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from executors import registry
-from executors.conformance import run_case
 from executors.contract import (
     AttentionType,
     ConfigError,
@@ -25,6 +24,7 @@ from executors.contract import (
 )
 from executors.llm.executor import LlmExecutor
 from executors.qwen3.executor import Qwen3ModelExecutor
+from executors.testing.conformance import run_case
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import Driver, config

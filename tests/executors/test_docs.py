@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from executors import conformance_grammars
-from executors.conformance import CASES, run_case
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.fakes.base import OPTIONS
-from executors.fakes.failures import KINDS
+from executors.testing import conformance_grammars
+from executors.testing.conformance import CASES, run_case
+from executors.testing.fakes.base import OPTIONS
+from executors.testing.fakes.failures import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

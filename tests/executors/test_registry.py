@@ -2,12 +2,12 @@ import pytest
 
 from executors import registry
 from executors.contract import ConfigError, ExecutorConfig, ExecutorType
-from executors.fakes.echo import EchoExecutor, EchoFactory
+from executors.testing.fakes.echo import EchoExecutor, EchoFactory
 
 
 def test_built_in_and_dotted_names() -> None:
     assert isinstance(registry.create(ExecutorConfig("echo")), EchoExecutor)
-    assert isinstance(registry.factory("executors.fakes.echo:EchoFactory"), EchoFactory)
+    assert isinstance(registry.factory("executors.testing.fakes.echo:EchoFactory"), EchoFactory)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_built_in_and_dotted_names() -> None:
     [
         ("no_such", "unknown executor 'no_such'; known: .*echo"),
         ("no.such.module:Factory", "cannot be imported"),
-        ("executors.fakes.echo:NoSuch", "cannot be imported"),
+        ("executors.testing.fakes.echo:NoSuch", "cannot be imported"),
         ("collections:Counter", "not a ModelExecutorFactory"),
     ],
 )

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from executors.errors import ConfigError
-from executors.facts import ExecutorAttentionConfig
+from executors.contract.config import ExecutorAttentionConfig
+from executors.contract.errors import ConfigError
 from executors.kernels import ATTENTION_BACKENDS
 from executors.llm.attention import TRITON, choose_attention
 from executors.llm.attention_check import LIMITS, Problem, fault

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm import loader, sampling_draw
 from executors.llm.device_graphs import AT_START, CudaDevice, decode_shapes
 from executors.llm.device_inputs import StepShape

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from executors.batch import UnifiedBatch
-from executors.conformance import CASES, run_case
+from executors.contract.batch import UnifiedBatch
 from executors.llm.executor import LlmExecutor
 from executors.llm.launched import Launched
+from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors.batch import ItemOutput, SamplingParams
+from executors.contract.batch import ItemOutput, SamplingParams
 from executors.llm import device_logprobs
 from executors.llm.device_logprobs import Wanted, described
 from executors.llm.executor import LlmExecutor

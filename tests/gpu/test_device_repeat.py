@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executors.batch import SamplingParams, UnifiedBatch
 from executors.contract import InvalidInput
+from executors.contract.batch import SamplingParams, UnifiedBatch
 from executors.llm import device_repeat
 from executors.llm.device_inputs import StepBuffer, StepShape, Tail, layout, num_words
 from executors.llm.device_repeat import MOVING, STAYING, RepeatedStep

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from executors.batch import SamplingParams
 from executors.contract import OutOfMemory
-from executors.facts import ExecutorMemoryConfig
+from executors.contract.batch import SamplingParams
+from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.device_unified import DeviceUnifiedRunner
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.devices import Device, Once

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from executors import noise
-from executors.batch import SamplingParams
-from executors.contract import InvalidInput, Skipped, StepFailed
+from executors.contract import InvalidInput, Skipped, StepFailed, noise
+from executors.contract.batch import SamplingParams
 from executors.llm.device_attention import StepMeta
 from executors.llm.device_inputs import (
     BufferRing,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from executors.batch import SamplingParams
-from executors.facts import ExecutorAttentionConfig, OptimizationConfig
+from executors.contract.batch import SamplingParams
+from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
 from executors.kernels.triton_experts import TritonExperts
 from executors.kernels.triton_forward import TritonForward
 from executors.llm.executor import LlmExecutor

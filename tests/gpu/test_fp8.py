@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig
+from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.fp8 import SHARING, block_matmul, quantize, tile_of, to_e4m3

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from executors.facts import ExecutorAttentionConfig, ExecutorState, OptimizationConfig
+from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
+from executors.contract.status import ExecutorState
 from executors.llm.device_graphs import (
     AT_START,
     MISSES,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.kernels import triton_attention, triton_build, triton_check, triton_experts, triton_sampler
 from executors.kernels.triton_attention import TritonAttention
 from executors.kernels.triton_forward import TritonForward

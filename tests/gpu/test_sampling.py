@@ -1,4 +1,4 @@
-"""The sampling kernels against `executors/reference_sampler.py`, row by row.
+"""The sampling kernels against `executors/contract/reference_sampler.py`, row by row.
 
 Where they differ, the reference itself must give the kernels' token once its noise, top-p or min-p are moved by `NEAR`: the
 kernels add float32 weights. Such rows are counted, and must be few.
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from executors import noise
-from executors.batch import SamplingParams
+from executors.contract import noise
+from executors.contract.batch import SamplingParams
+from executors.contract.reference_sampler import probabilities
 from executors.kernels.triton_sampler import MAX_WIDTH, DeviceSettings, TritonSampler
-from executors.reference_sampler import probabilities
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
 """Infinity is what the kernels count on there."""

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from executors.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract import InvalidInput
+from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
+from executors.contract.reference_sampler import edited
+from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.token_history import TokenHistory
 from executors.kernels.triton_sampler import TritonSampler
 from executors.llm import device_shaping as layout
 from executors.llm.device_sampler import TorchDeviceSampler
 from executors.llm.device_shaping import RowShaping, count_inputs, row_words, shaped
 from executors.llm.shaped_slots import ShapedSlots
 from executors.llm.step import StepArrays
-from executors.reference_sampler import edited
-from executors.sampling_params import NOTHING_LEFT
-from executors.token_history import TokenHistory
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor

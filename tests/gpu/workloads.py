@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from executors.batch import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.contract import ModelExecutor
+from executors.contract.batch import SamplingParams, UnifiedBatch, UnifiedOutput
 from tests.executors.checkpoints import QWEN3
 from tests.executors.llm.driver import GREEDY, Driver, Sequence
 

@@ -33,7 +33,7 @@ LISTENER = "server/http/listener.py"
 INVARIANTS = {
     "engine/kv/kv_cache_manager.py": "its caller has just looked",
     "server/hub/download.py": "a path that the library made",
-    "executors/conformance.py": "the table of cases names each of them",
+    "executors/testing/conformance.py": "the table of cases names each of them",
     "engine/sequence.py": "a slot is given before",
 }
 """Asserts that do more than tell the type checker what a value is, and why they are about this code and not about input."""

@@ -25,7 +25,7 @@ from executors.contract import (
     UnifiedBatch,
     UnifiedOutput,
 )
-from executors.fakes.base import FakeExecutor
+from executors.testing.fakes.base import FakeExecutor
 
 
 class Broken(AssertionError):

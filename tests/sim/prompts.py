@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import FinishReason, TokenDelta
-from executors.fakes import oracle
-from executors.fakes.base import HIDDEN_SIZE
+from executors.testing.fakes import oracle
+from executors.testing.fakes.base import HIDDEN_SIZE
 from tests.sim.executor import Broken
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, Stage, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
-from executors.fakes.base import FakeExecutor
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
-from executors.fakes.paged import BYTES_PER_TOKEN
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
+from executors.testing.fakes.paged import BYTES_PER_TOKEN
 from tests.sim.executor import Broken, Faults, SimExecutor
 from tests.sim.prompts import judge_prompt
 from tests.sim.reuse import watch_reuse

@@ -75,7 +75,7 @@ def test_the_target_of_attention_is_for_what_a_server_takes() -> None:
     assert found["best_decode_attention"] == "flash-attn, pages of 256"
     assert check_kernels.judged(shares | {("flash-attn", 16): 0.85})["reached"]
     assert check_kernels.judged({("triton", 64): 0.9}) == {}
-    from executors.facts import ExecutorAttentionConfig
+    from executors.contract.config import ExecutorAttentionConfig
 
     assert all(page == ExecutorAttentionConfig().block_size for _, page in check_kernels.SERVED)
     assert set(check_kernels.SERVED) <= set(check_kernels.BACKENDS)

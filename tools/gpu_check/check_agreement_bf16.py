@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
-from executors.driver import DrivenSequence, Driver, Feed
 from executors.llm.device_graphs import Graph, StepFacts, StepGraphs
 from executors.llm.device_inputs import StepShape
 from executors.llm.device_unified import DeviceUnifiedRunner
@@ -31,6 +30,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.kv_cache import KvPlan
 from executors.llm.loaded import Loaded
 from executors.llm.loader import LoadedModel
+from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Failed, NotRun, Options

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store

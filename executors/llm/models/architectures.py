@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.families import FAMILIES, Family, family_of, supported_architectures
 
 _OTHER_HEADS = (

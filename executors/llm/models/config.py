@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.architectures import find_family
 from executors.llm.models.config_keys import misplaced_notes, unread_notes
 from executors.llm.models.families import Family

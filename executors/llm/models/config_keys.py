@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.families import Family
 
 _ALL: Final = (

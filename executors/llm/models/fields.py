@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 
 SUPPORTED = "fp8, compressed-tensors with FP8 weights"
 _BLOCK = [128, 128]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.families import Family
 from executors.llm.models.fields import Fields
 

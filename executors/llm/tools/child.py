@@ -36,7 +36,7 @@ def _answer(tool: str, job: dict[str, Any], stage: Any) -> dict[str, Any]:
         return {"error": f"there is no tool {tool!r}; there are {', '.join(TOOLS)}"}
     # Read when torch loads its OpenMP, see `LlmFactory.create_executor`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from executors.errors import ExecutorError
+    from executors.contract.errors import ExecutorError
 
     try:
         return {"result": importlib.import_module(f"executors.llm.tools.{tool}").run(job, stage)}

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from executors.contract import KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
-from executors.driver import Driver, Feed
-from executors.errors import ConfigError
-from executors.facts import ExecutorConfig, OptimizationConfig
+from executors.contract.config import ExecutorConfig, OptimizationConfig
+from executors.contract.errors import ConfigError
 from executors.llm.factory import LlmFactory
 from executors.llm.models.config import read_config
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, version
 from executors.llm.weights import settle_head
+from executors.testing.driver import Driver, Feed
 
 CHUNK = 7
 """Tokens: odd, so that chunks end within blocks."""

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import torch
 
-from executors.errors import ConfigError
-from executors.facts import ExecutorConfig
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm import loader, sizing
 from executors.llm.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin

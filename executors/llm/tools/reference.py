@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.config import read_config, read_json
 from executors.llm.tools.widened import Float64
 

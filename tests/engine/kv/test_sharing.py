@@ -12,11 +12,11 @@ from engine.core.loop import EngineCore
 from engine.kv.prefix_cache import block_key
 from engine.mailbox import Mailbox
 from engine.request import Request, TokenDelta
-from executors.batch import UnifiedBatch, UnifiedOutput
 from executors.contract import SamplingParams
-from executors.fakes.base import FakeExecutor
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.contract.batch import UnifiedBatch, UnifiedOutput
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
 PROMPT = list(range(21))  # five blocks of four, and one token

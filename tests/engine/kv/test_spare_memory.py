@@ -18,8 +18,8 @@ from engine.mailbox import Mailbox
 from engine.request import Request
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, KvLayout, SamplingParams
-from executors.fakes.oracle import expected_tokens
-from executors.fakes.paged import BYTES_PER_TOKEN, PagedFakeExecutor
+from executors.testing.fakes.oracle import expected_tokens
+from executors.testing.fakes.paged import BYTES_PER_TOKEN, PagedFakeExecutor
 from tests.sim.virtual_loop import run
 
 BLOCK, SPAN = 4, 4

@@ -9,7 +9,7 @@ import pytest
 
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
 from tests.text_requests import text_request

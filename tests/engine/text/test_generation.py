@@ -14,8 +14,8 @@ from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
 from executors.contract import SamplingParams
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
 from tests.text_requests import text_request

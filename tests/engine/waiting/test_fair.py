@@ -21,7 +21,7 @@ from engine.policies.victim import most_present
 from engine.request import FinishReason, Request
 from engine.sequence import Sequence
 from engine.waiting.fair import CREDIT, MOST_TENANTS, Fair
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
 

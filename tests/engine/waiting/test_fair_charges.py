@@ -11,9 +11,9 @@ import pytest
 from engine.core.loop import EngineCore
 from engine.sequence import Sequence
 from engine.waiting.fair import Fair
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
 from executors.process.inline import InlineExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 from tests.engine.waiting.test_fair import order, seq
 

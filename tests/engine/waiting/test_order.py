@@ -15,8 +15,8 @@ from engine.request import Request, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.order import Fcfs, Priority
 from executors.contract import KvCacheHandle
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
 

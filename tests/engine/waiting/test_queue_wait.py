@@ -17,9 +17,9 @@ from engine.request import FinishReason, Observer, Stage, TokenDelta
 from engine.sequence import Sequence
 from engine.waiting.not_started import Unbegun
 from executors.contract import SampledToken, SamplingParams, UnifiedBatch, UnifiedOutput
-from executors.fakes.base import FakeExecutor
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import fake, read, request
 from tests.engine.waiting.test_fair import seq
 from tests.sim.virtual_loop import run

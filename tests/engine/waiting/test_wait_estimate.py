@@ -13,8 +13,8 @@ from engine.request import Observer, Request, Stage, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.wait_estimate import MAX_RETRY_AFTER, Backlog
 from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
-from executors.fakes.failures import Failure
-from executors.fakes.oracle import expected_tokens
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request, run
 from tests.engine.waiting.test_fair import seq
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from executors.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch, UnifiedOutput
-from executors.facts import (
+from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch, UnifiedOutput
+from executors.contract.config import (
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,

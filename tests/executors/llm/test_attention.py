@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executors.facts import ExecutorAttentionConfig
+from executors.contract.config import ExecutorAttentionConfig
 from executors.kernels import compiler
 from executors.kernels.compiler import library, usable_isas
 from executors.kernels.cpu import cpu_kernels
@@ -110,7 +110,7 @@ def test_both_agree(best: str, dtype: torch.dtype, window: int | None, softcap: 
 _TORCH_ONLY = """
 import asyncio, sys
 from executors.contract import DecodeInput, PrefillInput, SamplingParams, Tensor
-from executors.facts import ExecutorAttentionConfig, ExecutorConfig
+from executors.contract.config import ExecutorAttentionConfig, ExecutorConfig
 from executors.llm.executor import LlmExecutor
 
 async def main():

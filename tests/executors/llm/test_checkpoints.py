@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from executors import registry
 from executors.contract import ConfigError, ExecutorType, PrefillInput, Tensor, replace
-from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
+from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm import loader, memory
 from tests.executors.llm.driver import config, start
 

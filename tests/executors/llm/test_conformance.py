@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from executors.conformance import CASES, run_case
-from executors.facts import ExecutorAttentionConfig
+from executors.contract.config import ExecutorAttentionConfig
 from executors.llm.executor import LlmExecutor
+from executors.testing.conformance import CASES, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 

@@ -10,8 +10,8 @@ import random
 import pytest
 import torch
 
-from executors.batch import SamplingParams
-from executors.facts import OptimizationConfig
+from executors.contract.batch import SamplingParams
+from executors.contract.config import OptimizationConfig
 from executors.llm.models.modules import ACTIVATIONS, STEADY_ACTIVATIONS
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import MODEL_CLASSES, SHAPES

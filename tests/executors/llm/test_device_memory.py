@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from executors.batch import SamplingParams, UnifiedBatch
-from executors.errors import ConfigError, OutOfMemory
-from executors.facts import ExecutorConfig, ExecutorMemoryConfig
+from executors.contract.batch import SamplingParams, UnifiedBatch
+from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig
+from executors.contract.errors import ConfigError, OutOfMemory
 from executors.llm import device_memory as seam
 from executors.llm import device_sizing, unified
 from executors.llm.device_memory import CONTEXT_BYTES, CudaMemory, device_memory, look, margin

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from executors.batch import KvCacheHandle, SamplingParams
 from executors.contract import (
     AttentionType,
     ConfigError,
@@ -21,7 +20,8 @@ from executors.contract import (
     Unsupported,
     replace,
 )
-from executors.facts import ExecutorMemoryConfig
+from executors.contract.batch import KvCacheHandle, SamplingParams
+from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.linear import padded_rows
 from executors.llm.loader import load_model

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, KvCacheHandle, LogitsMode, PrefillInput, Tensor
-from executors.facts import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
+from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.fp8 import E4M3, GROUP, Fp8Weight, quantized, why_not, widened

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executors.batch import SamplingParams, SequenceStart
-from executors.errors import InvalidInput, Unsupported
+from executors.contract.batch import SamplingParams, SequenceStart
+from executors.contract.errors import InvalidInput, Unsupported
 from executors.llm import grammar as grammar_module
 from executors.llm.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.slot_grammars import Inputs, SlotGrammars

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executors import reference_sampler
-from executors.batch import SamplingParams, SequenceStart
+from executors.contract import reference_sampler
+from executors.contract.batch import SamplingParams, SequenceStart
+from executors.contract.token_history import TokenHistory
 from executors.llm.grammar import Mask, _set_bits
 from executors.llm.sampler import Sampled, SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, SlotShapers
-from executors.token_history import TokenHistory
 from tests.executors.llm.test_sampling_settings import is_on_the_edge, some_settings
 
 

@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from executors.contract import InvalidInput, SamplingParams, Unsupported
-from executors.driver import DrivenSequence, Driver, Feed
+from executors.contract.sampling import NOTHING_LEFT
 from executors.llm.executor import LlmExecutor
-from executors.sampling_params import NOTHING_LEFT
+from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.driver import config
 

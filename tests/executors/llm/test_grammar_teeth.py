@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executors import conformance_grammars
-from executors.conformance import CASES, Nonconformance, run_case
-from executors.errors import ExecutorError, StepFailed
+from executors.contract.errors import ExecutorError, StepFailed
+from executors.contract.token_history import TokenHistory
 from executors.llm import slot_grammars
 from executors.llm.executor import LlmExecutor
 from executors.llm.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.slot_grammars import SlotGrammars
-from executors.token_history import TokenHistory
+from executors.testing import conformance_grammars
+from executors.testing.conformance import CASES, Nonconformance, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from executors.batch import UnifiedOutput
+from executors.contract.batch import UnifiedOutput
 from executors.llm.launched import Turns
 
 TURN_S = 1e-6

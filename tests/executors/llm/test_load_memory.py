@@ -34,7 +34,7 @@ LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from executors.facts import ExecutorConfig
+from executors.contract.config import ExecutorConfig
 from executors.llm.loader import load_model
 
 def kib(field):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.facts import MemoryRequirements
+from executors.contract.status import MemoryRequirements
 from tests.executors.checkpoints import QWEN3, write_config
 
 # Weights of 92 MB in float32, KV of 64 kB a token: each part is large beside what cannot be foreseen.
@@ -27,8 +27,8 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 import torch
-from executors.driver import GREEDY, Driver, Feed
-from executors.facts import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
+from executors.testing.driver import GREEDY, Driver, Feed
+from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm.executor import LlmExecutor
 
 BATCH, LENGTH = 4, 256

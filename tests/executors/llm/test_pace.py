@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from executors.batch import UnifiedBatch
 from executors.contract import OutOfMemory
-from executors.facts import Pace
+from executors.contract.batch import UnifiedBatch
+from executors.contract.status import Pace
 from executors.llm.executor import LlmExecutor
 from executors.llm.loaded import Loaded
 from executors.llm.pace import measure_pace

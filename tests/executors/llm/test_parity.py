@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executors.batch import KvCacheHandle
 from executors.contract import ConfigError, DecodeInput, LogitsMode, PrefillInput, Tensor
+from executors.contract.batch import KvCacheHandle
 from executors.llm.models.config import parse_config, read_config
 from executors.llm.models.families import FAMILIES
 from tests.executors.llm.driver import Driver, start

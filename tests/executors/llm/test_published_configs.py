@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.config import parse_config
 from executors.llm.models.rope_config import RopeConfig
 from executors.llm.rope import rotary_table

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors import reference_sampler
+from executors.contract import reference_sampler
 from executors.llm.sampler import describe
 
 

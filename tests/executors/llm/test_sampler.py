@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from executors import noise, reference_sampler
-from executors.batch import SamplingParams
+from executors.contract import noise, reference_sampler
+from executors.contract.batch import SamplingParams
 from executors.llm.sampler import SamplingTable, sample
 from tests.executors.chi_square import chi_square_p
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from executors import noise, reference_sampler
-from executors.batch import SamplingParams, SequenceStart
+from executors.contract import noise, reference_sampler
+from executors.contract.batch import SamplingParams, SequenceStart
+from executors.contract.token_history import TokenHistory
 from executors.llm import sampler
 from executors.llm.sampler import Sampled, SamplingTable, sample
 from executors.llm.sampling_edits import EditsBuilder, SlotShapers
-from executors.token_history import TokenHistory
 from tests.executors.chi_square import chi_square_p
 
 Ids = tuple[int, ...]

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from executors import reference_sampler
-from executors.batch import ItemOutput, SamplingParams, SequenceStart
 from executors.contract import (
     DecodeInput,
     InvalidInput,
@@ -18,9 +16,11 @@ from executors.contract import (
     StepFailed,
     Tensor,
     Unsupported,
+    reference_sampler,
 )
+from executors.contract.batch import ItemOutput, SamplingParams, SequenceStart
+from executors.contract.sampling import NOTHING_LEFT
 from executors.llm.unified import NOT_FINITE
-from executors.sampling_params import NOTHING_LEFT
 from tests.executors.llm.driver import GREEDY, Driver, start
 
 RANDOM = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, seed=77)

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from executors.conformance import check
 from executors.contract import (
     ConfigError,
     DecodeInput,
@@ -27,10 +26,11 @@ from executors.contract import (
     Tensor,
     Unsupported,
 )
-from executors.driver import GREEDY
 from executors.process import connect
 from executors.process.client import RemoteExecutor
 from executors.process.life import child_environment
+from executors.testing.conformance import check
+from executors.testing.driver import GREEDY
 from tests.executors.process import stub
 from tests.executors.process.helpers import (
     QUICK,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from executors.conformance import CASES, run_case
 from executors.qwen3.executor import Qwen3ModelExecutor
+from executors.testing.conformance import CASES, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_conformance import make_inject

@@ -155,7 +155,7 @@ def test_the_kernels_are_those_of_the_executor() -> None:
     """What the doctor says of packing is what loading a model does."""
     import torch
 
-    from executors.facts import ExecutorConfig
+    from executors.contract.config import ExecutorConfig
     from executors.llm.linear import can_pack_onednn
     from executors.llm.loader import choose_kernels
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.errors import ConfigError
+from executors.contract.errors import ConfigError
 from executors.llm.models.config import read_config
 from executors.llm.models.families import FAMILIES
 from executors.llm.tools import compare

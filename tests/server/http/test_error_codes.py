@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine import errors
 from engine.errors import BrokeExecutor, EngineError
-from executors.errors import ConfigError, ExecutorError, Skipped
+from executors.contract.errors import ConfigError, ExecutorError, Skipped
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
 from server.openapi.answers import ANSWERS

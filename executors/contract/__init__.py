@@ -1,0 +1,101 @@
+"""The contract between the engine and whatever computes tokens. Standard library and NumPy only.
+
+An executor runs the model, nothing else: it never schedules, never waits for requests, never sees text. Everything the
+engine needs is imported from here; the parts are
+
+interface.py    `ModelExecutor` and its factory           records.py   what prefill and decode take and return
+batch.py        a step and its result; checks.py: are they sound?      slots.py, tensor.py, token_history.py
+config.py       how an executor is configured             status.py    what it is, can do, and how it fares
+sampling.py     sampling parameters; noise.py: the counter-based noise of a draw
+errors.py       every error by name; memory_faults.py: which exceptions mean that memory ran out
+
+and what makes a smaller executor whole:
+
+split.py              a `UnifiedBatch` for an executor without a forward of its own for mixed batches
+sampling_adapter.py   samples for an executor that returns logits, by reference_sampler.py
+stats.py              counts what `metrics()` and `status()` report
+
+Rules that hold for every executor:
+
+- Coroutines are called by one task, in order. The synchronous members never block: they answer from what is known.
+- A default *works*: it falls back to something slower and never drops work. What has no fallback raises `Unsupported`.
+- What `capabilities()` declares is true; `executors/testing/conformance.py` tests it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from executors.contract.batch import (
+    BatchItem,
+    Int32Array,
+    ItemOutput,
+    KvCacheHandle,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    TableUpdates,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+from executors.contract.checks import check_output
+from executors.contract.config import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    ExecutorType,
+    OptimizationConfig,
+)
+from executors.contract.errors import (
+    ConfigError,
+    ExecutorDied,
+    ExecutorError,
+    InvalidInput,
+    NotReady,
+    OutOfMemory,
+    Skipped,
+    StepFailed,
+    Unsupported,
+    from_kind,
+)
+from executors.contract.interface import (
+    AdapterExecutor,
+    BatchModelExecutor,
+    ModelExecutor,
+    ModelExecutorFactory,
+    ProgressCallback,
+    SnapshotValue,
+)
+from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
+from executors.contract.sampling import (
+    GRAMMAR_TOO_LARGE,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    NOTHING_LEFT,
+)
+from executors.contract.slots import SlotTable
+from executors.contract.status import (
+    AttentionType,
+    ExecutorCapabilities,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    KvLayout,
+    MemoryRequirements,
+    MemoryStatus,
+    ModelInfo,
+    Pace,
+)
+from executors.contract.tensor import Tensor
+
+__all__ = [
+    "GRAMMAR_TOO_LARGE", "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY", "NOTHING_LEFT",
+    "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput",
+    "ExecutorAttentionConfig", "ExecutorCapabilities", "ExecutorConfig", "ExecutorDied", "ExecutorError",
+    "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
+    "InvalidInput", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
+    "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
+    "Pace", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
+    "SlotTable", "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
+    "check_output", "from_kind", "replace",
+]  # fmt: skip

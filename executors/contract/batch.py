@@ -1,0 +1,259 @@
+"""What goes into a step and what comes out: `UnifiedBatch` in, `UnifiedOutput` out. Standard library and NumPy only.
+
+A step is packed: the query tokens of all items lie one after the other in `token_ids`.
+
+    item        0            1       2
+    q tokens    [a b c d]    [e]     [f g]       token_ids = a b c d e f g
+    q_starts    0            4       5        7  (length items + 1)
+
+Persistent facts about a sequence (prompt, sampling, block table) travel once, as `starts` and table updates, and are
+kept by the executor in a `SlotTable` (`executors/contract/slots.py`), a row per slot. A slot is assigned by the engine and is
+free again once `release_cache` of its sequence was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executors.contract.sampling import (
+    SamplingParams as SamplingParams,
+)  # part of the batch, so imported from here
+
+if TYPE_CHECKING:
+    from executors.contract.tensor import Tensor
+
+Int32Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """Everything an executor must know of a sequence it meets for the first time (or again after a restart).
+
+    `sampling` None means: return no sampled tokens. `grammar` is what the output must follow, in llguidance's form (a
+    Lark grammar, or JSON with a list of "grammars"), None for free text: every sampled token keeps it, and the sequence can
+    end where it allows.
+    `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing). `pooling` is "last" or "mean"
+    for embedding requests, else None.
+    """
+
+    seq_id: int
+    slot: int
+    prompt_token_ids: Int32Array
+    output_token_ids: Int32Array
+    sampling: SamplingParams | None = None
+    adapter: str | None = None
+    grammar: str | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheHandle:
+    """Where a sequence's keys and values lie: one block table per KV group (int32, in order of position).
+
+    An executor without Paged owns its KV: the tables are empty and `cache_id` alone names the memory.
+    """
+
+    cache_id: int
+    block_tables: tuple[Int32Array, ...] = ()
+    num_tokens: int = 0
+    """Tokens whose KV is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdates:
+    """Block-table deltas: entry i writes `counts[i]` ids into the table of `slots[i]`, KV group `groups[i]`, from index
+    `starts[i]` on, and the table ends there. The ids lie one after the other in `block_ids`."""
+
+    slots: Int32Array
+    groups: Int32Array
+    starts: Int32Array
+    counts: Int32Array
+    block_ids: Int32Array
+
+    @staticmethod
+    def empty() -> TableUpdates:
+        """No update at all."""
+        none = np.empty(0, np.int32)
+        return TableUpdates(none, none, none, none, none)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One item of a step, as an object: a view for executors and tests that do not work on the arrays.
+
+    The item computes KV for positions `pos_offset .. pos_offset + len(q_tokens) - 1`. On a final chunk the executor
+    samples the token at position `pos_offset + len(q_tokens)` (after verifying the last `num_draft_tokens` inputs).
+    """
+
+    seq_id: int
+    q_tokens: Int32Array
+    kv_cache: KvCacheHandle
+    pos_offset: int
+    is_final_chunk: bool
+    num_draft_tokens: int = 0
+    sampling: SamplingParams | None = None
+    adapter: str | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
+
+
+class SlotLookup(Protocol):
+    """What `UnifiedBatch.items` needs to know of each slot; kept by `SlotTable`."""
+
+    def start_of(self, slot: int) -> SequenceStart: ...
+
+    def block_tables_of(self, slot: int) -> tuple[Int32Array, ...]: ...
+
+
+def _no_copies() -> Int32Array:
+    return np.empty((0, 2), np.int32)
+
+
+@dataclass(slots=False)
+class UnifiedBatch:
+    """Any mix of prefill chunks, decode steps and verification: all that one forward computes.
+
+    All arrays are C-contiguous; `n` is the number of items.
+
+    - `seq_ids` int64 [n], `slots` int32 [n], `num_q_tokens` int32 [n] (at least 1), `pos_offsets` int32 [n],
+      `is_final_chunk` bool [n], `num_draft_tokens` int32 [n].
+    - `token_ids` int32 [total_q]; `pending` bool [total_q] or None: where True the id is not known to the host yet and
+      the executor takes the one it sampled for that slot and position itself. Where the item that was to sample it had an
+      error, the step was submitted before anybody knew: any valid id will do, for nobody reads that item's result.
+    - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 2]:
+      (source, destination) blocks copied before the forward.
+    - `epoch` of the executor's life, `step_id` rising by one a step within the engine's life.
+    """
+
+    epoch: int
+    step_id: int
+    seq_ids: NDArray[np.int64]
+    slots: Int32Array
+    num_q_tokens: Int32Array
+    pos_offsets: Int32Array
+    is_final_chunk: NDArray[np.bool_]
+    num_draft_tokens: Int32Array
+    token_ids: Int32Array
+    pending: NDArray[np.bool_] | None = None
+    starts: tuple[SequenceStart, ...] = ()
+    tables: TableUpdates = field(default_factory=TableUpdates.empty)
+    block_copies: Int32Array = field(default_factory=_no_copies)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def total_q_tokens(self) -> int:
+        """Number of query tokens over all items: rows of the forward."""
+        return len(self.token_ids)
+
+    def num_sampled_items(self) -> int:
+        """Number of items that sample at least one token (or return pooled output): rows of lm_head without drafts."""
+        return int(np.count_nonzero(self.is_final_chunk))
+
+    @cached_property
+    def q_starts(self) -> Int32Array:
+        """int32 [n + 1]: where each item's query tokens begin in `token_ids`; the last entry is the total."""
+        starts = np.zeros(len(self.slots) + 1, np.int32)
+        np.cumsum(self.num_q_tokens, out=starts[1:])
+        return starts
+
+    def items(self, slots: SlotLookup) -> Iterator[BatchItem]:
+        """The items as objects, made one by one; `slots` must have applied this batch's starts and tables."""
+        offsets = self.q_starts
+        for i in range(len(self.slots)):
+            slot = int(self.slots[i])
+            start = slots.start_of(slot)
+            pos = int(self.pos_offsets[i])
+            yield BatchItem(
+                seq_id=int(self.seq_ids[i]),
+                q_tokens=self.token_ids[offsets[i] : offsets[i + 1]],
+                kv_cache=KvCacheHandle(int(self.seq_ids[i]), slots.block_tables_of(slot), pos),
+                pos_offset=pos,
+                is_final_chunk=bool(self.is_final_chunk[i]),
+                num_draft_tokens=int(self.num_draft_tokens[i]),
+                sampling=start.sampling,
+                adapter=start.adapter,
+                prompt_logprobs=start.prompt_logprobs,
+                pooling=start.pooling,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token chosen on the executor's device.
+
+    `logprob` is set when the sequence asked for logprobs; `top_logprobs` are (token id, logprob) of the most likely
+    tokens, best first, as many as asked for. `rank`, of tokens of a prompt only, is the token's place in the same order
+    over the whole vocabulary, from 1 on; None where the executor does not tell it.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutput:
+    """What one item gave.
+
+    `tokens`: one sampled token, or up to `num_draft_tokens + 1` with verification; empty for pooled output.
+    `prompt_logprobs`: one entry per *input* position p of this chunk whose next prompt token p + 1 is known, describing
+    token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only when asked for.
+    `error`: this item failed alone (its logits were NaN, say); its neighbours stand. It is `NOTHING_LEFT` where the logits
+    are finite and the item's own settings forbid every token: the engine then blames the request, not the executor.
+    """
+
+    tokens: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[SampledToken, ...] | None = None
+    pooled: NDArray[np.float32] | None = None
+    logits: Tensor | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class UnifiedOutput(Sequence["ItemOutput | None"]):
+    """The outputs of a step, one per item: None for an intermediate chunk that asked for nothing.
+
+    Held as arrays, because the usual step has one plain token an item: `num_tokens` int32 [n], `token_ids` int32
+    [sum of num_tokens]. `details` holds a full `ItemOutput` for the few items with more than token ids.
+    """
+
+    num_tokens: Int32Array
+    token_ids: Int32Array
+    details: dict[int, ItemOutput] = field(default_factory=dict)
+
+    @staticmethod
+    def from_items(items: Sequence[ItemOutput | None]) -> UnifiedOutput:
+        """Pack objects into arrays; items with more than token ids are kept whole in `details`."""
+        counts = np.array([len(it.tokens) if it else 0 for it in items], np.int32)
+        ids = np.array([t.token_id for it in items if it for t in it.tokens], np.int32)
+        details = {i: it for i, it in enumerate(items) if it is not None and not _is_plain(it)}
+        return UnifiedOutput(counts, ids, details)
+
+    def __len__(self) -> int:
+        return len(self.num_tokens)
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]  # int only; Sequence's overload for slices is not offered
+        if i < 0 or i >= len(self.num_tokens):
+            raise IndexError(i)
+        if i in self.details:
+            return self.details[i]
+        count = int(self.num_tokens[i])
+        if not count:
+            return None
+        begin = int(self.num_tokens[:i].sum())
+        return ItemOutput(tuple(SampledToken(int(t)) for t in self.token_ids[begin : begin + count]))
+
+
+def _is_plain(item: ItemOutput) -> bool:
+    if item.prompt_logprobs is not None or item.pooled is not None or item.logits is not None or item.error:
+        return False
+    return bool(item.tokens) and all(t.logprob is None and not t.top_logprobs for t in item.tokens)

@@ -1,0 +1,109 @@
+"""Is a `UnifiedBatch` sound, and does a `UnifiedOutput` fit it? Standard library and NumPy only.
+
+Any executor may run the checks of a batch before it computes anything. The engine runs that of an output before it takes
+anything in. Nothing here changes state: what is refused has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executors.contract.batch import UnifiedBatch, UnifiedOutput
+from executors.contract.errors import InvalidInput, StepFailed
+
+
+def check_arrays(batch: UnifiedBatch) -> None:
+    """Lengths, ranges and what follows from the batch alone. Raises InvalidInput."""
+    n, total = len(batch.slots), len(batch.token_ids)
+    for name in ("seq_ids", "num_q_tokens", "pos_offsets", "is_final_chunk", "num_draft_tokens"):
+        if len(getattr(batch, name)) != n:
+            raise InvalidInput(f"{name} has {len(getattr(batch, name))} entries for {n} items")
+    if n == 0:
+        return
+    if batch.num_q_tokens.min() < 1:
+        raise InvalidInput("every item needs at least one query token")
+    if int(batch.num_q_tokens.sum(dtype=np.int64)) != total:
+        raise InvalidInput(
+            f"token_ids has {total} entries, num_q_tokens add up to {int(batch.num_q_tokens.sum())}"
+        )
+    if batch.pos_offsets.min() < 0:
+        raise InvalidInput("a position is negative")
+    if batch.pending is not None and len(batch.pending) != total:
+        raise InvalidInput(f"pending has {len(batch.pending)} entries for {total} tokens")
+    if n > 1 and (len(set(batch.seq_ids.tolist())) != n or len(set(batch.slots.tolist())) != n):
+        raise InvalidInput("a sequence or slot occurs twice in one step")
+    drafts = batch.num_draft_tokens
+    if not drafts.any():
+        return
+    if drafts.min() < 0 or (drafts >= batch.num_q_tokens).any():
+        raise InvalidInput("num_draft_tokens must leave at least one token that is no draft")
+    if (drafts[~batch.is_final_chunk] > 0).any():
+        raise InvalidInput("only a final chunk can carry drafts")
+
+
+def check_limits(
+    batch: UnifiedBatch, logits_width: int, max_sequence_length: int, max_batch_size: int
+) -> None:
+    """The batch against the executor's facts; `check_arrays` has passed. Raises InvalidInput."""
+    if len(batch) > max_batch_size:
+        raise InvalidInput(f"{len(batch)} items exceed the largest batch, {max_batch_size}")
+    known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+    if len(known) and (known.min() < 0 or known.max() >= logits_width):
+        raise InvalidInput(f"a token id is outside 0..{logits_width - 1}")
+    if len(batch) and int((batch.pos_offsets + batch.num_q_tokens).max()) > max_sequence_length:
+        raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
+
+
+def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
+    """Block-table deltas and block copies. Raises InvalidInput for blocks that do not exist, and for copies onto a block
+    twice or while it is a source."""
+    ids, copies = batch.tables.block_ids, batch.block_copies
+    for what, blocks in (("table", ids), ("copy", copies)):
+        if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
+            raise InvalidInput(f"a block {what} names a block outside 0..{num_blocks - 1}")
+    if not len(copies):
+        return
+    if len(np.unique(copies[:, 1])) != len(copies) or np.isin(copies[:, 1], copies[:, 0]).any():
+        raise InvalidInput("block copies overlap: their order would matter")
+
+
+def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:
+    """Whether this can be the answer to that step, by its shape: an output for each item, of as many tokens as it can have; for
+    a final chunk a token, a pooled result or an error (of a batch that asks for logits it is not the check). Raises StepFailed:
+    what the executor holds of these sequences is unknown."""
+    counts, ids, final = output.num_tokens, output.token_ids, batch.is_final_chunk
+    if counts.dtype != np.int32 or ids.dtype != np.int32 or counts.ndim != 1 or ids.ndim != 1:
+        raise StepFailed(
+            f"an answer with num_tokens {counts.dtype}{list(counts.shape)}, token_ids {ids.dtype}{list(ids.shape)}"
+        )
+    if len(counts) != len(batch):
+        raise StepFailed(f"an answer for {len(counts)} items to a step of {len(batch)}")
+    wrong = (counts < 0) | (counts > (batch.num_draft_tokens + 1) * final)
+    if wrong.any():
+        i = int(wrong.argmax())
+        what = (
+            f"a final chunk with {batch.num_draft_tokens[i]} drafts" if final[i] else "an intermediate chunk"
+        )
+        raise StepFailed(f"an answer with {counts[i]} tokens for item {i}, {what}")
+    if int(counts.sum(dtype=np.int64)) != len(ids):
+        raise StepFailed(
+            f"an answer with {len(ids)} token ids, where num_tokens add up to {int(counts.sum())}"
+        )
+    if len(ids) and ids.min() < 0:
+        raise StepFailed(f"an answer with {ids.min()} for a token id")
+    _check_details(output)
+    for i in np.flatnonzero(final & (counts == 0)).tolist():
+        detail = output.details.get(i)
+        if detail is None or (detail.error is None and detail.pooled is None):
+            raise StepFailed(f"an answer with neither a token nor a result for item {i}, a final chunk")
+
+
+def _check_details(output: UnifiedOutput) -> None:
+    counts = output.num_tokens.tolist() if output.details else []
+    for i, detail in output.details.items():
+        if not 0 <= i < len(counts):
+            raise StepFailed(f"an answer with details of item {i}, of {len(counts)}")
+        if len(detail.tokens) != counts[i] and detail.error is None:
+            raise StepFailed(
+                f"an answer that describes {len(detail.tokens)} of item {i}'s {counts[i]} tokens"
+            )

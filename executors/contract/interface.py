@@ -1,0 +1,284 @@
+"""`ModelExecutor`: what the engine asks of whatever computes tokens. The rules are in `executors.contract`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from executors.contract.batch import (
+    Int32Array,
+    KvCacheHandle,
+    SampledToken,
+    UnifiedBatch,
+    UnifiedOutput,
+)
+from executors.contract.config import (
+    ExecutorConfig,
+    ExecutorType,
+)
+from executors.contract.errors import (
+    ConfigError,
+    ExecutorDied,
+    InvalidInput,
+    Unsupported,
+)
+from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
+from executors.contract.slots import SlotTable
+from executors.contract.split import split_unified_decode
+from executors.contract.status import (
+    ExecutorCapabilities,
+    ExecutorMetrics,
+    ExecutorStatus,
+    KvLayout,
+    ModelInfo,
+    Pace,
+)
+from executors.contract.tensor import Tensor
+
+SnapshotValue = float | int | str
+"""A value of a metrics snapshot: numbers become gauges, strings become labels of an info metric."""
+
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Reports (stage, done, total) while loading."""
+
+
+class ModelExecutor(ABC):
+    """Computes tokens. See the module's rules; optional members are grouped at the end of the class."""
+
+    # -- facts: synchronous, answered from memory --------------------------------------------------------------------
+
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises NotReady before warmup."""
+
+    @abstractmethod
+    def capabilities(self) -> ExecutorCapabilities:
+        """What works. Raises NotReady before warmup."""
+
+    @abstractmethod
+    def status(self) -> ExecutorStatus:
+        """How it fares; answers in every state."""
+
+    @abstractmethod
+    def metrics(self) -> ExecutorMetrics:
+        """Totals since start; answers in every state."""
+
+    @abstractmethod
+    def kv_layout(self) -> KvLayout:
+        """Block size and count, fixed after warmup. Raises NotReady before."""
+
+    def kv_capacity(self) -> int | None:
+        """Most tokens one sequence can hold in KV where that is less than the context length, else None."""
+        return None
+
+    def pace(self) -> Pace | None:
+        """How fast it is, as measured by warmup; fixed after it. None where that was not measured: the engine then knows nothing
+        of its speed before it has computed for a while."""
+        return None
+
+    def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """Gauges on KV memory for Prometheus, or None."""
+        return None
+
+    def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """Gauges on loaded adapters for Prometheus, or None."""
+        return None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def warmup(self) -> None:
+        """Load weights, allocate KV, make ready. Idempotent. Raises ConfigError for a model that cannot be served."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Free everything. Idempotent; later calls of other members raise NotReady."""
+
+    @abstractmethod
+    async def begin_epoch(self, epoch: int) -> None:
+        """Forget every sequence and start over with empty KV; the next batch carries this epoch.
+
+        Ends the `Skipped` answers that follow a failed step. A dead executor process is started again and loaded first,
+        which takes as long as warmup. Raises ConfigError or ExecutorDied if it cannot be brought back.
+        """
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """Ask for reports while `warmup` (or a restart) loads: stage, done, total (bytes or tensors; total 0 = unknown).
+
+        Called from any thread. The default reports nothing.
+        """
+
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        """Ask to be told when the executor dies by itself, also between calls; `begin_epoch` brings it back.
+
+        Called on the event loop. The default never calls: an executor without a process of its own does not die.
+        """
+
+    # -- one sequence ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        """Compute one prompt or chunk. Raises InvalidInput, OutOfMemory, StepFailed."""
+
+    @abstractmethod
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        """Compute one token of one sequence. Raises as prefill."""
+
+    # -- many sequences ----------------------------------------------------------------------------------------------
+
+    async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        """Many prompts. An executor worth its name does them in ONE forward; this default runs them one by one."""
+        return [await self.prefill(one) for one in inputs]
+
+    async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """One token for each of many sequences; this default runs them one by one."""
+        return [await self.decode(one) for one in inputs]
+
+    def supports_native_unified_decode(self) -> bool:
+        """True if `unified_decode` is one forward. False: the engine takes the split path."""
+        return False
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Compute any mix of prefill chunks, decode steps and verification.
+
+        One output per item. Default: the split fallback, one `batch_prefill` and one `batch_decode`
+        (`executors/contract/split.py`), which needs this executor to keep `slot_table()`.
+
+        Raises InvalidInput (nothing was computed), StepFailed or OutOfMemory (state of these sequences is unknown until
+        the next epoch), Skipped (an earlier step of this epoch failed), ExecutorDied.
+        """
+        return await split_unified_decode(self, batch)
+
+    def slot_table(self) -> SlotTable:
+        """The persistent rows that a `UnifiedBatch` refers to; needed by the split fallback."""
+        raise Unsupported(f"{type(self).__name__} keeps no slot table")
+
+    # -- sequence state: synchronous, ordered before any later step ---------------------------------------------------
+
+    @abstractmethod
+    def release_cache(self, cache_id: int) -> None:
+        """Free everything the sequence holds: slot, sampler state, KV the executor owns.
+
+        Called once per sequence, after its last step in flight, on the executor alive then. Unknown ids are harmless.
+        """
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+        """Roll a sequence back to its first `new_len` tokens; 0 = preempted, sampler state is kept.
+
+        Returns at once and takes effect before any later step. The default suits paged executors, whose KV beyond the
+        computed length is never read: nothing to do. An executor that owns its KV must override it.
+        """
+        if not self.capabilities().paged:
+            raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """Nothing in these KV blocks is read again before it is written anew: their memory may go back to the system.
+
+        `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. A favour, asked only
+        where `kv_layout().blocks_per_span` is above 0; the default keeps the memory.
+        """
+
+    # -- verification ------------------------------------------------------------------------------------------------
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """Logits after each of N + 1 consecutive tokens of ONE sequence (its last token and N drafts).
+
+        Default: N + 1 decodes, the same answer more slowly.
+        """
+        return [await self.decode(one) for one in inputs]
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> list[SampledToken]:
+        """Verify drafts for one sequence: the accepted drafts and then one token of the executor's own, N + 1 at most.
+
+        A draft is accepted iff it equals the token that sampling at its position gives, hence only
+        `acceptance_threshold == 1.0` is supported. KV beyond the accepted tokens is rolled back.
+        Raises Unsupported for another threshold, InvalidInput without sampling.
+        """
+        if acceptance_threshold != 1.0:
+            raise Unsupported(
+                "only acceptance_threshold 1.0 is supported: a draft counts iff it equals the sampled token"
+            )
+        if request.sampling is None:
+            raise InvalidInput("speculative_decode needs sampling parameters")
+        accepted: list[SampledToken] = []
+        token, pos, handle = request.input_ids, request.pos_offset, request.kv_cache
+        for draft in (*draft_tokens, None):
+            one = replace(request, input_ids=token, pos_offset=pos, kv_cache=handle, logits=LogitsMode.NONE)
+            output = await self.decode(one)
+            if output.sampled is None:
+                raise Unsupported(f"{type(self).__name__} does not sample; wrap it in SamplingAdapter")
+            accepted.append(output.sampled)
+            if draft is None or draft != output.sampled.token_id:
+                break
+            token, pos, handle = Tensor.of([[draft]], "int32"), pos + 1, output.kv_cache
+        return accepted
+
+    # -- other ---------------------------------------------------------------------------------------------------------
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """Compile a grammar (the form of `SequenceStart.grammar`) that sequences are about to begin with.
+
+        The exception from the rules above: any task may call it at any time, several at once, and steps go on meanwhile.
+        It is a favour, not a duty: a sequence whose grammar nobody prepared, or that begins again after a restart, compiles
+        it in its first step. Raises InvalidInput for what is no grammar. Default: Unsupported, as `capabilities()` says.
+        """
+        raise Unsupported(f"{type(self).__name__} has no grammars")
+
+    async def forward(self, tensor: Tensor) -> Tensor:
+        """Full forward for non-autoregressive use (encoders). Default: Unsupported."""
+        raise Unsupported(f"{type(self).__name__} has no plain forward: it is an autoregressive executor")
+
+
+class BatchModelExecutor(ModelExecutor):
+    """An executor that knows which batch sizes suit it."""
+
+    def optimal_batch_size(self) -> int:
+        """The batch size with the best throughput. Default: the largest."""
+        return self.capabilities().max_batch_size
+
+    def supports_batch_size(self, n: int) -> bool:
+        """True if n sequences fit one step."""
+        return 1 <= n <= self.capabilities().max_batch_size
+
+
+@runtime_checkable
+class AdapterExecutor(Protocol):
+    """An executor that can load LoRA adapters."""
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        """Load safetensors LoRA weights; `digest` is of their content. Raises ConfigError, OutOfMemory."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter once no sequence uses it. Unknown names are harmless."""
+
+
+class ModelExecutorFactory(ABC):
+    """Makes executors of one kind; registered by name in `executors/registry.py`."""
+
+    @abstractmethod
+    def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
+        """An executor that has loaded nothing yet (`warmup` does). Raises ConfigError, see validate_config."""
+
+    def create_batch_executor(self, config: ExecutorConfig) -> BatchModelExecutor:
+        """As create_executor. Raises Unsupported where the executor is not a BatchModelExecutor."""
+        executor = self.create_executor(config)
+        if not isinstance(executor, BatchModelExecutor):
+            raise Unsupported(f"{type(executor).__name__} is not a batch executor")
+        return executor
+
+    @abstractmethod
+    def supported_types(self) -> tuple[ExecutorType, ...]:
+        """The types this factory can make."""
+
+    def validate_config(self, config: ExecutorConfig) -> None:
+        """Raises ConfigError, one line naming the field, for a configuration it cannot serve."""
+        if config.executor_type not in self.supported_types():
+            names = ", ".join(self.supported_types())
+            raise ConfigError(
+                f"executor_type {config.executor_type} is not supported by {config.executor}; it is: {names}"
+            )

@@ -1,0 +1,211 @@
+"""What an executor is, what it can do, and how it fares. Standard library only.
+
+Immutable records that travel whole over the wire. Units are in the field names or beside them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class AttentionType(enum.StrEnum):
+    """Attention forms an executor may declare."""
+
+    MULTI_HEAD = "MultiHead"
+    MULTI_QUERY = "MultiQuery"
+    GROUPED_QUERY = "GroupedQuery"
+    FLASH = "Flash"
+    PAGED = "Paged"
+    SLIDING_WINDOW = "SlidingWindow"
+
+
+class ExecutorState(enum.StrEnum):
+    """Life of an executor."""
+
+    INITIALIZING = "Initializing"
+    READY = "Ready"
+    BUSY = "Busy"
+    ERROR = "Error"
+    SHUTDOWN = "Shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the loaded model is.
+
+    `vocab_size` counts the ids the tokenizer may produce; `logits_width` is the number of columns of lm_head and may be
+    larger (padding). Every token id handed to an executor must be below `logits_width`.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    logits_width: int
+    max_model_len: int
+    dtype: str
+    quantization: str | None = None
+    num_parameters: int = 0
+    device: str = "cpu"
+    generates: bool = True
+    """False for a model without a head: it has hidden states and no logits, and steps that ask for tokens are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequirements:
+    """Bytes an executor needs on its device, by what they grow with; what its libraries take by themselves is left out.
+
+    A token that waits in KV takes KV memory; a token in the step that is being computed takes activation memory too, and
+    a step has at most `max_batched_tokens` (None: all tokens are computed at once).
+    """
+
+    parameter_memory: int
+    activation_memory_per_token: int
+    kv_memory_per_token_per_layer: int
+    overhead_memory: int
+    max_batched_tokens: int | None = None
+
+    def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
+        """Bytes for `batch_size` sequences of `sequence_length` tokens each."""
+        tokens = batch_size * sequence_length
+        computed = tokens if self.max_batched_tokens is None else min(tokens, self.max_batched_tokens)
+        return (
+            self.parameter_memory
+            + self.overhead_memory
+            + computed * self.activation_memory_per_token
+            + tokens * num_layers * self.kv_memory_per_token_per_layer
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCapabilities:
+    """What works. A field that says True (or lists a form) is tested by the conformance kit."""
+
+    max_batch_size: int
+    """Sequences in a step; may be less than `ExecutorConfig.max_num_seqs`, see `shrink_batch`."""
+    max_sequence_length: int
+    attention_types: tuple[AttentionType, ...]
+    memory: MemoryRequirements
+    max_batched_tokens: int | None = None
+    """Tokens in a step where that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
+    max_in_flight: int = 1
+    """Steps that may be submitted before the first of them has answered. They run in the order of submission."""
+    dynamic_batching: bool = False
+    continuous_batching: bool = False
+    speculative: bool = False
+    tensor_parallel: bool = False
+    pipeline_parallel: bool = False
+    dtypes: tuple[str, ...] = ("float32",)
+    devices: tuple[str, ...] = ("cpu",)
+    grammars: bool = False
+    """Sequences may have a grammar: see `SequenceStart.grammar`."""
+
+    @property
+    def paged(self) -> bool:
+        """True if the engine lays out KV blocks; False if the executor owns its KV and block tables stay empty."""
+        return AttentionType.PAGED in self.attention_types
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """Bytes held on the executor's device (host memory for CPU)."""
+
+    allocated_bytes: int = 0
+    used_bytes: int = 0
+    peak_bytes: int = 0
+    total_bytes: int = 0
+
+    @property
+    def percent(self) -> float:
+        """Allocated share of the total, 0 to 100; 0 when the total is unknown."""
+        return 100.0 * self.allocated_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """How the executor fares now. Counts are since start, times are means in milliseconds."""
+
+    state: ExecutorState
+    is_ready: bool
+    current_batch_size: int = 0
+    prefill_count: int = 0
+    decode_count: int = 0
+    mean_prefill_ms: float = 0.0
+    mean_decode_ms: float = 0.0
+    memory: MemoryStatus = field(default_factory=MemoryStatus)
+    last_operation: str = ""
+    notes: tuple[str, ...] = ()
+    """What is slower or missing here and why, e.g. a fallback kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast an executor was when it had warmed up: what is known of its speed before the first request.
+
+    A step takes about `decode_step(decodes)` seconds and `prompt_token` seconds for each prompt token in it.
+    """
+
+    prompt_token: float
+    """Seconds, more than 0."""
+    decode_steps: tuple[tuple[int, float], ...]
+    """(sequences, seconds of a step with one token of each), by rising number; one entry at least."""
+
+    def decode_step(self, num_seqs: int) -> float:
+        """Seconds of a step with one token of each of `num_seqs` sequences: between two that were measured, by the straight line
+        between them; outside of all, what the nearest took; 0 for none."""
+        if num_seqs <= 0:
+            return 0.0
+        before, after = self.decode_steps[0], self.decode_steps[-1]
+        for known in self.decode_steps:
+            if known[0] <= num_seqs:
+                before = known
+            else:
+                after = known
+                break
+        if num_seqs <= before[0] or num_seqs >= after[0]:
+            return before[1] if num_seqs <= before[0] else after[1]
+        return before[1] + (after[1] - before[1]) * (num_seqs - before[0]) / (after[0] - before[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorMetrics:
+    """Totals since start and latencies in milliseconds over the last steps."""
+
+    total_steps: int = 0
+    total_prefill_tokens: int = 0
+    total_decode_tokens: int = 0
+    total_sampled_tokens: int = 0
+    failed_steps: int = 0
+    mean_step_ms: float = 0.0
+    p95_step_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    memory_efficiency: float = 0.0
+    """Used share of allocated KV memory, 0 to 1."""
+    batch_utilization: float = 0.0
+    """Mean batch size as a share of `max_batch_size`, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The paged KV memory as the engine accounts for it; fixed after warmup.
+
+    An executor without Paged attention reports `num_blocks == 0`: the engine then keeps no block tables for it.
+    """
+
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    num_groups: int = 1
+    blocks_per_span: int = 0
+    """Consecutive blocks, from a multiple of this number on, whose memory `release_memory` gives back well together; 0: the
+    memory was taken at the start and is never given back."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that fit when every block is full."""
+        return self.block_size * self.num_blocks

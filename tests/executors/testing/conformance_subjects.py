@@ -1,0 +1,57 @@
+"""Executors that the conformance tests examine, how to make them fail, and the register of broken ones."""
+
+from collections.abc import Callable
+
+from executors.contract import ExecutorConfig, ModelExecutor
+from executors.contract.sampling_adapter import SamplingAdapter
+from executors.testing.conformance import MakeExecutor
+from executors.testing.fakes.base import FakeExecutor
+from executors.testing.fakes.echo import EchoExecutor
+from executors.testing.fakes.failures import Failure
+from executors.testing.fakes.paged import PagedFakeExecutor
+
+
+def config(**options: bool | int | str) -> ExecutorConfig:
+    return ExecutorConfig("fake", max_num_seqs=8, max_model_len=256, options={"vocab_size": 200} | options)
+
+
+def maker(
+    cls: type[FakeExecutor], wrap: Callable[[ModelExecutor], ModelExecutor] | None = None, **options: bool
+):
+    def make() -> ModelExecutor:
+        executor = cls(config(**options))
+        return wrap(executor) if wrap else executor
+
+    return make
+
+
+def inject(executor: ModelExecutor, kind: str, seq_id: int) -> None:
+    """Make the next step with the sequence fail."""
+    inner = getattr(executor, "inner", executor)
+    assert isinstance(inner, FakeExecutor)
+    inner.failures.append(Failure(kind, seq=seq_id))
+
+
+SUBJECTS: dict[str, MakeExecutor] = {
+    "echo": maker(EchoExecutor),
+    "echo-split": maker(EchoExecutor, native=False),
+    "paged_fake": maker(PagedFakeExecutor),
+    "paged_fake-split": maker(PagedFakeExecutor, native=False),
+    "adapter-echo": maker(EchoExecutor, SamplingAdapter),
+    "adapter-echo-split": maker(EchoExecutor, SamplingAdapter, native=False),
+    "adapter-paged_fake": maker(PagedFakeExecutor, SamplingAdapter),
+    "adapter-paged_fake-split": maker(PagedFakeExecutor, SamplingAdapter, native=False),
+}
+
+MUTANTS: list[tuple[type, str]] = []
+"""(broken fake, name of a case that must catch it)."""
+
+
+def caught_by(*cases: str) -> Callable[[type], type]:
+    """Register a broken fake."""
+
+    def register(cls: type) -> type:
+        MUTANTS.extend((cls, case) for case in cases)
+        return cls
+
+    return register

@@ -1,0 +1,37 @@
+"""The fakes, the split path and SamplingAdapter pass the conformance kit, exactly and with a tolerance."""
+
+import pytest
+
+from executors.testing.conformance import CASES, Nonconformance, check, run_case
+from executors.testing.conformance_grammars import NOT_DECLARED
+from executors.testing.fakes.echo import EchoExecutor
+from tests.executors.testing.conformance_subjects import SUBJECTS, inject, maker
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("subject", SUBJECTS)
+async def test_fakes_conform(subject: str, case: str) -> None:
+    reason = await run_case(case, SUBJECTS[subject], inject=inject)
+    if reason and reason != NOT_DECLARED:
+        assert "echo" in subject, f"{subject} must run every case: {reason}"
+        assert reason == "the executor owns its KV"
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+async def test_fakes_conform_with_a_tolerance(subject: str) -> None:
+    report = await check(SUBJECTS[subject], tolerance=1e-4, inject=inject)
+    report.raise_for_failures()
+    assert len(report.passed) + len(report.not_applicable) == len(CASES)
+
+
+async def test_report_names_what_failed() -> None:
+    class Broken(EchoExecutor):
+        def truncate_kv(self, handle: object, new_len: int) -> None:
+            """Forgets to."""
+
+    report = await check(maker(Broken))
+    assert set(report.failed) >= {"truncate_equals_never_decoded", "preempted_equals_uninterrupted"}
+    assert "chunked_equals_whole" in report.passed
+    assert report.not_applicable["nan_is_isolated"] == "no way to inject failures was given"
+    with pytest.raises(Nonconformance, match="FAILED truncate_equals_never_decoded"):
+        report.raise_for_failures()

@@ -103,7 +103,7 @@ bench-peers: $(STAMP)  ## this server and vLLM in turn on generated models; ARGS
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 parity: $(STAMP)  ## compare every model family with transformers and rewrite README's table
-	$(BIN)/python -m pytest -q tests/executors/llm/test_parity.py --junitxml=$(REPORT)
+	$(BIN)/python -m pytest -q tests/executors/llm/model/test_parity.py --junitxml=$(REPORT)
 	$(BIN)/python -m tools.parity readme
 
 format: $(STAMP)  ## format the code and fix what can be fixed

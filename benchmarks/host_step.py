@@ -26,11 +26,11 @@ import torch
 from benchmarks.shapes import write_shape
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
-from executors.llm.attention import AttentionBackend
-from executors.llm.device_unified import DeviceUnifiedRunner
+from executors.llm.attention.backend import AttentionBackend
 from executors.llm.executor import LlmExecutor
-from executors.llm.kv_cache import KvCache
-from executors.llm.launched import Launched
+from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.step.launched import Launched
 from tests.gpu.device_fakes import IdleDevice, PagedTorch
 
 ROWS = (1, 32, 256)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from executors.contract.batch import SamplingParams, SequenceStart
-from executors.llm.sampler import SamplingTable, sample
-from executors.llm.sampling_edits import EditsBuilder, SlotShapers
+from executors.llm.sampling.edits import EditsBuilder, SlotShapers
+from executors.llm.sampling.sampler import SamplingTable, sample
 
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},

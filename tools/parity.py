@@ -1,7 +1,7 @@
 """The README's table of model families, made from what the parity tests measured.
 
 `python -m tools.parity readme` rewrites the table from the last report of `make test` (or of the tests named in
-tests/executors/llm/test_parity.py alone). `python -m tools.parity check` fails when the table lacks a family that the
+tests/executors/llm/model/test_parity.py alone). `python -m tools.parity check` fails when the table lacks a family that the
 executor supports, or names one that it does not; with a report at hand, also when a way was not measured.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from executors.llm.models.families import FAMILIES
+from executors.llm.model.families import FAMILIES
 
 BEGIN, END = "<!-- parity:begin -->", "<!-- parity:end -->"
 WAYS = ("whole", "chunked", "mixed", "greedy")

@@ -54,24 +54,25 @@ from executors.contract import (
     Unsupported,
 )
 from executors.contract.stats import StepStats
-from executors.llm import sizing
-from executors.llm.attention import AttentionBackend, choose_attention, fuse
-from executors.llm.device_assembly import step_device, unified_runner
-from executors.llm.device_graphs import StepDevice
-from executors.llm.device_memory import DeviceMemory, device_memory
-from executors.llm.device_sizing import DeviceSizing
-from executors.llm.direct import DirectRunner
+from executors.llm.attention.backend import AttentionBackend
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.grammar import GrammarCompiler
-from executors.llm.idle import IdleWork
-from executors.llm.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
-from executors.llm.launched import Turns
-from executors.llm.loaded import Loaded
-from executors.llm.loader import LoadedModel, load_model
-from executors.llm.memory import PressureGauge, cpu_threads
-from executors.llm.models.decoder import DecoderOnlyLLM, PreparedModel
-from executors.llm.runner import ModelRunner
+from executors.llm.gpu.assembly import step_device, unified_runner
+from executors.llm.gpu.device_sizing import DeviceSizing
+from executors.llm.gpu.graphs import StepDevice
+from executors.llm.kernel_choice import choose_attention, fuse
+from executors.llm.memory import sizing
+from executors.llm.memory.cgroup import PressureGauge, cpu_threads
+from executors.llm.memory.device_memory import DeviceMemory, device_memory
+from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
+from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
+from executors.llm.runtime import Loaded
+from executors.llm.sampling.grammar import GrammarCompiler
+from executors.llm.step.direct import DirectRunner
+from executors.llm.step.idle import IdleWork
+from executors.llm.step.launched import Turns
+from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it has hidden states and no logits"

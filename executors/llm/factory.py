@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
-from executors.llm.models.config import DTYPES, check_length, read_config
+from executors.llm.model.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor

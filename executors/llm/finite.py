@@ -6,8 +6,8 @@ from pathlib import Path
 
 from executors.contract import ExecutorConfig, ExecutorError, StepFailed
 from executors.contract.errors import ConfigError
-from executors.llm.unified import NOT_FINITE
-from executors.llm.weights import Checkpoint
+from executors.llm.checkpoint.files import Checkpoint
+from executors.llm.step.unified import NOT_FINITE
 
 
 def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:

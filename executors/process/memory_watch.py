@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from executors.llm.memory import Pressure, PressureGauge
+from executors.llm.memory.cgroup import Pressure, PressureGauge
 
 _SHARE, _LEAST = 0.03, 32 << 20
 """What has to stay free: that part of the limit, and at least so many bytes. A limit that leaves no room for a process

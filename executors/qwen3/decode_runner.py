@@ -15,10 +15,10 @@ from typing import Protocol
 
 import torch
 
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import Attend
-from executors.llm.runner import ModelRunner
-from executors.llm.step import StepArrays
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import Attend
+from executors.llm.step.runner import ModelRunner
+from executors.llm.step_arrays import StepArrays
 
 Forward = Callable[[StepArrays, torch.Tensor | None], torch.Tensor]
 """`ModelRunner.forward` over the executor's own KV."""

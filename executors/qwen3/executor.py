@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from executors.contract import ConfigError, ExecutorStatus
-from executors.llm.attention import fuse
 from executors.llm.executor import LlmExecutor
-from executors.llm.kv_cache import KvCache
-from executors.llm.loader import LoadedModel
-from executors.llm.models.decoder import DecoderOnlyLLM
+from executors.llm.kernel_choice import fuse
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.qwen3 import FAMILY
 from executors.qwen3.decode_runner import Qwen3Runner
 

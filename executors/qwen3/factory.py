@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from executors.contract import ConfigError, ExecutorConfig
 from executors.llm.factory import LlmFactory
-from executors.llm.models.config import read_config
+from executors.llm.model.config import read_config
 from executors.qwen3 import FAMILY
 
 if TYPE_CHECKING:

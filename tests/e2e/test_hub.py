@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executors.llm.models.config import read_config
-from executors.llm.models.decoder import Decoder
+from executors.llm.model.config import read_config
+from executors.llm.model.decoder import Decoder
 from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
 from tests.server.hub.fake_hub import COMMIT, FakeHub

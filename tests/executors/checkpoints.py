@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from executors.llm.models.config import read_config
-from executors.llm.models.decoder import Decoder
+from executors.llm.model.config import read_config
+from executors.llm.model.decoder import Decoder
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 48,

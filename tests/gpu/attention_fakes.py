@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.llm import attention
+from executors.llm import kernel_choice
 
 Tensor = torch.Tensor
 
@@ -204,7 +204,7 @@ def pretend(
 ) -> None:  # fmt: skip
     """Make it look like a GPU on which these modules are installed, and no others of the kind; nor any `varlen_attn` with block
     tables unless it is given."""
-    monkeypatch.setattr(attention, "capability", lambda device: capability)
+    monkeypatch.setattr(kernel_choice, "capability", lambda device: capability)
     found = {module.__name__: module for module in modules}
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, found.get(name))

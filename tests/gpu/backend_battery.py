@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from executors.llm import attention
-from executors.llm.attention import AttentionBackend
-from executors.llm.attention_check import LIMITS, Problem
-from executors.llm.attention_library import Unsuitable
-from executors.llm.models.decoder import KvSpec
+from executors.llm import kernel_choice
+from executors.llm.attention.backend import AttentionBackend
+from executors.llm.attention.check import LIMITS, Problem
+from executors.llm.attention.library import Unsuitable
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.model.api import KvSpec
 
 BLOCK_SIZES = {"torch": 16, "triton": 16, "flash-attn": 16, "flash-attn 2": 256, "varlen": 256}
 """Of each backend. flash-attn takes its third version for small blocks and its second for those of 256."""
@@ -64,10 +65,10 @@ LONG = {
 def make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
     """A backend by its name in `BLOCK_SIZES`. Raises Unsuitable."""
     if name == "torch":
-        return attention.TorchAttention()
+        return TorchAttention()
     if name == "triton":  # not tried before: what the start would refuse fails here
-        return attention.own_attention(spec)
-    return attention._make(name.removesuffix(" 2"), spec, block_size)
+        return kernel_choice.own_attention(spec)
+    return kernel_choice._make(name.removesuffix(" 2"), spec, block_size)
 
 
 @torch.inference_mode()

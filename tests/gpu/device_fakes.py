@@ -16,15 +16,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from executors.llm.attention import AttentionBackend, TorchAttention
-from executors.llm.device_attention import StepMeta
-from executors.llm.device_inputs import StepBuffer
-from executors.llm.device_unified import DeviceUnifiedRunner
+from executors.llm.attention.backend import AttentionBackend
+from executors.llm.attention.key_pieces import PieceRule
+from executors.llm.attention.packed import StepMeta
+from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.key_pieces import PieceRule
-from executors.llm.kv_cache import KvCache
-from executors.llm.step import StepArrays
+from executors.llm.gpu.inputs import StepBuffer
+from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.step_arrays import StepArrays
 from executors.qwen3.executor import Qwen3ModelExecutor
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero")

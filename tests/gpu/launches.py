@@ -22,19 +22,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from executors.kernels import triton as package
-from executors.kernels.triton_attention import TritonAttention, piece_rule
-from executors.kernels.triton_sampler import TritonSampler
-from executors.llm.attention import fuse
-from executors.llm.device_graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
-from executors.llm.device_inputs import DeviceStep, DeviceTables, StepShape, num_words
-from executors.llm.device_program import DeviceProgram
-from executors.llm.device_shaping import row_words
-from executors.llm.fp8 import E4M3, Fp8Plan
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.config import parse_config
-from executors.llm.models.decoder import Decoder
-from executors.llm.models.modules import Experts, Mlp
-from executors.llm.runner import ModelRunner
+from executors.kernels.shaping_layout import row_words
+from executors.llm.attention.triton_attention import TritonAttention, piece_rule
+from executors.llm.checkpoint.fp8_layers import hold
+from executors.llm.gpu.graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
+from executors.llm.gpu.inputs import DeviceStep, DeviceTables, StepShape, num_words
+from executors.llm.gpu.program import DeviceProgram
+from executors.llm.kernel_choice import fuse
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.config import parse_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.fp8 import E4M3, Fp8Plan
+from executors.llm.model.modules import Experts, Mlp
+from executors.llm.sampling.triton_sampler import TritonSampler
+from executors.llm.step.runner import ModelRunner
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
@@ -205,7 +206,7 @@ def _serve(case: Case) -> None:
     """The steps of a model, as `DeviceUnifiedRunner` has them computed."""
     config = parse_config(case.fields)
     plan = None if case.fp8 is None else Fp8Plan(case.fp8 == "blocks", None, True)
-    model = Decoder(config, case.dtype, META, fp8=plan)
+    model = Decoder(config, case.dtype, META, fp8=plan, each_layer=plan and partial(hold, plan=plan))
     model.kv_dtype = E4M3 if case.narrow else None
     model.prepare(MAX_LEN)
     if case.steady:

@@ -8,7 +8,7 @@ import torch
 
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
-from executors.llm.key_pieces import PieceRule, idle_pieces
+from executors.llm.attention.key_pieces import PieceRule, idle_pieces
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {

@@ -23,12 +23,13 @@ import torch
 from executors.contract.config import ExecutorAttentionConfig
 from executors.contract.errors import ConfigError
 from executors.kernels import ATTENTION_BACKENDS
-from executors.llm.attention import TRITON, choose_attention
-from executors.llm.attention_check import LIMITS, Problem, fault
-from executors.llm.attention_library import Unsuitable, over
-from executors.llm.attention_torch import TorchAttention
-from executors.llm.attention_varlen import Varlen
+from executors.llm.attention.backend import TRITON
+from executors.llm.attention.check import LIMITS, Problem, fault
+from executors.llm.attention.library import Unsuitable, over
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.attention.varlen import Varlen
 from executors.llm.factory import LlmFactory
+from executors.llm.kernel_choice import choose_attention
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import Sequences, spec
 from tests.gpu import backend_battery
@@ -149,8 +150,8 @@ def test_the_order_on_a_gpu(
 def test_without_triton_torchs_own_then_torch_and_it_is_said(
     install: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "executors.kernels.triton_attention", None)
-    monkeypatch.delattr("executors.kernels.triton_attention", raising=False)
+    monkeypatch.setitem(sys.modules, "executors.llm.attention.triton_attention", None)
+    monkeypatch.delattr("executors.llm.attention.triton_attention", raising=False)
     install(varlen=varlen_attn)
     chosen = choose_attention(MODEL, block_size=256)
     assert (

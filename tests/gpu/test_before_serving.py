@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm import loader, sampling_draw
-from executors.llm.device_graphs import AT_START, CudaDevice, decode_shapes
-from executors.llm.device_inputs import StepShape
-from executors.llm.device_program import DeviceProgram
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import KvSpec
-from executors.llm.sampler import SamplingRows, sample
+from executors.llm.checkpoint import loader
+from executors.llm.gpu.graphs import AT_START, CudaDevice, decode_shapes
+from executors.llm.gpu.inputs import StepShape
+from executors.llm.gpu.program import DeviceProgram
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.sampling import draw
+from executors.llm.sampling.sampler import SamplingRows, sample
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
@@ -47,7 +48,7 @@ async def test_all_kernels_are_compiled_before_the_first_step(
         run(self, step, attend, blocks)
 
     monkeypatch.setattr(DeviceProgram, "run", noted)
-    monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
+    monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     stages: list[tuple[str, int, int]] = []
     executor.set_progress(lambda *stage: stages.append(stage))
     await executor.warmup()
@@ -78,7 +79,7 @@ async def test_no_memory_for_kernels_of_large_steps_does_not_end_the_start(
         run(self, step, attend, blocks)
 
     monkeypatch.setattr(DeviceProgram, "run", tight)
-    monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
+    monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     await executor.warmup()
     await executor.begin_epoch(1)
     driver = Driver(executor)
@@ -91,7 +92,7 @@ def test_a_workspace_that_was_captured_is_nobody_elses() -> None:
     """A graph has its address and no reference."""
     pytest.importorskip("triton")
     spec = KvSpec(1, 2, 1, 16, torch.float32, torch.device("cpu"), 0.25, None, (None,))
-    from executors.kernels.triton_attention import TritonAttention
+    from executors.llm.attention.triton_attention import TritonAttention
 
     attention, cache = TritonAttention(spec), KvCache(spec, 4, 16)
     attention.reserve(100, cache)
@@ -192,5 +193,5 @@ def test_the_hosts_sampler_draws_the_same_from_many_rows_at_once(monkeypatch: py
         min_p=np.zeros(n), typical_p=rng.choice([1.0, 0.7], n), positions=np.arange(n),
     )  # fmt: skip
     alone = sample(logits, rows).tokens
-    monkeypatch.setattr(sampling_draw, "_DENSE_ROWS", sampling_draw._DEVICE_ROWS)
+    monkeypatch.setattr(draw, "_DENSE_ROWS", draw._DEVICE_ROWS)
     assert sample(logits, rows).tokens.tolist() == alone.tolist()

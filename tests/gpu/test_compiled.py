@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executors.kernels.triton_attention import PROGRAMS_PER_PROCESSOR
+from executors.llm.attention.triton_attention import PROGRAMS_PER_PROCESSOR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from executors.kernels.triton_attention import TritonAttention
-from executors.kernels.triton_check import SPLITS, border_lengths, border_problem, in_splits, split_error
-from executors.llm.attention_check import LIMITS
-from executors.llm.device_attention import StepMeta
+from executors.llm.attention.check import LIMITS
+from executors.llm.attention.packed import StepMeta
+from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.gpu.kernel_check import SPLITS, border_lengths, border_problem, in_splits, split_error
 from tests.executors.kernels.steps import spec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,7 +11,7 @@ import torch
 
 from executors.contract.batch import UnifiedBatch
 from executors.llm.executor import LlmExecutor
-from executors.llm.launched import Launched
+from executors.llm.step.launched import Launched
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer

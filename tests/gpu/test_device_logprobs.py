@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from executors.contract.batch import ItemOutput, SamplingParams
-from executors.llm import device_logprobs
-from executors.llm.device_logprobs import Wanted, described
 from executors.llm.executor import LlmExecutor
-from executors.llm.sampler import describe
+from executors.llm.sampling import device_logprobs
+from executors.llm.sampling.device_logprobs import Wanted, described
+from executors.llm.sampling.sampler import describe
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor

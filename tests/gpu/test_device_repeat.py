@@ -12,11 +12,11 @@ import pytest
 
 from executors.contract import InvalidInput
 from executors.contract.batch import SamplingParams, UnifiedBatch
-from executors.llm import device_repeat
-from executors.llm.device_inputs import StepBuffer, StepShape, Tail, layout, num_words
-from executors.llm.device_repeat import MOVING, STAYING, RepeatedStep
-from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor
+from executors.llm.gpu import repeat
+from executors.llm.gpu.inputs import StepBuffer, StepShape, Tail, layout, num_words
+from executors.llm.gpu.repeat import MOVING, STAYING, RepeatedStep
+from executors.llm.gpu.unified import DeviceUnifiedRunner
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, Sequence, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, IdleDevice
@@ -325,7 +325,7 @@ async def test_a_slot_given_to_another_sequence_unnoticed_is_caught(
         ops.append(seq.seq_id)
         driver.slots.append(seq.slot)
     assert difference(executor, ops) is None
-    key, repeats, drop = device_repeat._key, RepeatedStep.repeats, DeviceUnifiedRunner._drop
+    key, repeats, drop = repeat._key, RepeatedStep.repeats, DeviceUnifiedRunner._drop
 
     def careless(self: RepeatedStep, batch: UnifiedBatch, *limits: int) -> bool:
         return repeats(self, replace(batch, starts=()), *limits)
@@ -335,7 +335,7 @@ async def test_a_slot_given_to_another_sequence_unnoticed_is_caught(
         drop(self, slot)
         self._last = last
 
-    monkeypatch.setattr(device_repeat, "_key", lambda batch: key(batch)[1:])
+    monkeypatch.setattr(repeat, "_key", lambda batch: key(batch)[1:])
     monkeypatch.setattr(RepeatedStep, "repeats", careless)
     monkeypatch.setattr(DeviceUnifiedRunner, "_drop", keeping)
     monkeypatch.setattr(DeviceUnifiedRunner, "_take_in_tables", DeviceUnifiedRunner._take_in)

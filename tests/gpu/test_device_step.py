@@ -11,8 +11,9 @@ import torch
 
 from executors.contract import InvalidInput, Skipped, StepFailed, noise
 from executors.contract.batch import SamplingParams
-from executors.llm.device_attention import StepMeta
-from executors.llm.device_inputs import (
+from executors.llm.attention.packed import StepMeta
+from executors.llm.executor import LlmExecutor
+from executors.llm.gpu.inputs import (
     BufferRing,
     DeviceStep,
     DeviceTables,
@@ -23,10 +24,9 @@ from executors.llm.device_inputs import (
     result_views,
     result_words,
 )
-from executors.llm.device_sampler import RowSettings, TorchDeviceSampler
-from executors.llm.executor import LlmExecutor
-from executors.llm.kv_cache import KvCache
-from executors.llm.sampler import SamplingRows, sample
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.sampling.device_sampler import RowSettings, TorchDeviceSampler
+from executors.llm.sampling.sampler import SamplingRows, sample
 from executors.process.client import RemoteExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine import harness
@@ -193,7 +193,7 @@ async def test_a_failed_step_with_one_behind_it(
             patch.setattr(inner.unified.program, "run", fail)
         else:
             patch.setattr(LateEvent, "query", fail)
-            patch.setattr("executors.llm.device_inputs.BufferRing._free", lambda buffer: None)
+            patch.setattr("executors.llm.gpu.inputs.BufferRing._free", lambda buffer: None)
         found = await asyncio.gather(
             *(executor.unified_decode(batch) for batch in batches), return_exceptions=True
         )
@@ -260,7 +260,7 @@ async def test_an_engine_with_two_steps_out_gives_what_it_gives_with_one(path: P
 async def test_steps_of_more_table_changes_than_there_is_room_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executors.llm.device_unified._CHANGES", 0)
+    monkeypatch.setattr("executors.llm.gpu.unified._CHANGES", 0)
     ours, theirs = await faked(path, FakeDevice()), await plain(path)
     while ours.unified.capture_next():
         pass

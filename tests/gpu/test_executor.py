@@ -11,10 +11,10 @@ import torch
 
 from executors.contract.batch import SamplingParams
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
-from executors.kernels.triton_experts import TritonExperts
-from executors.kernels.triton_forward import TritonForward
 from executors.llm.executor import LlmExecutor
-from executors.llm.models.modules import Mlp
+from executors.llm.fused.triton_experts import TritonExperts
+from executors.llm.fused.triton_forward import TritonForward
+from executors.llm.model.modules import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 

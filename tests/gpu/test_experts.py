@@ -13,11 +13,19 @@ from triton.runtime import interpreter
 
 from executors.kernels.triton import experts as kernels
 from executors.kernels.triton.experts import Tile, most_tiles, place, product, route
-from executors.kernels.triton_experts import FEW, MANY, SOME, WIDE, TritonExperts, choose_tile, triton_experts
-from executors.llm.loader import activation_bytes
-from executors.llm.models.config import parse_config
-from executors.llm.models.decoder import Decoder
-from executors.llm.models.modules import ACTIVATIONS, Experts
+from executors.llm.checkpoint.loader import activation_bytes
+from executors.llm.fused.triton_experts import (
+    FEW,
+    MANY,
+    SOME,
+    WIDE,
+    TritonExperts,
+    choose_tile,
+    triton_experts,
+)
+from executors.llm.model.config import parse_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.modules import ACTIVATIONS, Experts
 from tests.executors.checkpoints import QWEN3
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

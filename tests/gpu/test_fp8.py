@@ -17,13 +17,13 @@ from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_at
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.fp8 import SHARING, block_matmul, quantize, tile_of, to_e4m3
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm import fp8
+from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
-from executors.llm.fp8 import E4M3, Fp8Weight, quantized
-from executors.llm.key_pieces import PieceRule
+from executors.llm.model import fp8
+from executors.llm.model.fp8 import E4M3, Fp8Weight, quantized
 from tests.executors.checkpoints import write_checkpoint
+from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distance, write_fp8
 from tests.executors.llm.driver import config
-from tests.executors.llm.test_fp8_weights import SMALL, chunk, distance, write_fp8
 from tests.gpu.test_attention import Batch, check, fresh
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from executors.kernels.triton.activation import KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm.models.modules import ACTIVATIONS
-from executors.llm.rope import rotate
+from executors.llm.model.modules import ACTIVATIONS
+from executors.llm.model.rope import rotate
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 """Infinity is what the kernels count on there."""

@@ -14,7 +14,9 @@ import torch
 
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
 from executors.contract.status import ExecutorState
-from executors.llm.device_graphs import (
+from executors.llm.attention.key_pieces import PieceRule
+from executors.llm.executor import LlmExecutor
+from executors.llm.gpu.graphs import (
     AT_START,
     MISSES,
     MIXED_TOKENS,
@@ -28,9 +30,7 @@ from executors.llm.device_graphs import (
     fits,
     mixed_shapes,
 )
-from executors.llm.executor import LlmExecutor
-from executors.llm.idle import IdleWork
-from executors.llm.key_pieces import PieceRule
+from executors.llm.step.idle import IdleWork
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
@@ -118,9 +118,9 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows that are nobody's
 async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
-    from executors.kernels import triton_attention
+    from executors.llm.attention import triton_attention
 
-    monkeypatch.setattr("executors.llm.device_unified.AT_START", 0)
+    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
     monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {
         **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -165,7 +165,7 @@ async def test_the_smallest_come_first_and_the_others_when_nobody_computes(
     executor.device = FakeDevice()
     log = executor.device.log
     executor.set_progress(lambda stage, done, total: log.append(f"{stage} {done}/{total}"))
-    monkeypatch.setattr("executors.llm.idle.QUIET_S", 3600)
+    monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     await executor.warmup()
     graphs = executor.unified.graphs
     assert graphs is not None
@@ -178,7 +178,7 @@ async def test_the_smallest_come_first_and_the_others_when_nobody_computes(
     seq = driver.add([1, 2, 3])
     await driver.step([(seq, seq.tokens, True, 0)])
     executor._idle._look()  # it is not quiet for long enough
-    monkeypatch.setattr("executors.llm.idle.QUIET_S", 0)
+    monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 0)
     out = asyncio.create_task(driver.step([(seq, seq.tokens[3:], True, 0)]))
     await asyncio.sleep(0)
     executor._idle._look()
@@ -315,7 +315,7 @@ async def test_a_capture_that_finds_no_memory_is_tried_again(
     graphs, device, unified = executor.unified.graphs, executor.device, executor.unified
     assert graphs is not None and device is not None
     now = [1000.0]
-    monkeypatch.setattr("executors.llm.device_graphs.monotonic", lambda: now[0])
+    monkeypatch.setattr("executors.llm.gpu.graphs.monotonic", lambda: now[0])
     device.broken = "CUDA error: out of memory"
     smallest = graphs.missing
     assert unified.capture_next() and unified.capture_wait == STARVED_S and graphs.missing == smallest

@@ -11,19 +11,22 @@ import pytest
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.kernels import triton_attention, triton_build, triton_check, triton_experts, triton_sampler
-from executors.kernels.triton_attention import TritonAttention
-from executors.kernels.triton_forward import TritonForward
-from executors.kernels.triton_sampler import TritonSampler
-from executors.llm import fp8
-from executors.llm.attention import choose_attention, fuse
-from executors.llm.attention_check import fault
-from executors.llm.attention_torch import TorchAttention
-from executors.llm.device_assembly import device_sampler
-from executors.llm.device_sampler import PADDING, TorchDeviceSampler
-from executors.llm.key_pieces import PieceRule
-from executors.llm.models.config import parse_config
-from executors.llm.models.decoder import Decoder
+from executors.kernels import triton_build
+from executors.llm.attention import triton_attention
+from executors.llm.attention.check import fault
+from executors.llm.attention.key_pieces import PieceRule
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.fused import triton_experts
+from executors.llm.fused.triton_forward import TritonForward
+from executors.llm.gpu import fp8_support, kernel_check
+from executors.llm.gpu.assembly import device_sampler
+from executors.llm.kernel_choice import choose_attention, fuse
+from executors.llm.model.config import parse_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.sampling import triton_sampler
+from executors.llm.sampling.device_sampler import PADDING, TorchDeviceSampler
+from executors.llm.sampling.triton_sampler import TritonSampler
 from tests.executors.checkpoints import QWEN3
 from tests.executors.kernels.steps import spec
 from tests.gpu.attention_fakes import pretend
@@ -53,15 +56,15 @@ Patch = pytest.MonkeyPatch
 def _shorter(monkeypatch: Patch) -> None:
     """What takes milliseconds on a GPU takes the interpreter half a minute."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(triton_check, "PAST", (30, 0, 5, 60, 300))
-        monkeypatch.setattr(triton_check, "CHUNKS", (1, 9, 1, 20, 3))
-        monkeypatch.setattr(triton_check, "SPLITS", (17,))
+        monkeypatch.setattr(kernel_check, "PAST", (30, 0, 5, 60, 300))
+        monkeypatch.setattr(kernel_check, "CHUNKS", (1, 9, 1, 20, 3))
+        monkeypatch.setattr(kernel_check, "SPLITS", (17,))
 
 
 @pytest.fixture
 def tried(monkeypatch: Patch) -> Patch:
     """As on a GPU, also where there is none."""
-    monkeypatch.setattr(triton_check, "wanted", lambda device: True)
+    monkeypatch.setattr(kernel_check, "wanted", lambda device: True)
     return monkeypatch
 
 
@@ -103,14 +106,14 @@ def bent(function: Callable[..., Any], kept: int | None = None) -> Callable[...,
 )
 def test_a_right_forward(fields: dict[str, Any], dtype: torch.dtype, narrow: bool) -> None:
     made = decoder(fields, dtype, narrow)
-    assert triton_check.forward_fault(made, TritonForward(made).experts) is None
+    assert kernel_check.forward_fault(made, TritonForward(made).experts) is None
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}, {"windows": (30,)}])
 def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
     model = replace(MODEL, **changes)
-    assert triton_check.attention_fault(TritonAttention(model, deterministic), model, 16) is None
+    assert kernel_check.attention_fault(TritonAttention(model, deterministic), model, 16) is None
 
 
 def test_the_problem_in_e4m3_is_a_right_one() -> None:
@@ -121,11 +124,11 @@ def test_the_problem_in_e4m3_is_a_right_one() -> None:
 
 @pytest.mark.parametrize(("rows", "dtype"), [(64, torch.float32), (2, FP16)])
 def test_a_right_sampler(rows: int, dtype: torch.dtype) -> None:
-    assert triton_check.sampler_fault(TritonSampler(rows, 300, DEVICE), rows, 300, dtype, DEVICE) is None
+    assert kernel_check.sampler_fault(TritonSampler(rows, 300, DEVICE), rows, 300, dtype, DEVICE) is None
 
 
 def test_right_products_in_e4m3() -> None:
-    assert triton_check.fp8_fault(DEVICE) is None
+    assert kernel_check.fp8_fault(DEVICE) is None
 
 
 # -- wrong ones ----------------------------------------------------------------------------------------------------------
@@ -137,7 +140,7 @@ WRONG = "its results are wrong here: they differ from the reference by "
 def test_a_wrong_kernel_of_the_forward_is_named(
     name: str, tried: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tried.setattr(triton_check, name, bent(getattr(triton_check, name)))
+    tried.setattr(kernel_check, name, bent(getattr(kernel_check, name)))
     model, backend = decoder(QWEN3), TritonAttention(MODEL)
     with caplog.at_level(logging.WARNING):
         fuse(backend, model)
@@ -151,7 +154,7 @@ def test_a_wrong_kernel_of_the_forward_is_named(
 
 def test_keys_that_are_stored_wrong_are_found(tried: Patch) -> None:
     """Also a token that nobody was to keep."""
-    store = triton_check.rotate_and_store
+    store = kernel_check.rotate_and_store
     for damage in (lambda kv, cells: kv[1].mul_(1.2), lambda kv, cells: kv[0, :, :, 3].fill_(1.0)):
 
         def wrong(qkv: Any, kv: Any, cells: Any, heads: int, damage: Any = damage, **more: Any) -> Any:
@@ -159,14 +162,14 @@ def test_keys_that_are_stored_wrong_are_found(tried: Patch) -> None:
             damage(kv, cells)
             return found
 
-        tried.setattr(triton_check, "rotate_and_store", wrong)
-        assert str(triton_check.forward_fault(decoder(QWEN3), None)).startswith("rotate_and_store: ")
+        tried.setattr(kernel_check, "rotate_and_store", wrong)
+        assert str(kernel_check.forward_fault(decoder(QWEN3), None)).startswith("rotate_and_store: ")
 
 
 def test_wrong_experts_are_named(tried: Patch) -> None:
     tried.setattr(triton_experts, "add_up", bent(triton_experts.add_up))
     model = decoder(EXPERTS)
-    assert str(triton_check.forward_fault(model, TritonForward(model).experts)).startswith(
+    assert str(kernel_check.forward_fault(model, TritonForward(model).experts)).startswith(
         f"experts: {WRONG}"
     )
 
@@ -200,16 +203,16 @@ def wrong_in_splits(splits: int) -> Callable[..., Any]:
     return wrong
 
 
-@pytest.mark.parametrize("splits", triton_check.SPLITS)
+@pytest.mark.parametrize("splits", kernel_check.SPLITS)
 def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
     splits: int, tried: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever this device would split its keys into."""
     tried.setattr(triton_attention, "decode_attention", wrong_in_splits(splits))
     if DEVICE.type == "cpu":  # nothing but the splits is of interest, and interpreted it takes its time
-        tried.setattr(triton_check, "SPLITS", (splits,))
-        tried.setattr(triton_check, "PAST", (4, 0, 2, 1, 3))
-        tried.setattr(triton_check, "CHUNKS", (1, 2, 1, 2, 2))
+        tried.setattr(kernel_check, "SPLITS", (splits,))
+        tried.setattr(kernel_check, "PAST", (4, 0, 2, 1, 3))
+        tried.setattr(kernel_check, "CHUNKS", (1, 2, 1, 2, 2))
         tried.setattr(TritonAttention, "pieces", lambda self, lengths: PieceRule(1, 1, count=2).cut(lengths))
     pretend(tried)
     with caplog.at_level(logging.WARNING):
@@ -229,16 +232,16 @@ def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tr
         return found
 
     tried.setattr(triton_attention, "decode_attention", wrong)
-    problem = triton_check.border_problem(MODEL, 16)
+    problem = kernel_check.border_problem(MODEL, 16)
     for splits in (3, 17):
-        error = triton_check.split_error(TritonAttention(MODEL), problem, splits)
-        assert error > 2 * triton_check.LIMITS[FP16]
+        error = kernel_check.split_error(TritonAttention(MODEL), problem, splits)
+        assert error > 2 * kernel_check.LIMITS[FP16]
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_each_tile_of_products_in_e4m3_is_tried(rows: int, tried: Patch) -> None:
     """A kernel of its own for each height of tiles."""
-    right = triton_check.fp8_kernels.block_matmul
+    right = kernel_check.fp8_kernels.block_matmul
 
     def wrong(x: torch.Tensor, *given: Any) -> Any:
         found = right(x, *given)
@@ -246,8 +249,8 @@ def test_each_tile_of_products_in_e4m3_is_tried(rows: int, tried: Patch) -> None
             found[-1] *= 1.5
         return found
 
-    tried.setattr(triton_check.fp8_kernels, "block_matmul", wrong)
-    assert str(triton_check.fp8_fault(DEVICE)).startswith(f"block_matmul: {WRONG}")
+    tried.setattr(kernel_check.fp8_kernels, "block_matmul", wrong)
+    assert str(kernel_check.fp8_fault(DEVICE)).startswith(f"block_matmul: {WRONG}")
 
 
 class Wrong(TritonSampler):
@@ -284,11 +287,11 @@ class Heedless(TritonSampler):
 def test_a_wrong_sampler_is_named(
     kind: type[TritonSampler], tried: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wrong = triton_check.sampler_fault(kind(18, 300, DEVICE), 18, 300, torch.float32, DEVICE)
+    wrong = kernel_check.sampler_fault(kind(18, 300, DEVICE), 18, 300, torch.float32, DEVICE)
     assert str(wrong).startswith(f"sampler: {WRONG}")
     tried.setattr(triton_build, "missing", lambda: None)
     tried.setattr(triton_sampler, "TritonSampler", lambda *given: object())
-    tried.setattr(triton_check, "sampler_fault", lambda *given: wrong)
+    tried.setattr(kernel_check, "sampler_fault", lambda *given: wrong)
     with caplog.at_level(logging.WARNING):
         chosen = device_sampler(torch.device("cuda"), 18, 300, torch.float32)
     assert isinstance(chosen, TorchDeviceSampler)
@@ -317,29 +320,29 @@ def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     """In float32 a third is more than a third."""
 
     def fault(off: int) -> str | None:
-        return triton_check.sampler_fault(Off(off), rows, 300, torch.float32, DEVICE)
+        return kernel_check.sampler_fault(Off(off), rows, 300, torch.float32, DEVICE)
 
     assert fault(0) is None and fault(1) is None and str(fault(2)).startswith(f"sampler: {WRONG}")
 
 
 @pytest.mark.parametrize("name", ["quantize", "block_matmul"])
 def test_wrong_products_in_e4m3_are_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
-    right = getattr(triton_check.fp8_kernels, name)
+    right = getattr(kernel_check.fp8_kernels, name)
 
     def wrong(*given: Any) -> Any:
         found = right(*given)
         (found if name == "block_matmul" else found[1])[-1] *= 1.5
         return found
 
-    tried.setattr(triton_check.fp8_kernels, name, wrong)
-    fp8._fault.cache_clear()
+    tried.setattr(kernel_check.fp8_kernels, name, wrong)
+    fp8_support._fault.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            assert not fp8.has_triton(DEVICE, "triton")
-            assert str(fp8.why_no_triton(DEVICE, "triton")).startswith(f"{name}: {WRONG}")
+            assert not fp8_support.has_triton(DEVICE, "triton")
+            assert str(fp8_support.why_no_triton(DEVICE, "triton")).startswith(f"{name}: {WRONG}")
         assert caplog.text.count(f"Triton kernels are not used: {name}: {WRONG}") == 1
     finally:
-        fp8._fault.cache_clear()
+        fp8_support._fault.cache_clear()
 
 
 def test_a_kernel_that_does_not_compile_is_named_and_no_memory_is_no_fault(tried: Patch) -> None:
@@ -349,13 +352,13 @@ def test_a_kernel_that_does_not_compile_is_named_and_no_memory_is_no_fault(tried
 
         return raising
 
-    tried.setattr(triton_check, "gated", broken(RuntimeError("PassManager::run failed\nmore")))
+    tried.setattr(kernel_check, "gated", broken(RuntimeError("PassManager::run failed\nmore")))
     model = decoder(QWEN3)
-    assert triton_check.forward_fault(model, None) == "gated: its self-check failed: PassManager::run failed"
-    tried.setattr(triton_check, "gated", broken(torch.OutOfMemoryError("CUDA out of memory")))
+    assert kernel_check.forward_fault(model, None) == "gated: its self-check failed: PassManager::run failed"
+    tried.setattr(kernel_check, "gated", broken(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        triton_check.forward_fault(model, None)
+        kernel_check.forward_fault(model, None)
 
 
 def test_nothing_is_tried_on_a_cpu() -> None:
-    assert triton_check.wanted(torch.device("cuda", 1)) and not triton_check.wanted(torch.device("cpu"))
+    assert kernel_check.wanted(torch.device("cuda", 1)) and not kernel_check.wanted(torch.device("cpu"))

@@ -11,14 +11,15 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import executors.llm.executor
-from executors.kernels.triton_forward import PagedAttend, TritonForward
-from executors.llm.attention import AttentionBackend, choose_attention
-from executors.llm.attention_check import Problem
-from executors.llm.attention_library import LibraryAttention, PackedLibraryAttention, PagedMeta, over, pack
-from executors.llm.device_attention import PackedAttention, StepMeta
+from executors.llm.attention.backend import AttentionBackend
+from executors.llm.attention.check import Problem
+from executors.llm.attention.library import LibraryAttention, PackedLibraryAttention, PagedMeta, over, pack
+from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.executor import LlmExecutor
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import KvSpec
+from executors.llm.fused.triton_forward import PagedAttend, TritonForward
+from executors.llm.kernel_choice import choose_attention
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import Sequences
 from tests.executors.llm.driver import config
@@ -151,7 +152,7 @@ if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake
     ) -> None:
         """By graphs, and one by one where there is none; two steps out."""
         monkeypatch.setattr(executors.llm.executor, "fuse", lambda attention, model: None)
-        monkeypatch.setattr("executors.llm.device_graphs.MIXED_TOKENS", (16,))
+        monkeypatch.setattr("executors.llm.gpu.graphs.MIXED_TOKENS", (16,))
         path = write_checkpoint(tmp_path / "model", {**SMALL, "num_hidden_layers": 1})
         settings = config(path, max_num_seqs=8)
         ours, theirs = Executor.from_config(settings), LlmExecutor.from_config(settings)

@@ -16,7 +16,7 @@ import torch
 from executors.contract import noise
 from executors.contract.batch import SamplingParams
 from executors.contract.reference_sampler import probabilities
-from executors.kernels.triton_sampler import MAX_WIDTH, DeviceSettings, TritonSampler
+from executors.llm.sampling.triton_sampler import MAX_WIDTH, DeviceSettings, TritonSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
 """Infinity is what the kernels count on there."""

@@ -15,12 +15,13 @@ from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract.reference_sampler import edited
 from executors.contract.sampling import NOTHING_LEFT
 from executors.contract.token_history import TokenHistory
-from executors.kernels.triton_sampler import TritonSampler
-from executors.llm import device_shaping as layout
-from executors.llm.device_sampler import TorchDeviceSampler
-from executors.llm.device_shaping import RowShaping, count_inputs, row_words, shaped
-from executors.llm.shaped_slots import ShapedSlots
-from executors.llm.step import StepArrays
+from executors.kernels.shaping_layout import row_words
+from executors.llm.sampling import device_shaping as layout
+from executors.llm.sampling.device_sampler import TorchDeviceSampler
+from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
+from executors.llm.sampling.shaped_slots import ShapedSlots
+from executors.llm.sampling.triton_sampler import TritonSampler
+from executors.llm.step_arrays import StepArrays
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from executors.kernels import triton_build
-from executors.llm import attention, fp8
-from executors.llm.attention_library import LibraryAttention, Unsuitable, over
-from executors.llm.models.decoder import KvSpec
+from executors.llm import kernel_choice
+from executors.llm.attention.library import LibraryAttention, Unsuitable, over
+from executors.llm.gpu import fp8_support
+from executors.llm.model.api import KvSpec
 
 SPEC = KvSpec(
     num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=torch.device("cuda"), scale=0.1,
@@ -65,7 +66,7 @@ def test_headers_of_a_debians_own_python(bare: pytest.MonkeyPatch, tmp_path: Pat
 def test_what_is_chosen_then(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(triton_build, "missing", lambda: "it lacks something")
     with pytest.raises(Unsuitable, match="it lacks something"):
-        attention.own_attention(SPEC)
-    assert not fp8.has_triton(torch.device("cuda"), "auto")
+        kernel_choice.own_attention(SPEC)
+    assert not fp8_support.has_triton(torch.device("cuda"), "auto")
     kernel: Any = SimpleNamespace(name="x")
     assert type(over("x", kernel)) is LibraryAttention

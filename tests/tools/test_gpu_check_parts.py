@@ -111,7 +111,7 @@ before = set(sys.modules)
 measuring = [part for part in plan.PARTS if part.name != "tests"]
 for part in sorted(measuring, key=lambda part: part.name == "peer"):
     if part.name == "peer":
-        import executors.llm.grammar, executors.process.child, executors.process.client, llguidance
+        import executors.llm.sampling.grammar, executors.process.child, executors.process.client, llguidance
         site = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
         files = {name.partition(".")[0]: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
         print(*sorted(name for name, file in files.items() if name not in before and file.startswith(site)))

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
-from executors.llm.device_graphs import Graph, StepFacts, StepGraphs
-from executors.llm.device_inputs import StepShape
-from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor
-from executors.llm.kv_cache import KvPlan
-from executors.llm.loaded import Loaded
-from executors.llm.loader import LoadedModel
+from executors.llm.gpu.graphs import Graph, StepFacts, StepGraphs
+from executors.llm.gpu.inputs import StepShape
+from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.model.api import LoadedModel
+from executors.llm.runtime import Loaded
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
 from tools.gpu_check.child import Found

@@ -20,10 +20,10 @@ from executors.contract.errors import ConfigError
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm.attention import choose_attention
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import KvSpec
-from executors.llm.step import StepArrays
+from executors.llm.kernel_choice import choose_attention
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.step_arrays import StepArrays
 from tools.gpu_check import check_sampling, interpreted, timing
 from tools.gpu_check.child import Found
 from tools.gpu_check.plan import Options

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from executors.contract import SamplingParams
-from executors.kernels.triton_sampler import DeviceSettings, TritonSampler
-from executors.llm import device_shaping as layout
-from executors.llm.device_logprobs import described
-from executors.llm.device_shaping import RowShaping
-from executors.llm.sampler import SamplingTable, sample
+from executors.kernels import shaping_layout as layout
+from executors.llm.sampling.device_logprobs import described
+from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.sampling.sampler import SamplingTable, sample
+from executors.llm.sampling.triton_sampler import DeviceSettings, TritonSampler
 from tools.gpu_check.timing import Limits, noise, seconds_of, seconds_with_host
 
 ROWS, WIDTH = 256, 151_936

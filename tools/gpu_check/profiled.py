@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from executors.contract import ExecutorConfig
-from executors.llm.device_unified import DeviceUnifiedRunner
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.kv_cache import KvPlan
-from executors.llm.loaded import Loaded
-from executors.llm.loader import LoadedModel
+from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.model.api import LoadedModel
+from executors.llm.runtime import Loaded
 
 NAME = f"{__name__}:ProfiledFactory"
 FOLDER = "GPU_CHECK_PROFILE"

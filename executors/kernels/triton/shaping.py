@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: `executors/llm/device_shaping.py` says what they are and where they lie.
+"""Penalties, biases and bans: `executors/llm/sampling/device_shaping.py` says what they are and where they lie.
 
 The first kernel that reads a shaped row writes what becomes of it into the table, piece by piece, for it takes registers; from
 then on everybody reads it there.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from executors.llm import device_shaping as layout
+from executors.kernels import shaping_layout as layout
 
 _REPETITION = tl.constexpr(layout.REPETITION)
 _FREQUENCY = tl.constexpr(layout.FREQUENCY)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executors.llm import memory
+from executors.llm.memory import cgroup
 
 FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
@@ -22,20 +22,20 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     return facts()
 
 
-def facts(root: Path = memory.ROOT) -> dict[str, Any]:
+def facts(root: Path = cgroup.ROOT) -> dict[str, Any]:
     """Bytes and CPUs as the executor counts them, and the limits behind that. `root`: where /proc and /sys are."""
-    limit = memory.memory_limit(root)
+    limit = cgroup.memory_limit(root)
     return {
         "cpu": cpu(root),
-        "threads": memory.cpu_threads(root),
+        "threads": cgroup.cpu_threads(root),
         "affinity": len(os.sched_getaffinity(0)),
-        "cpu_quotas": memory.cgroup_cpus(root),
+        "cpu_quotas": cgroup.cgroup_cpus(root),
         "cgroup": cgroup_version(root),
         "memory": {
-            "machine": memory.machine_bytes(root),
+            "machine": cgroup.machine_bytes(root),
             "total": limit.total,
             "available": limit.available,
-            "cgroups": [{"limit": most, "used": used} for most, used in memory.cgroup_memory(root)],
+            "cgroups": [{"limit": most, "used": used} for most, used in cgroup.cgroup_memory(root)],
         },
         "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
         "nvidia": sum(1 for _ in (root / "dev").glob("nvidia[0-9]*")),

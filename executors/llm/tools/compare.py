@@ -22,10 +22,10 @@ import torch
 from executors.contract import KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
 from executors.contract.config import ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.weights import settle_head
 from executors.llm.factory import LlmFactory
-from executors.llm.models.config import read_config
+from executors.llm.model.config import read_config
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, version
-from executors.llm.weights import settle_head
 from executors.testing.driver import Driver, Feed
 
 CHUNK = 7

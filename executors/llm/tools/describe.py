@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +21,20 @@ import torch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.kernels.cpu import CpuKernels, packed_bytes
-from executors.llm import loader, sizing
-from executors.llm.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
-from executors.llm.device_sizing import graph_bytes
+from executors.llm.checkpoint import loader
+from executors.llm.checkpoint.files import INDEX, Checkpoint
+from executors.llm.checkpoint.fp8_layers import hold
+from executors.llm.checkpoint.weights import lacks, settle_head
 from executors.llm.factory import LlmFactory
-from executors.llm.kv_cache import CPU_SHARE, KvPlan, plan_kv
-from executors.llm.linear import can_pack_onednn
-from executors.llm.loader import LoadedModel
-from executors.llm.memory import memory_limit, resident_bytes
-from executors.llm.models.config import DecoderConfig, read_config, read_json
-from executors.llm.models.decoder import Decoder, KvSpec
-from executors.llm.weights import INDEX, Checkpoint, lacks, settle_head
+from executors.llm.gpu.device_sizing import graph_bytes
+from executors.llm.memory import sizing
+from executors.llm.memory.cgroup import memory_limit, resident_bytes
+from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
+from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
+from executors.llm.model.api import KvSpec, LoadedModel
+from executors.llm.model.config import DecoderConfig, read_config, read_json
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.linear import can_pack_onednn
 
 SERVER_BYTES = 120 << 20
 """For the serving process beside the executor's: 90 MiB resident with the embedded model and nothing to do, and room."""
@@ -100,7 +104,13 @@ def sketch_model(
     # Without rotary tables, which the executor makes once KV is planned.
     # As if all linears were FP8 where the checkpoint's are: its files need not be there.
     plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
-    decoder = Decoder(shape, dtype, torch.device("meta"), fp8=plan)
+    decoder = Decoder(
+        shape,
+        dtype,
+        torch.device("meta"),
+        fp8=plan,
+        each_layer=None if plan is None else partial(hold, plan=plan),
+    )
     decoder.kv_dtype = loader.kv_dtype(config, device)
     kernels, missing = loader.choose_kernels(config, dtype, device)
     if kernels is None:

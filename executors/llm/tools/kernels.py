@@ -10,9 +10,9 @@ import torch
 from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
-from executors.llm.attention import TorchAttention
-from executors.llm.linear import can_pack_onednn, kernels_support
-from executors.llm.memory import cpu_threads
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.memory.cgroup import cpu_threads
+from executors.llm.model.linear import can_pack_onednn, kernels_support
 
 ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm.models.config import read_config, read_json
+from executors.llm.model.config import read_config, read_json
 from executors.llm.tools.widened import Float64
 
 

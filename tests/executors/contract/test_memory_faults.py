@@ -9,10 +9,11 @@ import torch
 
 from executors.contract import ExecutorDied, OutOfMemory, StepFailed
 from executors.contract.memory_faults import no_device_memory, no_memory
-from executors.llm import kv_cache, loader
-from executors.llm.device_memory import retried
+from executors.llm.checkpoint import loader
 from executors.llm.faults import step_fault
-from executors.llm.kv_cache import KvCache
+from executors.llm.memory import kv_cache
+from executors.llm.memory.device_memory import retried
+from executors.llm.memory.kv_cache import KvCache
 from executors.process.guard import typed
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.kernels.steps import spec

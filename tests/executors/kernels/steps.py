@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from executors.kernels.cpu_attention import CpuAttention
-from executors.llm.kv_cache import KvCache
-from executors.llm.models.decoder import KvSpec
-from executors.llm.step import StepArrays
+from executors.llm.attention.cpu_attention import CpuAttention
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.step_arrays import StepArrays
 
 
 def spec(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **changes) -> KvSpec:

@@ -172,7 +172,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from executors.kernels.compiler import library
-from executors.kernels.cpu_attention import CpuAttention
+from executors.llm.attention.cpu_attention import CpuAttention
 while time.time() < float(sys.argv[2]): pass
 assert library(Path(sys.argv[1]))[0].answer() == 42
 CpuAttention()

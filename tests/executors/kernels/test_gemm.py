@@ -8,7 +8,7 @@ import torch
 from executors.kernels import CPU_ISAS
 from executors.kernels.compiler import ISAS
 from executors.kernels.cpu import ACTIVATIONS, BLOCK, DTYPES, KINDS, PackedWeight, cpu_kernels
-from tests.executors.kernels.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
 # (rows, columns): whole panels, and every sort of remainder; the last two are wider than what is prefetched at a time.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executors.llm.device_memory import CONTEXT_BYTES
+from executors.llm.memory.device_memory import CONTEXT_BYTES
 
 GIB = 1 << 30
 WEIGHTS = 3 * GIB

@@ -22,10 +22,10 @@ from executors.contract import (
 )
 from executors.contract.batch import KvCacheHandle, SamplingParams
 from executors.contract.config import ExecutorMemoryConfig
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
-from executors.llm.linear import padded_rows
-from executors.llm.loader import load_model
-from executors.llm.models.decoder import DecoderOnlyLLM, UnifiedModel
+from executors.llm.model.api import DecoderOnlyLLM, UnifiedModel
+from executors.llm.model.linear import padded_rows
 from tests.executors.llm.driver import Driver, config, start
 
 IDS = Tensor.of([[1, 2, 3]], "int32")
@@ -100,14 +100,14 @@ async def test_kv_that_is_too_small_is_refused_with_the_numbers(qwen3):
 
 
 async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
-    from executors.llm import kv_cache, memory
+    from executors.llm.memory import cgroup, kv_cache
 
     plain = replace(config(qwen3), memory=ExecutorMemoryConfig())
     executor = LlmExecutor.from_config(plain)
     await executor.warmup()
     assert executor.kv_layout().num_blocks == 16 * 512 // 4
     # So little that not even one sequence fits: the length is reduced, and status says so.
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: memory.MemoryLimit(1 << 40, 1_600_000))
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: cgroup.MemoryLimit(1 << 40, 1_600_000))
     executor = LlmExecutor.from_config(plain)
     await executor.warmup()
     reduced = executor.info().max_model_len
@@ -216,7 +216,7 @@ async def test_direct_calls_give_what_was_asked(qwen3):
 
 
 async def test_kv_memory_is_taken_when_it_is_written(qwen3):
-    from executors.llm.memory import resident_bytes
+    from executors.llm.memory.cgroup import resident_bytes
 
     settings = replace(config(qwen3, kv_bytes=4 << 30), max_num_seqs=4000)
     before = resident_bytes()
@@ -255,9 +255,9 @@ def test_few_sizes_of_steps_are_computed():
 def test_packed_linears_equal_plain_ones(qwen3):
     settings = config(qwen3, dtype="bfloat16")
     packed = load_model(settings, lambda *report: None).model.layers[0].mlp
-    from executors.llm.models.config import read_config
-    from executors.llm.models.decoder import Decoder
-    from executors.llm.weights import load_weights
+    from executors.llm.checkpoint.weights import load_weights
+    from executors.llm.model.config import read_config
+    from executors.llm.model.decoder import Decoder
 
     decoder = Decoder(read_config(qwen3), torch.bfloat16, torch.device("cpu"))
     load_weights(decoder, qwen3, lambda *report: None)

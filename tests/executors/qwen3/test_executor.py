@@ -10,9 +10,9 @@ import torch
 
 from executors import registry, tiny
 from executors.contract import ConfigError, ExecutorType
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
-from executors.llm.loader import load_model
-from executors.llm.step import StepArrays
+from executors.llm.step_arrays import StepArrays
 from executors.qwen3.decode_runner import PlainDecodeRunner, Qwen3Runner
 from executors.qwen3.executor import Qwen3ModelExecutor
 from executors.qwen3.factory import Qwen3Factory

@@ -156,8 +156,8 @@ def test_the_kernels_are_those_of_the_executor() -> None:
     import torch
 
     from executors.contract.config import ExecutorConfig
-    from executors.llm.linear import can_pack_onednn
-    from executors.llm.loader import choose_kernels
+    from executors.llm.checkpoint.loader import choose_kernels
+    from executors.llm.model.linear import can_pack_onednn
 
     facts = kernels.run({}, lambda stage: None)
     cpu = torch.device("cpu")

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
-from executors.llm import kv_cache
 from executors.llm.executor import LlmExecutor
-from executors.llm.memory import MemoryLimit
+from executors.llm.memory import kv_cache
+from executors.llm.memory.cgroup import MemoryLimit
 from executors.llm.tools import describe
 from executors.tiny import weights_dir
 from server.commands import info as verb

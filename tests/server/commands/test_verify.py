@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm.models.config import read_config
-from executors.llm.models.families import FAMILIES
+from executors.llm.model.config import read_config
+from executors.llm.model.families import FAMILIES
 from executors.llm.tools import compare
 from executors.llm.tools.reference import ReferenceText
 from executors.tiny import weights_dir

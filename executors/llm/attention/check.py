@@ -1,0 +1,177 @@
+"""Is an attention backend right, here, for this model? Random sequences over shuffled blocks against the formula in float32.
+
+Libraries have been wrong without a word where paging, sequences of different lengths and splits of keys met, so one that is
+chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone. Our own
+kernels are tried with the same problem, and the same words are said of them: see `kernels/triton_check.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from executors.contract.memory_faults import no_device_memory
+from executors.llm.memory.kv_cache import KvCache, plain
+from executors.llm.model.api import Attend, KvSpec
+from executors.llm.model.fp8 import narrowed
+from executors.llm.step_arrays import StepArrays
+
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest relative error of a token's head: some ten times what rounding to the type explains. What is wrong is wrong by far."""
+PAST = (300, 0, 5, 517, 1000)
+CHUNKS = (1, 37, 1, 200, 8)
+_SPARE = 2
+_NO_NUMBER = 0x7F
+"""NaN as e4m3 has it."""
+
+
+class Backend(Protocol):
+    """Of an `AttentionBackend`, what is tried here."""
+
+    def begin(self, step: StepArrays, cache: KvCache) -> Attend:
+        """See `AttentionBackend`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A sequence's queries [length, heads, head_dim], keys and values [length, kv_heads, head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Problem:
+    """Sequences of random queries, keys and values, and a cache that holds the first `past` tokens of each.
+
+    Whatever no token of theirs was written to is NaN, but for the rest of a block that is begun: nobody has to expect NaN
+    behind tokens of the same sequence. A layer for each window of `spec`. Where KV is in e4m3 keys and values are such as that
+    holds, so that rounding them once more changes nothing.
+    """
+
+    def __init__(
+        self, spec: KvSpec, block_size: int, past: Sequence[int], more: Sequence[int], seed: int = 0
+    ) -> None:  # fmt: skip
+        """`more`: how many tokens each sequence is going to get."""
+        self.windows = tuple(dict.fromkeys(spec.windows))
+        self._scales = spec.scales(0)
+        self.spec = replace(
+            spec, num_layers=len(self.windows), windows=self.windows,
+            kv_scales=(self._scales,) * len(self.windows) if spec.kv_scales else (),
+        )  # fmt: skip
+        self.past = np.array(past, np.int64)
+        lengths = self.past + np.array(more, np.int64)
+        noise = torch.Generator().manual_seed(seed)
+
+        def random(length: int, heads: int) -> torch.Tensor:
+            values = torch.randn(length, heads, spec.head_dim, generator=noise)
+            return values.to(spec.dtype).to(spec.device)
+
+        def held(length: int, scale: float) -> torch.Tensor:
+            values = random(length, spec.num_kv_heads)
+            return (
+                values if spec.kv_dtype is None else (narrowed(values, scale).float() * scale).to(spec.dtype)
+            )
+
+        self.items = [
+            _Item(random(n, spec.num_heads), *(held(n, scale) for scale in self._scales))
+            for n in lengths.tolist()
+        ]
+        needed = -(-lengths // block_size)
+        order = np.random.default_rng(seed).permutation(int(needed.sum()) + _SPARE)
+        # Blocks that a table does not use are some block: nobody may look there.
+        self.tables = np.full((len(needed), int(needed.max())), order[-1], np.int32)
+        for i, (count, end) in enumerate(zip(needed, np.cumsum(needed), strict=True)):
+            self.tables[i, :count] = order[end - count : end]
+        self.cache = KvCache(self.spec, len(order), block_size)
+        self._fill(block_size)
+
+    def _fill(self, block_size: int) -> None:
+        device = self.spec.device
+        narrow = self.spec.kv_dtype is not None
+        layers = [plain(layer) for layer in self.cache.layers]
+        for layer in layers:
+            layer.fill_(_NO_NUMBER if narrow else torch.nan)
+        for item, table, count in zip(self.items, self.tables, self.past.tolist(), strict=True):
+            places = np.arange(count)
+            begun = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
+            blocks = torch.from_numpy(table[places // block_size].astype(np.int64)).to(device)
+            offsets = torch.from_numpy(places % block_size).to(device)
+            stored = [
+                plain(narrowed(values[:count], scale)) if narrow else values[:count]
+                for values, scale in zip((item.k, item.v), self._scales, strict=True)
+            ]
+            for layer in layers:
+                layer.index_fill_(1, begun, 0)
+                for side, values in zip(layer, stored, strict=True):
+                    side.transpose(1, 2)[blocks, offsets] = values
+
+    def step(self, backend: Backend, counts: Sequence[int]) -> float:
+        """Compute the next `counts` tokens of each sequence (0: it sits this step out) in every layer. The largest relative
+        error of a token's head; infinity where a result is no number."""
+        q_lens = np.array(counts, np.int64)
+        chosen = np.flatnonzero(q_lens)
+        q_lens, past = q_lens[chosen], self.past[chosen]
+        step = StepArrays(np.zeros(int(q_lens.sum()), np.int64), q_lens, past, self.tables[chosen])
+        ranges = list(zip(chosen.tolist(), past.tolist(), (past + q_lens).tolist(), strict=True))
+        # As a decoder hands them over: parts of one tensor.
+        sides = ((self.items[i].q, self.items[i].k, self.items[i].v) for i, _, _ in ranges)
+        rows = [
+            torch.cat([side[a:b] for side in item], 1) for item, (_, a, b) in zip(sides, ranges, strict=True)
+        ]
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        q, k, v = torch.cat(rows).split((heads, kv_heads, kv_heads), 1)
+        attend = backend.begin(step, self.cache)
+        worst = 0.0
+        for layer, window in enumerate(self.windows):
+            found = attend(layer, q, k, v).float()
+            wanted = torch.cat([self._expected(i, a, b, window) for i, a, b in ranges])
+            error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            worst = max(worst, float(error.nan_to_num(torch.inf).max()))
+        self.past[chosen] += q_lens
+        return worst
+
+    def _expected(self, i: int, begin: int, end: int, window: int | None) -> torch.Tensor:
+        """float32 [end - begin, heads, head_dim]."""
+        spec, item = self.spec, self.items[i]
+        # Keys are not repeated for the heads that share them: of a long sequence that would take a hundred megabytes.
+        q = item.q[begin:end].float().unflatten(1, (spec.num_kv_heads, -1))
+        k, v = (side[:end].float() for side in (item.k, item.v))
+        scores = torch.einsum("qgsd,kgd->gsqk", q, k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        behind = torch.arange(begin, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
+        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("gsqk,kgd->qgsd", shares, v).flatten(1, 2)
+
+
+@torch.inference_mode()
+def fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
+    """What is wrong with a backend, in one line; None if it computes what it should. Takes some ten milliseconds on a GPU, and
+    some ten megabytes for as long."""
+
+    def worst() -> float:
+        problem = Problem(spec, block_size, PAST, [count + 2 for count in CHUNKS])
+        longest = [int(past == max(PAST)) for past in PAST]
+        return max(problem.step(backend, counts) for counts in (CHUNKS, [1] * len(PAST), longest))
+
+    return verdict(worst, LIMITS[spec.dtype])
+
+
+def verdict(worst: Callable[[], float], limit: float) -> str | None:
+    """What is wrong with what `worst` tries, in one line; None if the largest error, which it returns, is within the limit.
+    Raises what says that the device has no memory: nobody's results are wrong for that."""
+    try:
+        found = worst()
+    except Exception as error:  # whatever a library, or a compiler, makes of it
+        if no_device_memory(error) is not None:
+            raise
+        return f"its self-check failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    if found > limit:
+        return f"its results are wrong here: they differ from the reference by {found:.1%}"
+    return None

@@ -1,0 +1,195 @@
+"""`CpuAttention`: attention of a whole step in one call per layer, by `attention.h`.
+
+    begin     once a step: which threads may do what (`plan`), where new keys and values go
+    attend    per layer: writes them, then computes; nothing of the step is looked at again in Python
+
+A token's result is bitwise the same in a whole prefill, a chunk or a decode, in any batch, on any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors.contract.errors import OutOfMemory
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.step_arrays import StepArrays
+
+MAX_HEAD_DIM = 256
+SPLIT = 512
+"""Keys of one split, as in attention.h."""
+TILE_ROWS = 128
+"""Rows, that is tokens times query heads of a key head, that share a packed tile of keys."""
+SERIAL_COST = 40_000
+"""Below this a step is too small to wake other threads for (see `plan` for the unit)."""
+_ROW_COST = 32
+"""Packing a key costs about as much as this many rows' products with it."""
+
+
+class _Step(ctypes.Structure):
+    """`Step` of attention.h."""
+
+    _fields_ = [
+        *((name, I64) for name in (
+            "dtype", "heads", "kv_heads", "head_dim", "block_size", "num_blocks", "table_stride", "window", "tokens",
+            "num_work", "num_groups", "max_rows", "partial_rows", "threads",
+        )),
+        *((name, POINTER) for name in ("tables", "work", "cells", "partials", "counters")),
+        ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`work` int64 [n, 10]: `Work` of attention.h, dearest first. Each is done once per key head.
+
+    `groups` pieces of work are cut into `slots` splits in all, of at most `partial_rows` rows, whose partial results are
+    kept until the last of a group merges them.
+    """
+
+    work: np.ndarray
+    groups: int
+    slots: int
+    max_rows: int
+    partial_rows: int
+    threads: int
+
+
+def plan(step: StepArrays, heads: int, kv_heads: int, window: int | None, threads: int) -> Plan:
+    """How a step's attention is cut up for `threads`. Does not change results, see attention.h.
+
+    A piece's cost is its keys times (rows + `_ROW_COST`). One that would keep a thread busy for over half its share is
+    cut into its splits.
+    """
+    group = heads // kv_heads
+    tile = max(1, TILE_ROWS // group)
+    counts = -(-step.q_lens // tile)
+    item = np.repeat(np.arange(len(step)), counts)
+    begin = (np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile
+    tokens = np.minimum(tile, step.q_lens[item] - begin)
+    pos = step.pos_offsets[item] + begin
+    first_key = np.maximum(0, pos + 1 - window) if window else np.zeros_like(pos)
+    first = first_key // SPLIT
+    splits = (pos + tokens - 1) // SPLIT + 1 - first
+    cost = (pos + tokens - first_key) * (tokens * group + _ROW_COST)
+    total = int(cost.sum()) * kv_heads
+    if total < SERIAL_COST:
+        threads = 1
+    cut = (splits > 1) & (2 * threads * cost > total) & (threads > 1)
+    pieces = np.where(cut, splits, 1)
+    unit = np.repeat(np.arange(len(item)), pieces)
+    index = np.arange(len(unit)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    slots = np.where(cut, splits, 0)
+    group_slot = np.cumsum(slots) - slots
+    rows = tokens * group
+    work = np.empty((len(unit), 10), np.int64)
+    work[:, 0] = (step.q_starts[item] + begin)[unit]
+    work[:, 1], work[:, 2], work[:, 3] = tokens[unit], pos[unit], item[unit]
+    work[:, 4] = first[unit] + index
+    work[:, 5] = work[:, 4] + np.where(cut, 1, splits)[unit]
+    work[:, 6] = np.where(cut, np.cumsum(cut) - 1, -1)[unit]
+    work[:, 7], work[:, 8], work[:, 9] = group_slot[unit] + index, group_slot[unit], splits[unit]
+    order = np.argsort(-(cost / pieces)[unit], kind="stable")
+    return Plan(
+        work[order],
+        int(cut.sum()),
+        int(slots.sum()),
+        int(rows.max(initial=0)),
+        int(rows[cut].max(initial=0)),
+        threads,
+    )
+
+
+def supports(spec: KvSpec) -> bool:
+    """Whether the kernel has code for this model."""
+    return (
+        spec.device.type == "cpu"
+        and spec.dtype in DTYPES
+        and spec.kv_dtype is None
+        and 1 <= spec.head_dim <= MAX_HEAD_DIM
+        and spec.num_heads % spec.num_kv_heads == 0
+    )
+
+
+class CpuAttend:
+    """One step's attention: called per layer, or read by `CpuForward`, which computes all layers in one call.
+
+    `steps` and `kv` have one address per layer: of its `_Step`, and of its keys and values. What a call returns is valid
+    until the next one.
+    """
+
+    def __init__(
+        self, kernels: CpuKernels, steps: dict[int | None, _Step], kept: list[np.ndarray], cache: KvCache, tokens: int
+    ) -> None:  # fmt: skip
+        spec = cache.spec
+        self._kernels, self._kept = kernels, (kept, steps, cache)  # what the pointers point at
+        self._shape = tokens, spec.num_heads, spec.head_dim
+        self._dtype = spec.dtype
+        self._out: torch.Tensor | None = None
+        pointers = POINTER * spec.num_layers
+        self.steps = pointers(*(ctypes.addressof(steps[window]) for window in spec.windows))
+        self.kv = pointers(*(layer.data_ptr() for layer in cache.layers))
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        if self._out is None:
+            # One for all layers: large tensors come from the system page by page, each time anew.
+            self._out = torch.empty(self._shape, dtype=self._dtype)
+        q, k, v = _dense(q), _dense(k), _dense(v)
+        if self._kernels.attend(
+            self.steps[layer], self.kv[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
+            v.data_ptr(), v.stride(0), self._out.data_ptr(),
+        ):  # fmt: skip
+            raise OutOfMemory(OUT_OF_MEMORY)
+        return self._out
+
+
+class CpuAttention:
+    """An `AttentionBackend`. `threads` None: as many as torch uses."""
+
+    def __init__(self, isa: str | None = None, threads: int | None = None) -> None:
+        """`isa` is one of compiler.ISAS, by default the best that the CPU has. Raises KernelUnavailable."""
+        self._kernels = cpu_kernels(isa)
+        self.name = f"cohort-cpu {self._kernels.isa}"
+        self.note = f"attention: {self.name}"
+        self._threads = threads
+        self._partials = np.empty(0, np.float32)
+
+    def begin(self, step: StepArrays, cache: KvCache) -> CpuAttend:
+        """See `AttentionBackend`. What it returns is valid until the next call."""
+        spec, block_size = cache.spec, cache.block_size
+        threads = self._threads or torch.get_num_threads()
+        tables = np.ascontiguousarray(step.tables, np.int32)
+        blocks = tables[step.item_of_row, step.positions // block_size].astype(np.int64)
+        cells = blocks * (spec.num_kv_heads * block_size) + step.positions % block_size
+        steps: dict[int | None, _Step] = {}
+        kept: list[np.ndarray] = [tables, cells]  # what the pointers point at
+        for window in set(spec.windows):
+            made = plan(step, spec.num_heads, spec.num_kv_heads, window, threads)
+            padded = -(-spec.head_dim // 16) * 16
+            wanted = made.slots * spec.num_kv_heads * made.partial_rows * (padded + 2)
+            if len(self._partials) < wanted:
+                self._partials = np.empty(wanted, np.float32)
+            counters = np.zeros(made.groups * spec.num_kv_heads, np.int32)
+            kept += [made.work, counters, self._partials]
+            steps[window] = _Step(
+                DTYPES[spec.dtype], spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, cache.num_blocks,
+                tables.shape[1], window or 0, len(step.token_ids), len(made.work), made.groups, made.max_rows,
+                made.partial_rows, made.threads, tables.ctypes.data, made.work.ctypes.data, cells.ctypes.data,
+                self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
+            )  # fmt: skip
+        return CpuAttend(self._kernels, steps, kept, cache, len(step.token_ids))
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """[T, heads, head_dim] with a token's heads in one piece."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+__all__ = ["CpuAttend", "CpuAttention", "KernelUnavailable", "Plan", "plan", "supports"]

@@ -1,0 +1,232 @@
+"""`LibraryAttention`: attention over paged KV by a library's kernel, whichever it is (see `attention_flash`, `attention_varlen`).
+
+begin     once a step: lengths, block tables and cells go to the device in one copy
+attend    per layer: the kernel, over keys and values that were written to their cells before
+
+A block [kv_heads, block_size, head_dim] of the cache is handed over with its first two dimensions swapped: libraries take
+any strides as long as a head's elements lie together.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from executors.kernels import triton_build
+from executors.llm.attention.key_pieces import WORDS
+from executors.llm.attention.packed import StepMeta
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.step_arrays import StepArrays
+
+DTYPES = (torch.float16, torch.bfloat16)
+MAX_HEAD_DIM = 256
+_ALIGN = 4
+"""Parts of the packed array begin at multiples of 16 bytes, as kernels like to read them."""
+
+
+class Unsuitable(Exception):
+    """Why a backend cannot be had here, in one line. `absent`: nobody has installed it."""
+
+    def __init__(self, why: str, absent: bool = False) -> None:
+        super().__init__(why)
+        self.absent = absent
+
+
+@dataclass(frozen=True, slots=True)
+class PagedMeta:
+    """A step of n items and T tokens as kernels see it, int32 on the device.
+
+    `cells` [T]: block * block_size + place in it, where each token's key and value go. `q_bounds`, `k_bounds` [n + 1]: where
+    items begin among queries, and would among keys if those lay side by side. `lengths` [n]: tokens with this step's.
+    `tables` [n, blocks of the longest]. `longest_query` and `longest` are the largest q length and length.
+    """
+
+    cells: torch.Tensor
+    q_bounds: torch.Tensor
+    k_bounds: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+    longest_query: int
+    longest: int
+
+
+class PagedKernel(Protocol):
+    """A library's kernel."""
+
+    name: str
+    """With its version, for `status()`."""
+
+    def __call__(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: PagedMeta, spec: KvSpec, window: int | None
+    ) -> torch.Tensor:  # fmt: skip
+        """Causal attention [T, heads, head_dim] of `q`, contiguous, over `keys` and `values`, strided views
+        [blocks, block_size, kv_heads, head_dim]. `window`: tokens that a token sees, itself included; None for all."""
+
+
+class LibraryAttention:
+    """An `AttentionBackend` over a `PagedKernel`."""
+
+    def __init__(self, name: str, kernel: PagedKernel) -> None:
+        """`name` as it is asked for."""
+        self.name = name
+        self.note = f"attention: {kernel.name}"
+        self.kernel = kernel
+
+    def begin(self, step: StepArrays, cache: KvCache) -> LibraryAttend:
+        """See `AttentionBackend`."""
+        block_size = cache.block_size
+        lengths = step.pos_offsets + step.q_lens
+        longest = int(lengths.max(initial=1))
+        blocks = step.tables[step.item_of_row, step.positions // block_size].astype(np.int64)
+        parts = (
+            blocks * block_size + step.positions % block_size, _bounds(step.q_lens), _bounds(lengths), lengths,
+            step.tables[:, : -(-longest // block_size)],
+        )  # fmt: skip
+        cells, q_bounds, k_bounds, ends, tables = pack(parts, cache.spec.device)
+        longest_query = int(step.q_lens.max(initial=1))
+        meta = PagedMeta(cells, q_bounds, k_bounds, ends, tables, longest_query, longest)
+        return LibraryAttend(meta, cache, self.kernel)
+
+
+class PackedLibraryAttention(LibraryAttention):
+    """A `PackedAttention` as well: it finds a step on the device, so that it can be captured. Needs Triton, for padded rows
+    must not be written and no operation of torch leaves out rows without asking the host."""
+
+    queries_per_tile = 1 << 30
+    """A tile for each item: the library cuts up queries itself."""
+
+    def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return np.stack((items, np.zeros_like(items)), 1).astype(np.int32)
+
+    def most_pieces(self, rows: int, longest: int) -> int:
+        """See `PackedAttention`: the library cuts keys by itself."""
+        return 0
+
+    def pieces(self, lengths: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return np.empty((0, WORDS), np.int32)
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
+        """See `PackedAttention`: the library allocates by itself."""
+
+    def bind(self, meta: StepMeta, cache: KvCache) -> LibraryAttend:
+        """See `PackedAttention`."""
+        if meta.decodes is None:  # a token each
+            q_lens, longest_query = torch.ones_like(meta.lengths), 1
+        else:  # how many tokens a chunk has is not known here
+            q_lens, longest_query = meta.q_lens, len(meta.cells)
+        paged = PagedMeta(
+            meta.cells, _bounds_there(q_lens), _bounds_there(meta.lengths), meta.lengths, meta.tables, longest_query,
+            meta.tables.shape[1] * cache.block_size,
+        )  # fmt: skip
+        return PackedLibraryAttend(paged, cache, self.kernel)
+
+
+class LibraryAttend:
+    """An `Attend`, and a `triton_forward.PagedAttend`: that one writes keys and values itself, then calls `attend`."""
+
+    def __init__(self, meta: PagedMeta, cache: KvCache, kernel: PagedKernel) -> None:
+        self.meta = meta
+        self.cache = cache
+        self.kernel = kernel
+        self._places: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """int32 [T]: where each token's key and value go."""
+        return self.meta.cells
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        if self._places is None:  # the same for all layers
+            cells, size = self.cells.long(), self.cache.block_size
+            self._places = cells // size, cells % size
+        for side, new in zip(self.cache.layers[layer], (k, v), strict=True):
+            side.transpose(1, 2).index_put_(self._places, new)
+        return self.attend(layer, q.contiguous())
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+        keys, values = self.cache.layers[layer].transpose(2, 3)
+        spec = self.cache.spec
+        return self.kernel(q, keys, values, self.meta, spec, spec.windows[layer])
+
+
+class PackedLibraryAttend(LibraryAttend):
+    """The same where `cells` are negative for rows that are not kept."""
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        from executors.kernels.triton.rotary import rotate_and_store
+
+        qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
+        return self.attend(layer, rotate_and_store(qkv, self.cache.layers[layer], self.cells, q.shape[1]))
+
+
+def over(name: str, kernel: PagedKernel) -> LibraryAttention:
+    """The backend over a kernel: one that can be captured, where Triton is there."""
+    packed = triton_build.missing() is None
+    return (PackedLibraryAttention if packed else LibraryAttention)(name, kernel)
+
+
+def pack(parts: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """int32 views, of the parts' shapes, of one tensor that is copied to the device at once."""
+    sizes = [-(-part.size // _ALIGN) * _ALIGN for part in parts]
+    packed = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat, begin = packed.numpy(), 0
+    for part, size in zip(parts, sizes, strict=True):
+        flat[begin : begin + part.size] = part.ravel()
+        begin += size
+    views = packed.to(device, non_blocking=True).split(sizes)
+    return [view[: part.size].view(part.shape) for view, part in zip(views, parts, strict=True)]
+
+
+def check_model(spec: KvSpec, capability: tuple[int, int]) -> None:
+    """What all these libraries ask of a model and a device. Raises Unsuitable."""
+    if spec.stored_dtype != spec.dtype:
+        raise Unsuitable(f"it cannot read KV in {str(spec.stored_dtype).removeprefix('torch.')}")
+    if capability < (8, 0):
+        raise Unsuitable("a GPU of compute capability 8.0 or later is needed")
+    if spec.kv_dtype is not None:
+        raise Unsuitable("it reads keys and values in the model's dtype only, not in fp8")
+    if spec.dtype not in DTYPES:
+        raise Unsuitable(f"it has no kernels for {str(spec.dtype).removeprefix('torch.')}")
+    if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
+        raise Unsuitable(f"head_dim is {spec.head_dim}; a multiple of 8 up to {MAX_HEAD_DIM} is needed")
+    if spec.num_heads % spec.num_kv_heads:
+        raise Unsuitable(f"{spec.num_heads} query heads do not share {spec.num_kv_heads} key heads evenly")
+
+
+def check_block(block_size: int, unit: int) -> None:
+    """Raises Unsuitable for a block size that is no multiple of `unit`."""
+    if block_size % unit:
+        raise Unsuitable(f"block_size is {block_size}; a multiple of {unit} is needed (--block-size {unit})")
+
+
+def import_library(module: str, package: str, how: str) -> ModuleType:
+    """The module of an optional package. Raises Unsuitable; `how` it is installed is for the message."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module.split(".")[0]:
+            raise Unsuitable(f"{package} is not installed ({how})", absent=True) from None
+        raise Unsuitable(f"{package} cannot be imported: {error}") from None
+    except (ImportError, OSError, RuntimeError) as error:  # built for another torch, most often
+        raise Unsuitable(f"{package} cannot be imported: {str(error).splitlines()[0]}") from None
+
+
+def _bounds(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def _bounds_there(lengths: torch.Tensor) -> torch.Tensor:
+    return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))

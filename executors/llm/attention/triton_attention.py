@@ -1,0 +1,171 @@
+"""`TritonAttention`: attention over paged KV by Cohort's own Triton kernels.
+
+begin     once a step: everything that kernels must know of the step goes to the device in one copy
+attend    per layer: writes keys and values to their cells, then one kernel for decode steps, one for prompt chunks
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention, keys_per_tile
+from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.attention.backend import TRITON
+from executors.llm.attention.key_pieces import PieceRule
+from executors.llm.attention.packed import StepMeta
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import KvSpec
+from executors.llm.step_arrays import StepArrays
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
+"""Heads are filled up to a power of two, and products on a GPU are 16 deep at least."""
+STEADY_SPLIT = 512
+"""Keys of a piece where a row's result may not depend on its batch."""
+PROGRAMS_PER_PROCESSOR = 3
+"""That fit one at once: a second, smaller wave would have the device half empty."""
+_PROCESSORS = 4
+"""Of a device that is none: how many share the keys where kernels are interpreted."""
+_ALIGN = 4
+"""Parts of the packed array begin at multiples of 16 bytes: the compiler asks whether pointers do."""
+
+
+def supports(spec: KvSpec) -> bool:
+    """Whether the kernels have code for this model."""
+    fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
+    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
+
+
+def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
+    """How this model's keys are cut on a device of so many multiprocessors."""
+    seen = [window for window in spec.windows if window is not None]
+    return PieceRule(
+        max(1, processors * PROGRAMS_PER_PROCESSOR // spec.num_kv_heads),
+        keys_per_tile(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype),
+        max(seen) if len(seen) == len(spec.windows) else None,
+        STEADY_SPLIT if deterministic else 0,
+    )
+
+
+class TritonAttention:
+    """An `AttentionBackend`, and `PackedAttention`."""
+
+    name = TRITON
+
+    def __init__(self, spec: KvSpec, deterministic: bool = False) -> None:
+        """`deterministic`: a row's result is bitwise the same in any batch."""
+        self.deterministic = deterministic
+        self.note = f"attention: {self.name}"
+        self._group = spec.num_heads // spec.num_kv_heads
+        self.queries_per_tile = rows_per_tile(self._group, spec.head_dim) // self._group
+        cuda = spec.device.type == "cuda"
+        processors = (
+            torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else _PROCESSORS
+        )
+        self.rule = piece_rule(spec, processors, deterministic)
+        """How keys are cut. Not to be changed once steps are captured."""
+        self._pinned = cuda
+        self._workspaces: list[DecodeWorkspace] = []
+        """The last is the largest. All are kept: a captured graph knows where one lay, and nobody else may have it."""
+
+    def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
+        """See `AttentionBackend`."""
+        spec, page = cache.spec, cache.block_size
+        blocks = step.tables[step.item_of_row, step.positions // page].astype(np.int64)
+        lengths = step.pos_offsets + step.q_lens
+        single = step.q_lens == 1
+        tiles = self.tiles(step.q_lens, step.pos_offsets, np.flatnonzero(~single))
+        decodes = np.flatnonzero(single)
+        named = np.stack((decodes, step.q_starts[decodes]), 1)
+        parts = (
+            blocks * page + step.positions % page, step.q_starts, step.q_lens, step.pos_offsets, lengths, step.tables, tiles,
+            named, self.pieces(lengths[decodes]),
+        )  # fmt: skip
+        cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there, pieces = (
+            self._to_device(parts, spec.device)
+        )
+        meta = StepMeta(
+            cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there,
+            None if single.all() else named_there, len(decodes), pieces,
+        )  # fmt: skip
+        return self.bind(meta, cache)
+
+    def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return query_tiles(q_lens, pos_offsets, items, self.queries_per_tile)
+
+    def most_pieces(self, rows: int, longest: int) -> int:
+        """See `PackedAttention`."""
+        return self.rule.most(rows, longest)
+
+    def pieces(self, lengths: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return self.rule.cut(lengths)
+
+    def reserve(self, pieces: int, cache: KvCache) -> None:
+        """See `PackedAttention`. What was bound before keeps the memory that it was bound to."""
+        if not self._workspaces or pieces > self._workspaces[-1].pieces:
+            spec, room = cache.spec, max(pieces, 64)
+            self._workspaces.append(
+                DecodeWorkspace(room, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device)
+            )
+
+    def bind(self, meta: StepMeta, cache: KvCache) -> TritonAttend:
+        """See `PackedAttention`."""
+        self.reserve(len(meta.pieces), cache)
+        return TritonAttend(meta, cache, self._workspaces[-1])
+
+    def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
+        """int32 views, of the parts' shapes, of one tensor on the device."""
+        ends = np.cumsum([-(-part.size // _ALIGN) * _ALIGN for part in parts]).tolist()
+        packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=self._pinned)
+        flat = packed.numpy()
+        for part, end in zip(parts, ends, strict=True):
+            begin = end - -(-part.size // _ALIGN) * _ALIGN
+            flat[begin : begin + part.size] = part.ravel()
+        there = packed.to(device, non_blocking=True)
+        begins = [0, *ends[:-1]]
+        return [
+            there[begin : begin + part.size].view(part.shape)
+            for part, begin in zip(parts, begins, strict=True)
+        ]
+
+
+class TritonAttend:
+    """An `Attend`; `GpuForward` calls its two halves."""
+
+    def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
+        """`workspace` of at least the step's pieces."""
+        self.meta = meta
+        self.cache = cache
+        self._workspace = workspace
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """int32 [T]: where each token's key and value go, negative for nowhere."""
+        return self.meta.cells
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        tokens = len(q)
+        qkv = torch.cat((q.reshape(tokens, -1), k.reshape(tokens, -1), v.reshape(tokens, -1)), 1)
+        kv, scales = self.cache.layers[layer], self.cache.spec.scales(layer)
+        return self.attend(layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales))
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+        meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
+        out = torch.empty_like(q)
+        if len(meta.tiles):
+            extend_attention(
+                q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
+                window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer),
+            )  # fmt: skip
+        if meta.num_decodes:
+            decode_attention(
+                q, kv, out, meta.tables, meta.lengths, spec.scale, meta.pieces, self._workspace,
+                window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, kv_scales=spec.scales(layer),
+            )  # fmt: skip
+        return out

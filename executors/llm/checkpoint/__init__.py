@@ -1,0 +1,1 @@
+"""From files to a loaded model: safetensors, names, dtypes, FP8 scales."""

@@ -1,0 +1,83 @@
+"""The files of a checkpoint directory and its index: which tensor lies where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.model.config import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Checkpoint:
+    """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
+
+    An index may name files and tensors that are not there: whether somebody needs them is not known here.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files: dict[str, SafetensorsFile] = {}
+        self.absent: dict[str, str] = {}
+        """Tensors that the index names and that are not there: what is wrong."""
+        self._of: dict[str, SafetensorsFile] = {}
+        shards, index = _shards(directory)
+        for shard in shards:
+            if index and not (directory / shard).is_file():
+                continue
+            file = SafetensorsFile(directory / shard)
+            self.files[shard] = file
+            self._of.update(dict.fromkeys(file.names(), file))
+        for name, shard in index.items():
+            if shard not in self.files:
+                why = f"{directory / shard}: no such file, though {INDEX} names it"
+            elif name not in self.files[shard]:
+                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
+            else:
+                self._of[name] = self.files[shard]  # of two copies the one that the index names
+                continue
+            if name not in self._of:
+                self.absent[name] = why
+
+    def names(self) -> set[str]:
+        """All tensor names."""
+        return set(self._of)
+
+    def listed(self) -> set[str]:
+        """All tensor names, and those that only the index knows."""
+        return self.names() | set(self.absent)
+
+    def file_of(self, name: str) -> SafetensorsFile:
+        """The file that holds a tensor."""
+        return self._of[name]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for file in self.files.values():
+            file.close()
+
+
+def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """File names to open, and where the index says each tensor is (empty for a single file)."""
+    if (directory / INDEX).exists():
+        index = read_json(directory / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not index or not all(isinstance(v, str) for v in index.values()):
+            raise ConfigError(f"{directory / INDEX}: field weight_map is missing or no map of tensor to file")
+        shards = sorted(set(index.values()))
+        for shard in shards:
+            if Path(shard).name != shard:
+                raise ConfigError(f"{directory / INDEX}: {shard!r} is not a file name in the same directory")
+        left_behind = SINGLE not in shards and (directory / SINGLE).is_file()
+        if left_behind and not all((directory / shard).is_file() for shard in shards):
+            return [SINGLE], {}  # the shards were joined, and their index stayed
+        return shards, index
+    if (directory / SINGLE).is_file():
+        return [SINGLE], {}
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
+        raise ConfigError(
+            f"{directory}: only pickled weights are there; supported: safetensors ({SINGLE} or {INDEX})"
+        )
+    raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")

@@ -1,0 +1,36 @@
+"""Which linears of a layer hold e4m3."""
+
+from __future__ import annotations
+
+import math
+
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.fp8 import GROUP, Fp8Plan, Fp8Weight
+from executors.llm.model.layer import Layer
+from executors.llm.model.linear import Linear
+from executors.llm.model.modules import Mlp
+from executors.llm.model.parameters import Place, of_layer
+
+_ALIGN = 16
+"""torch._scaled_mm takes multiples of this only."""
+
+
+def hold(decoder: Decoder, index: int, layer: Layer, plan: Fp8Plan) -> None:
+    """Let the linears of a layer that the plan speaks of hold e4m3: they give up their memory, which nothing has touched.
+
+    Experts and linears whose checkpoint is transposed stay wide, as do those of sizes that the products do not take.
+    """
+    mlp = layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()
+    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in (layer.qkv, layer.o, *mlp)}
+    for name, place in of_layer(decoder, index, layer):
+        if place.linear in parts:
+            parts[place.linear].append((name, place))
+    for linear, named in parts.items():
+        assert linear.weight is not None
+        fits = plan.blocks or not any(size % _ALIGN for size in linear.weight.shape)
+        there = plan.stored is None or all(name in plan.stored for name, _ in named)
+        if fits and there and not any(place.turned for _, place in named):
+            # Where a merged linear's parts begin within a block, a scale covers as many rows as divide all their beginnings.
+            step = math.gcd(GROUP, *(place.begin for _, place in named)) if plan.blocks else 1
+            rows, columns = linear.weight.shape
+            linear.hold(Fp8Weight(rows, columns, decoder.device, plan.blocks, step, plan.triton))

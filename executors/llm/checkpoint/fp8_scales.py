@@ -1,0 +1,115 @@
+"""The scales that lie beside FP8 tensors in a checkpoint: of weights, and of keys and values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.fp8 import GROUP
+from executors.llm.model.names import WrittenNames
+
+if TYPE_CHECKING:
+    from executors.llm.checkpoint.files import Checkpoint
+    from executors.llm.model.decoder import Decoder
+    from executors.llm.model.parameters import Place
+
+_OF_WEIGHT = ("weight_scale_inv", "weight_scale")
+"""Both are factors: the first is the inverse of what the weight was multiplied by when it was rounded."""
+_OF_INPUT = ("input_scale", "activation_scale")
+"""Static scales of activations, which are scaled as they come here."""
+_OF_KEYS = ("{attn}.k_scale", "{attn}.attn.k_scale", "{k}.k_scale", "{k}.output_scale")
+_OF_VALUES = ("{attn}.v_scale", "{attn}.attn.v_scale", "{v}.v_scale", "{v}.output_scale")
+_OTHERS = ("{attn}.q_scale", "{attn}.attn.q_scale", "{attn}.kv_scale", "{q}.q_scale", "{q}.output_scale")
+"""Of queries, which stay wide, and an older form that is one for keys and values."""
+
+
+class CheckpointScales:
+    """What a checkpoint has of them for the tensors `targets`. `names`: theirs, which are no surplus. Raises ConfigError where
+    an FP8 tensor has none, or one of the wrong shape."""
+
+    def __init__(self, decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
+        self._decoder, self._checkpoint, self._targets = decoder, checkpoint, targets
+        self._present = checkpoint.names() if decoder.config.fp8 is not None else set()
+        self._of: dict[str, torch.Tensor] = {}
+        kv = [name for layer in self._kv_candidates() for names in layer for name in names]
+        found = {name for name in kv if name in self._present}
+        for target, place in targets.items():
+            stem = target.removesuffix(".weight")
+            found |= {f"{stem}.{one}" for one in (*_OF_WEIGHT, *_OF_INPUT)} & self._present
+            if target in checkpoint.names() and checkpoint.file_of(target).is_fp8(target):
+                self._of[target] = self._weight(target, stem, place)
+        self.names = frozenset(found)
+
+    def of(self, target: str) -> torch.Tensor:
+        """float32 [rows, 1], or [rows, columns / 128] where blocks have scales."""
+        return self._of[target]
+
+    def of_kv(self) -> tuple[tuple[float, float], ...]:
+        """One pair per layer, for KV in FP8; () where there are none, or KV is not."""
+        if self._decoder.kv_dtype is None:
+            return ()
+        pairs = [(self._number(keys), self._number(values)) for keys, values, _ in self._kv_candidates()]
+        return () if all(pair == (1.0, 1.0) for pair in pairs) else tuple(pairs)
+
+    def _weight(self, target: str, stem: str, place: Place) -> torch.Tensor:
+        where = self._checkpoint.file_of(target).path
+        if self._decoder.config.fp8 is None:
+            raise ConfigError(f"{where}: tensor {target} is in FP8, config.json has no quantization_config")
+        name = next((f"{stem}.{one}" for one in _OF_WEIGHT if f"{stem}.{one}" in self._present), None)
+        if name is None:
+            raise ConfigError(
+                f"{where}: tensor {target} is in FP8 and there is no {stem}.weight_scale for it"
+            )
+        shape = self._checkpoint.file_of(target).shape(target)
+        if place.turned or len(shape) != 2:
+            raise ConfigError(f"{where}: tensor {target} is in FP8, which is not supported for such a one")
+        rows, columns = shape
+        scales = self._read(name)
+        if self._decoder.config.fp8.blocks and scales.shape == (-(-rows // GROUP), -(-columns // GROUP)):
+            return scales.repeat_interleave(GROUP, 0)[:rows]
+        if tuple(scales.shape) in ((rows,), (rows, 1)):
+            return scales.view(rows, 1)
+        if scales.numel() == 1:
+            return scales.view(1, 1).expand(rows, 1)
+        raise ConfigError(
+            f"{where}: {name} has shape {list(scales.shape)}, which fits no scheme of a weight {list(shape)}"
+        )
+
+    def _read(self, name: str) -> torch.Tensor:
+        file = self._checkpoint.file_of(name)
+        scales = torch.empty(file.shape(name), dtype=torch.float32)
+        file.copy_into(name, scales)
+        if not torch.isfinite(scales).all():
+            raise ConfigError(f"{file.path}: {name} has numbers that are not finite")
+        return scales
+
+    def _number(self, names: list[str]) -> float:
+        """The first of them that is there and positive, 1 where none is: some savers write -1 for none."""
+        for name in names:
+            if name in self._present and math.prod(self._checkpoint.file_of(name).shape(name)) == 1:
+                value = float(self._read(name))
+                if value > 0.0:
+                    return value
+        return 1.0
+
+    def _kv_candidates(self) -> list[tuple[list[str], list[str], list[str]]]:
+        """Per layer: what the scales of keys, values and others may be called here."""
+        names = self._decoder.config.family.names
+        if not names.k or not self._present:
+            return []
+        written = WrittenNames(self._decoder.config.family, self._present).written
+        found = []
+        for i in range(self._decoder.config.num_layers):
+            known = {
+                name: written(one.replace("{i}", str(i)))
+                for name, one in (("q", names.q), ("k", names.k), ("v", names.v))
+            }
+            known["attn"] = known["k"].rpartition(".")[0]
+            keys, values, others = (
+                [one.format(**known) for one in each] for each in (_OF_KEYS, _OF_VALUES, _OTHERS)
+            )
+            found.append((keys, values, others))
+        return found

@@ -1,0 +1,292 @@
+"""From an `ExecutorConfig` to a model in memory with its facts. Every fault is a ConfigError of one line."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError, OutOfMemory
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import ModelInfo
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import CpuKernels, cpu_kernels, operand_bytes, use_kernels
+from executors.llm.checkpoint.fp8_layers import hold
+from executors.llm.checkpoint.weights import (
+    Progress,
+    checkpoint_dtype,
+    fill_dummy,
+    fp8_names,
+    load_weights,
+    settle_head,
+)
+from executors.llm.fused import cpu_forward
+from executors.llm.gpu import fp8_support
+from executors.llm.memory.cgroup import memory_limit
+from executors.llm.memory.kv_cache import plan_kv
+from executors.llm.model import fp8
+from executors.llm.model.api import LoadedModel
+from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.linear import kernels_support
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+
+
+def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
+    """Load the checkpoint that `config.model` names. Raises ConfigError, OutOfMemory."""
+    directory = Path(config.model)
+    decoder_config = read_config(directory)
+    if config.load_format != "dummy":
+        decoder_config = settle_head(decoder_config, directory)
+    warnings = decoder_config.notes
+    for note in warnings:
+        _log.warning("%s: %s", directory / "config.json", note)
+    max_model_len = _max_model_len(config, decoder_config, directory)
+    device = resolve_device(config.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # of this thread: streams, events and Triton's launches go by it
+    dtype = weights_dtype(config, decoder_config, directory)
+    kernels, missing = choose_kernels(config, dtype, device)
+    if kernels is not None:
+        use_kernels(kernels)
+    if kernels is None:
+        refuse_without_kernels(config, dtype, device, missing)
+    int8 = config.optimization.quantization == "int8"
+    plan, widened = fp8_plan(config, decoder_config, device, directory)
+    try:
+        decoder = Decoder(
+            decoder_config,
+            dtype,
+            device,
+            kernels,
+            int8,
+            plan,
+            None if plan is None else partial(hold, plan=plan),
+        )
+        decoder.kv_dtype = kv_dtype(config, device)
+        if config.optimization.deterministic:
+            decoder.be_steady()
+        if config.memory.kv_cache_memory_bytes is not None:
+            plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
+        _check_room(decoder, config)
+        if config.load_format == "dummy":
+            fill_dummy(decoder, config.seed, progress)
+        else:
+            left_out = load_weights(decoder, directory, progress)
+            if left_out is not None:
+                _log.warning("%s: %s", directory, left_out)
+                warnings = (*warnings, left_out)
+        info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
+        num_bytes += decoder.pack_onednn()
+    except (MemoryError, RuntimeError) as error:
+        why = no_memory(error)
+        if why is None:
+            raise
+        raise OutOfMemory(f"{directory}: no memory for the weights: {why[:200]}") from None
+    return LoadedModel(
+        decoder,
+        info,
+        num_bytes,
+        activation_bytes(decoder, kernels),
+        _notes(_how_fast(decoder, kernels, missing), widened, decoder),
+        warnings,
+    )
+
+
+def refuse_without_kernels(
+    config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
+) -> None:
+    """Raises ConfigError where a setting asks for what only our kernels do; `missing` says why there are none."""
+    int8 = config.optimization.quantization == "int8"
+    if config.optimization.deterministic or int8:
+        asked = "quantization int8" if int8 else "deterministic"
+        cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
+        if int8 and device.type == "cuda":
+            cure = "; take --quantization fp8"
+        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
+
+
+def fp8_plan(
+    config: ExecutorConfig, decoder: DecoderConfig, device: torch.device, directory: Path
+) -> tuple[fp8.Fp8Plan | None, str | None]:
+    """Which linears hold e4m3, and what there is to say where a checkpoint's do not. Raises ConfigError where `quantization`
+    asks for what cannot be had."""
+    asked, scheme = config.optimization.quantization, decoder.fp8
+    if scheme is None and asked != "fp8":
+        return None, None
+    blocks = scheme is not None and scheme.blocks
+    why = fp8_support.why_not(device, config.attention.backend, blocks)
+    if why is not None and scheme is None:
+        cure = "; take int8" if device.type == "cpu" else ""
+        raise ConfigError(f"quantization fp8: {why}{cure}")
+    if why is not None:
+        return None, f"the checkpoint's FP8 weights were widened: {why}"
+    stored = None
+    if scheme is not None and config.load_format != "dummy":
+        stored = fp8_names(directory, decoder.family)
+    return fp8.Fp8Plan(blocks, stored, fp8_support.has_triton(device, config.attention.backend)), None
+
+
+def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
+    """What keys and values are stored in, None for the model's dtype. Raises ConfigError."""
+    if config.memory.kv_cache_dtype == "auto":
+        return None
+    if device.type == "cuda" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
+        raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
+    if device.type == "cpu" and config.optimization.deterministic:
+        raise ConfigError(
+            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not with deterministic on a CPU, whose kernels keep KV wide"
+        )
+    return fp8.E4M3
+
+
+def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | None:
+    kv = "KV in fp8 (e4m3)" if decoder.kv_dtype is not None else None
+    held = None
+    if decoder.fp8 is not None:
+        count = sum(linear.fp8 is not None for linear in decoder.linears())
+        form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
+        held = f"fp8: {count} of {len(decoder.linears())} linears, {form}"
+    headless = (
+        "no lm_head: the model makes embeddings and generates nothing" if decoder.config.headless else None
+    )
+    alone = "text only: the checkpoint's other parts are left out" if decoder.config.family.nested else None
+    return "; ".join(note for note in (speed, held, widened, kv, headless, alone) if note) or None
+
+
+def choose_kernels(
+    config: ExecutorConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[CpuKernels | None, str]:
+    """Cohort's kernels for a model of `dtype`, or None and why there are none. May compile for some seconds.
+
+    Raises ConfigError where an instruction set was asked for that this CPU has not.
+    """
+    isa, missing = config.optimization.cpu_isa, ""
+    if device.type != "cpu":
+        missing = f"they are for CPUs, this model is on {device}"
+    elif config.attention.backend != "auto":
+        missing = f"the attention backend {config.attention.backend} was asked for"
+    elif not kernels_support(dtype):
+        missing = f"there are none for {DTYPE_NAMES[dtype]}"
+    else:
+        try:
+            return cpu_kernels(isa), ""
+        except KernelUnavailable as error:
+            missing = str(error)
+            if isa is None:
+                _log.warning("linears: torch, which is slower than Cohort's kernels: %s", missing)
+    if isa is not None:
+        raise ConfigError(f"cpu_isa {isa}: no kernels: {missing}")
+    return None, missing
+
+
+def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str | None:
+    """What there is to say of the linears and layers."""
+    if decoder.device.type != "cpu":
+        return None
+    if kernels is not None:
+        why = cpu_forward.why_not(decoder)
+        held = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        layers = "in one call" if why is None else f"by torch around the kernels, for {why}"
+        return f"linears: cohort-cpu {kernels.isa}, {held}; layers: {layers}"
+    if decoder.dtype is torch.float16:
+        return "float16 linears are slow on this CPU: --dtype bfloat16 is several times as fast"
+    packed = " packed for oneDNN" if decoder.packed else ""
+    return f"linears: torch{packed}, slower than Cohort's kernels: {missing}"
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one. Raises ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r}: there are {count} CUDA devices, the first of which is cuda:0")
+    return device
+
+
+def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> int:
+    check_length(config.max_model_len, decoder, directory)
+    return config.max_model_len or decoder.context_length
+
+
+def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
+    """The dtype that weights are held in. Raises ConfigError for one that is not supported."""
+    name = decoder.dtype if config.dtype == "auto" else config.dtype
+    if name is None:
+        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
+    return _DTYPES[name]
+
+
+def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
+    if decoder.device.type != "cpu":
+        return
+    available = memory_limit().available
+    if config.memory.memory_limit_bytes is not None:
+        available = min(available, config.memory.memory_limit_bytes)
+    needed = decoder.num_bytes()
+    if decoder.maps_embedding and config.load_format != "dummy":
+        needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
+    if needed > available:
+        raise ConfigError(
+            f"{config.model}: the weights need {needed:,} bytes of memory, {available:,} are available"
+        )
+
+
+def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
+    """Bytes per token alive at once, an estimate."""
+    config, size = decoder.config, decoder.dtype.itemsize
+    # Experts run one after the other: at worst every token is in the same one.
+    inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
+    qkv = config.q_size + 2 * config.kv_size
+    if kernels is not None and cpu_forward.why_not(decoder) is None:
+        # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
+        # queries, attention's result and inner.
+        widest = max(config.hidden_size, config.q_size, inner)
+        kind = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        operand = operand_bytes(kernels, widest, kind)
+        return 8 * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
+    # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
+    operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0
+    stored = 4 * inner
+    if config.moe is not None and decoder.device.type != "cpu":
+        # All experts at once: what those of a token make inside, and their results, see triton_experts.py.
+        stored = max(stored, config.moe.top_k * (config.moe.intermediate_size + config.hidden_size))
+    return size * (3 * config.hidden_size + 2 * qkv + stored) + operand
+
+
+def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
+    """What the contract says of a model."""
+    c = decoder.config
+    return ModelInfo(
+        name=Path(config.model).resolve().name,
+        family=c.family.name,
+        num_layers=c.num_layers,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        hidden_size=c.hidden_size,
+        vocab_size=c.vocab_size,
+        logits_width=c.vocab_size,
+        max_model_len=max_model_len,
+        dtype=DTYPE_NAMES[decoder.dtype],
+        quantization="int8" if decoder.int8 else "fp8" if decoder.fp8 else None,
+        num_parameters=decoder.num_parameters(),
+        device=str(decoder.device),
+        generates=not c.headless,
+    )

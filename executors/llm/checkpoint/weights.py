@@ -1,0 +1,244 @@
+"""From a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
+
+Everything is checked before the first byte is copied; each fault is a ConfigError of one line. Weights in FP8 have a scale
+beside them (`models/quantization.py` lists the forms); they are taken as they are, or widened on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.files import Checkpoint
+from executors.llm.checkpoint.fp8_scales import CheckpointScales
+from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.model.config import DecoderConfig
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.families import Family
+from executors.llm.model.fp8 import widened
+from executors.llm.model.names import WrittenNames
+from executors.llm.model.parameters import Place
+
+Progress = Callable[[str, int, int], None]
+
+
+def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
+    """The dtype of the embedding, or else of the first weight, for a config.json that names none. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        present = checkpoint.names()
+        embed = WrittenNames(family, present).written(f"{family.names.embed}.weight")
+        names = sorted(present, key=lambda name: (name != embed, name))
+        found = [checkpoint.file_of(name).float_dtype(name) for name in names]
+        # Masks and the like are no weights.
+        for dtype in filter(None, found):
+            return torch.float32 if dtype == torch.float64 else dtype
+        raise ConfigError(f"{directory}: the checkpoint has no tensors of a plain float dtype")
+    finally:
+        checkpoint.close()
+
+
+def fp8_names(directory: Path, family: Family) -> frozenset[str]:
+    """The tensors in e4m3, by their usual names. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        present = checkpoint.names()
+        names = WrittenNames(family, present)
+        return frozenset(names.usual(name) for name in present if checkpoint.file_of(name).is_fp8(name))
+    finally:
+        checkpoint.close()
+
+
+def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
+    """`config` with the head that the files have. Raises ConfigError.
+
+    A head that differs from the embedding is not tied to it, whatever config.json says (so transformers 5 has it; the field
+    is wrong in files that were saved anew). A model that is not tied and has none makes embeddings only.
+    """
+    checkpoint = Checkpoint(directory)
+    try:
+        listed, family = checkpoint.listed(), config.family
+        names = WrittenNames(family, listed)
+        head, embed = (names.written(f"{name}.weight") for name in (family.names.lm_head, family.names.embed))
+        if head not in listed:
+            return config if config.tied else replace(config, tied=True, headless=True)
+        if not config.tied or not checkpoint.names().issuperset((head, embed)):
+            return config
+        own = not checkpoint.file_of(head).equals(head, checkpoint.file_of(embed), embed)
+        return replace(config, tied=False) if own else config
+    finally:
+        checkpoint.close()
+
+
+def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
+    """What a model needs and the checkpoint has not, in a sentence; None where nothing is missing."""
+    decoder = Decoder(config, torch.float32, torch.device("meta"))
+    return _missing(config, checkpoint, _targets(decoder, checkpoint))
+
+
+def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
+    """Copy a checkpoint into `decoder`, casting to its dtype, and finish it; a sentence on what was left out, None where that
+    is nothing. Raises ConfigError before anything is copied.
+
+    The rows of packed linears go straight from the file to where they are packed. An embedding that no linear needs, or one
+    that is packed as well, stays in the file.
+    """
+    checkpoint = Checkpoint(directory)
+    try:
+        targets = _targets(decoder, checkpoint)
+        scales = CheckpointScales(decoder, checkpoint, targets)
+        _check(decoder, checkpoint, targets)
+        left_out = _left_out(decoder, checkpoint, targets, scales.names)
+        decoder.kv_scales = scales.of_kv()
+        # In the order of the files, so that a disk reads ahead.
+        total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
+        done = 0
+        progress("weights", 0, total)
+        for file in checkpoint.files.values():
+            for name in file.names():
+                if name in targets and checkpoint.file_of(name) is file:
+                    if file.is_fp8(name):
+                        _load_fp8(file, name, targets[name], scales.of(name))
+                    else:
+                        _load(decoder, file, name, targets[name])
+                    done += file.num_bytes(name)
+                    progress("weights", done, total)
+    finally:
+        checkpoint.close()
+    decoder.finish()
+    return left_out
+
+
+def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
+    if place.packed:
+        assert place.linear is not None
+        for begin, rows in file.rows(name, place.turned):
+            place.linear.fill(rows, place.begin + begin)
+    if place.tensor is decoder.embed and decoder.maps_embedding:
+        decoder.embed, decoder.embed_mapped = file.mapped(name), True
+    elif place.tensor.device.type != "meta":
+        file.copy_into(name, place.tensor)
+
+
+def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tensor) -> None:
+    """A weight in e4m3 with `scales` [rows, 1 or groups], as it is or widened."""
+    held = None if place.linear is None else place.linear.fp8
+    if held is not None:
+        held.take_scales(scales, place.begin)
+    for begin, rows in file.rows(name, turned=False):
+        if held is not None:
+            held.take(rows, place.begin + begin)
+            continue
+        wide = widened(rows, scales[begin : begin + len(rows)])
+        if place.packed:
+            assert place.linear is not None
+            place.linear.fill(wide, place.begin + begin)
+        if place.tensor.device.type != "meta":
+            place.tensor[begin : begin + len(rows)].copy_(wide)
+
+
+def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
+    """The decoder's parameters by the names that this checkpoint gives them."""
+    names, listed = WrittenNames(decoder.config.family, checkpoint.listed()), checkpoint.listed()
+    targets = {names.written(name): place for name, place in decoder.places().items()}
+    of = decoder.config.family.names
+    embed, head = names.written(f"{of.embed}.weight"), names.written(f"{of.lm_head}.weight")
+    if decoder.config.tied and embed not in listed and head in listed:
+        targets[head] = targets.pop(embed)  # of two names for one tensor some savers keep the head's
+    return targets
+
+
+def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, Place]) -> str | None:
+    missing = sorted(set(targets) - checkpoint.names())
+    if not missing:
+        return None
+    known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
+    if known is None and not checkpoint.files:
+        known = next(iter(checkpoint.absent.values()), None)
+    needs = f"{_some(missing)} missing; {config.architecture} needs {len(targets)} tensors"
+    return known or f"{checkpoint.directory}: {needs}"
+
+
+def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
+    """Raise ConfigError for a missing or misshapen tensor, or one of a dtype that cannot be cast."""
+    if (why := _missing(decoder.config, checkpoint, targets)) is not None:
+        raise ConfigError(why)
+    names = WrittenNames(decoder.config.family, checkpoint.names())
+    head_norms = {names.written(name) for name in decoder.head_norms()}
+    for name, place in targets.items():
+        file = checkpoint.file_of(name)
+        expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
+        if file.shape(name) != expected:
+            found = list(file.shape(name))
+            raise ConfigError(f"{file.path}: {name} has shape {found}; config.json makes it {list(expected)}")
+        file.dtype(name)
+
+
+def _left_out(
+    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
+) -> str | None:
+    """What there is to say of tensors that config.json does not ask for: transformers drops them, too. `scales`: names beside
+    the targets that mean something. Other parts of a nested checkpoint have a note of their own."""
+    config = decoder.config
+    names = WrittenNames(config.family, checkpoint.names())
+    known = set(targets) | scales
+    if config.tied and not config.headless:  # a copy of the embedding that some savers write
+        known.add(names.written(f"{config.family.names.lm_head}.weight"))
+    surplus = sorted(
+        name
+        for name in checkpoint.listed() - known
+        if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
+    )
+    if not surplus:
+        return None
+    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such"
+
+
+def _some(names: list[str]) -> str:
+    """`tensor a is`, or `3 tensors (a, b, ...) are`, for a message."""
+    names = [name if name.isprintable() else ascii(name) for name in names]
+    if len(names) == 1:
+        return f"tensor {names[0]} is"
+    return f"{len(names)} tensors ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}) are"
+
+
+_DUMMY_ROWS = 4096
+
+
+def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
+    """Random weights in place, the same for the same seed: norms 1, biases 0, the rest normal with deviation 0.02."""
+    head_norms = decoder.head_norms()
+    generator = torch.Generator(device=decoder.device).manual_seed(seed)
+    places = decoder.places()
+    total = sum(place.tensor.numel() * place.tensor.element_size() for place in places.values())
+    done = 0
+    for name, place in places.items():
+        target = place.tensor
+        if name.endswith(".bias"):
+            target.zero_()
+        elif target.dim() == 1 or name in head_norms:
+            target.fill_(1.0)
+        else:
+            _fill_rows(place, generator)
+        done += target.numel() * target.element_size()
+        progress("dummy weights", done, total)
+    decoder.finish()
+
+
+def _fill_rows(place: Place, generator: torch.Generator) -> None:
+    rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
+    for begin in range(0, rows, _DUMMY_ROWS):
+        count = min(_DUMMY_ROWS, rows - begin)
+        part = torch.empty(count, columns, dtype=place.tensor.dtype, device=generator.device)
+        part.normal_(0.0, 0.02, generator=generator)
+        if place.packed:
+            assert place.linear is not None
+            place.linear.fill(part, place.begin + begin)
+        if place.tensor.device.type != "meta":
+            target = place.tensor.T if place.turned else place.tensor
+            target[begin : begin + count] = part

@@ -1,0 +1,166 @@
+"""`CpuForward`: all layers of a decoder in one call of the library, see `forward.h`.
+
+It computes what `Decoder.unified_forward` describes in torch for decoders of one kind (see `why_not`), with the residual
+stream in fp32 and results rounded once where torch rounds after every operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.contract.errors import OutOfMemory
+from executors.kernels.cpu import ACTIVATIONS, DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, PackedWeight
+from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
+
+if TYPE_CHECKING:
+    from executors.llm.model.api import Attend, ForwardInput
+    from executors.llm.model.decoder import Decoder
+    from executors.llm.model.layer import Layer
+
+_FLOAT = ctypes.c_float
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of forward.h."""
+
+    _fields_ = [
+        (name, POINTER)
+        for name in ("qkv", "o", "gate_up", "down", "attn_norm", "mlp_norm", "q_norm", "k_norm", "rotary")
+    ]
+
+
+class _Model(ctypes.Structure):
+    """`Model` of forward.h."""
+
+    _fields_ = [
+        *((name, I64) for name in (
+            "dtype", "kind", "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "inner", "activation", "num_layers",
+        )),
+        ("layers", POINTER), ("final_norm", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
+    ]  # fmt: skip
+
+
+class _Call(ctypes.Structure):
+    """`Call` of forward.h."""
+
+    _fields_ = [
+        ("tokens", I64), ("threads", I64),
+        *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
+        ("num_wanted", I64),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The packed linears of one layer."""
+
+    qkv: PackedWeight
+    o: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+def why_not(decoder: Decoder) -> str | None:
+    """Why a decoder is computed by torch around the kernels, None if `CpuForward` computes it."""
+    config = decoder.config
+    family = config.family
+    reasons = {
+        "LayerNorm": family.norm == "layer",
+        "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
+        "norms behind sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
+        "factors of sublayers": config.residual_scale != 1.0,
+        "experts": config.moe is not None,
+        "an ungated MLP": not family.names.gate and not family.names.gate_up,
+        f"the activation {config.activation}": config.activation not in ACTIVATIONS,
+        "a norm over all query heads": family.qk_norm == "full",
+        "learned positions": decoder.position_embed is not None,
+        f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
+        "KV in fp8": decoder.kv_dtype is not None,
+        "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class CpuForward:
+    """Callable on a step's tokens. Keeps the decoder's packed weights and tables alive."""
+
+    def __init__(self, kernels: CpuKernels, decoder: Decoder) -> None:
+        """For a decoder that `why_not` has nothing against, whose linears are packed and whose tables are made."""
+        self._forward = kernels.forward
+        self._embed = decoder.embed
+        config = decoder.config
+        self._kept: list[object] = []
+        layers = [self._layer(decoder, layer) for layer in decoder.layers]
+        self._layers = (_Layer * len(layers))(*layers)
+        kind = _weights(decoder.layers[0]).qkv.struct.kind
+        rotary_dim = config.ropes[0].dim if config.ropes else 0
+        self._model = _Model(
+            DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            rotary_dim, config.intermediate_size, ACTIVATIONS[config.activation], len(layers),
+            ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight), config.norm_eps,
+            decoder.embed_scale,
+        )  # fmt: skip
+        self._dtype = decoder.dtype
+        self._hidden = config.hidden_size
+
+    def _layer(self, decoder: Decoder, layer: Layer) -> _Layer:
+        weights = _weights(layer)
+        assert layer.attn_norm is not None and layer.mlp_norm is not None
+        q_norm = k_norm = None
+        if layer.qk_norm is not None:  # one row of weights per head, all queries' the same
+            q_norm, k_norm = layer.qk_norm[0], layer.qk_norm[-1]
+        rope = layer.config.rope
+        self._kept.append((weights, decoder.rotary))
+        return _Layer(
+            weights.qkv.address, weights.o.address, weights.gate_up.address, weights.down.address,
+            self._floats(decoder, layer.attn_norm.weight), self._floats(decoder, layer.mlp_norm.weight),
+            self._floats(decoder, q_norm), self._floats(decoder, k_norm),
+            None if rope is None else decoder.rotary[rope].data_ptr(),
+        )  # fmt: skip
+
+    def _floats(self, decoder: Decoder, weight: torch.Tensor | None) -> int | None:
+        """Address of a norm's weight as it multiplies: fp32, of an "rms1" norm one more than stored."""
+        if weight is None:
+            return None
+        wide = weight.float() + (1.0 if decoder.config.family.norm == "rms1" else 0.0)
+        self._kept.append(wide)
+        return wide.data_ptr()
+
+    def takes(self, attend: Attend) -> bool:
+        """Whether it can work with this attention: its own."""
+        return isinstance(attend, CpuAttend)
+
+    def __call__(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; only the wanted rows mean anything."""
+        token_ids, positions, attend, wanted = (
+            inputs.token_ids,
+            inputs.positions,
+            inputs.attend,
+            inputs.wanted,
+        )
+        assert isinstance(attend, CpuAttend)
+        tokens = len(token_ids)
+        embed = self._embed
+        if embed.dtype is not self._dtype:  # as the file has it
+            embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
+        out = torch.empty((tokens, self._hidden), dtype=self._dtype)
+        call = _Call(
+            tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
+            ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
+            # An empty tensor has no address, and none means all.
+            None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
+        )  # fmt: skip
+        if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
+            raise OutOfMemory(OUT_OF_MEMORY)
+        return out
+
+
+def _weights(layer: Layer) -> _Weights:
+    mlp = layer.mlp
+    found = [linear.packed for linear in (layer.qkv, layer.o, *mlp.linears)]
+    assert all(isinstance(weight, PackedWeight) for weight in found)
+    return _Weights(*found)  # type: ignore[arg-type]

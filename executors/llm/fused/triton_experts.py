@@ -1,0 +1,96 @@
+"""`TritonExperts`: a layer's mixture of experts by Cohort's own Triton kernels, without waiting for the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.kernels.triton.experts import Tile, add_up, place, place_directly, product, route
+
+if TYPE_CHECKING:
+    from executors.llm.model.modules import Experts
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FEW, SOME, MANY = Tile(16, 64, 128, 1, 4, 4), Tile(64, 128, 64, 4, 4, 4), Tile(128, 128, 64, 8, 8, 3)
+"""By how many tokens an expert has. FEW and SOME read weights and little else; from 64 rows on Hopper's own matrix
+instructions take over. Compiled for Hopper no registers are spilled and two programs or three share a processor
+(tests/gpu/test_compiled.py); how fast they are was not measured."""
+WIDE = Tile(16, 32, 32, 1, 4, 2), Tile(64, 64, 32, 4, 4, 2)
+"""The same for float32, which no matrix instruction computes exactly."""
+_TRIED = tuple(2**n for n in range(15))
+"""Numbers of tokens among which all plans occur."""
+
+
+def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, steady: bool) -> Tile:
+    """The tile for a step of so many tokens. `steady`: one for all steps, for other tiles may be other instructions, which round
+    differently; rows within a tile never see each other."""
+    each = tokens * top_k / experts
+    if dtype == torch.float32:
+        return WIDE[1] if steady or each > 8 else WIDE[0]
+    if steady or 8 < each <= 96:
+        return SOME
+    return FEW if each <= 8 else MANY
+
+
+class TritonExperts:
+    """In place of an `Experts`, whose weights it uses."""
+
+    def __init__(self, experts: Experts, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """`gate_up` and `down`: of `Experts.stacked`, of one of DTYPES."""
+        self._experts = experts
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden], both contiguous, of the weights' dtype."""
+        return self.mix(x, self._experts.router(x)) if len(x) else torch.empty_like(x)
+
+    def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The same for T > 0, with what the router says of `x`: `logits` [T, experts], contiguous."""
+        tile, direct = self.plan(len(x))
+        routing = route(logits, self._experts.moe.top_k, self._experts.moe.normalized)
+        placing = place_directly(routing) if direct else place(routing, tile.rows)
+        inner = product(x, self._gate_up, routing, placing, tile, self._experts.activation)
+        return add_up(product(inner, self._down, routing, placing, tile, None), len(x))
+
+    def plan(self, tokens: int) -> tuple[Tile, bool]:
+        """The tile for a step of so many tokens, and whether each pair gets its own: as long as few tokens share an expert,
+        sorting saves less than it costs. A single token's experts are all different."""
+        moe = self._experts.moe
+        tile = choose_tile(tokens, moe.top_k, moe.num_experts, self._gate_up.dtype, self._experts.steady)
+        return tile, tokens == 1 or tokens * moe.top_k <= moe.num_experts // 2
+
+    def error(self) -> float:
+        """Run every plan once beside the module that it stands in for: the largest relative error of a token's result, infinity
+        where that is no number. The first run compiles the kernels, which takes seconds and is kept on disk."""
+        worst = 0.0
+        for tokens in self._plans():
+            x, logits = self._made_up(tokens)
+            found, wanted = self.mix(x, logits).float(), self._experts.mix(x, logits).float()
+            far = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            worst = max(worst, float(far.nan_to_num(torch.inf).max()))
+        return worst
+
+    def _plans(self) -> list[int]:
+        """The fewest tokens that each plan is for."""
+        return list({self.plan(tokens): tokens for tokens in reversed(_TRIED)}.values())
+
+    def _made_up(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` and `logits` for `mix`. Which experts a token chooses is beyond doubt: of those that are alike either may be
+        taken."""
+        moe, noise = self._experts.moe, torch.Generator().manual_seed(tokens)
+        x = torch.randn(tokens, self._gate_up.shape[2], generator=noise)
+        places = torch.rand(tokens, moe.num_experts, generator=noise).topk(moe.top_k, 1).indices
+        chosen = (torch.arange(moe.top_k) / 4).expand(tokens, -1)
+        logits = torch.full((tokens, moe.num_experts), -4.0).scatter_(1, places, chosen)
+        dtype, device = self._gate_up.dtype, self._gate_up.device
+        return x.to(dtype).to(device), logits.to(dtype).to(device)
+
+
+def triton_experts(experts: Experts) -> TritonExperts | None:
+    """The kernels for these experts; None where their weights are not held in a form that they read."""
+    stacked = experts.stacked()
+    if stacked is None or stacked[0].dtype not in DTYPES:
+        return None
+    return TritonExperts(experts, *stacked)

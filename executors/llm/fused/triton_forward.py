@@ -1,0 +1,123 @@
+"""`TritonForward`: a decoder's layers as few, fat kernels: five of our own and four products each.
+
+residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
+residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from executors.kernels.triton.activation import KINDS, gated
+from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.fused.triton_experts import TritonExperts, triton_experts
+from executors.llm.model.modules import Experts, Mlp
+
+if TYPE_CHECKING:
+    from executors.llm.memory.kv_cache import KvCache
+    from executors.llm.model.api import Attend, ForwardInput
+    from executors.llm.model.decoder import Decoder
+    from executors.llm.model.layer import Layer
+    from executors.llm.model.modules import Norm
+
+
+@runtime_checkable
+class PagedAttend(Protocol):
+    """An `Attend` in two halves, the first of which is done here: to write keys and values."""
+
+    cache: KvCache
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """int32 [T]: where each token's key and value go, negative for nowhere; see `rotate_and_store`."""
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+
+
+def why_not(decoder: Decoder) -> str | None:
+    """Why torch computes a decoder around the attention kernels, None if `TritonForward` computes it."""
+    config = decoder.config
+    family = config.family
+    reasons = {
+        "LayerNorm": family.norm == "layer",
+        "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
+        "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
+        f"the activation {config.activation}": config.activation not in KINDS,
+        "a norm over all query heads": family.qk_norm == "full",
+        "learned positions": decoder.position_embed is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class TritonForward:
+    """A `FusedForward` of a decoder that `why_not` has nothing against."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._plus_one = decoder.config.family.norm == "rms1"
+        self._mlps: list[Mlp | Experts | TritonExperts] = [
+            (triton_experts(layer.mlp) or layer.mlp) if isinstance(layer.mlp, Experts) else layer.mlp
+            for layer in decoder.layers
+        ]
+
+    @property
+    def experts(self) -> TritonExperts | None:
+        """Of a layer that has some: all are alike."""
+        return next((mlp for mlp in self._mlps if isinstance(mlp, TritonExperts)), None)
+
+    def takes(self, attend: Attend) -> bool:
+        """Whether it can work with this attention."""
+        return isinstance(attend, PagedAttend)
+
+    def __call__(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm."""
+        decoder, attend = self._decoder, inputs.attend
+        assert isinstance(attend, PagedAttend)
+        residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
+        if decoder.embed_scale != 1.0:
+            residual *= decoder.embed_scale
+        x: torch.Tensor | None = None
+        for index, layer in enumerate(decoder.layers):
+            assert layer.attn_norm is not None and layer.mlp_norm is not None
+            normed = self._norm(layer.attn_norm, x, residual)
+            x = self._attention(index, layer, normed, inputs.positions, attend)
+            if layer.attn_post_norm is not None:
+                x = self._norm(layer.attn_post_norm, None, x)
+            x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual))
+            if layer.mlp_post_norm is not None:
+                x = self._norm(layer.mlp_post_norm, None, x)
+            x = self._scaled(x)
+        return self._norm(decoder.final_norm, x, residual)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """What a sublayer returns as it is added."""
+        scale = self._decoder.config.residual_scale
+        return x if scale == 1.0 else x * scale
+
+    def _norm(self, norm: Norm, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of `residual`, to which `x` is added before; modifies it then."""
+        if x is None:
+            return rms_norm(residual, norm.weight, norm.eps, plus_one=self._plus_one)
+        return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
+
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
+    ) -> torch.Tensor:
+        config, rope = self._decoder.config, layer.config.rope
+        q = rotate_and_store(
+            layer.qkv(x), attend.cache.layers[index], attend.cells, config.num_heads,
+            positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.qk_norm,
+            eps=config.norm_eps, plus_one=self._plus_one, kv_scales=attend.cache.spec.scales(index),
+        )  # fmt: skip
+        return layer.o(attend.attend(index, q).view(len(q), -1))
+
+    def _mlp(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        mlp = self._mlps[index]
+        if not isinstance(mlp, Mlp):
+            return mlp(x)
+        gate_up, down = mlp.linears
+        return down(gated(gate_up(x), self._decoder.config.activation))

@@ -1,0 +1,183 @@
+"""KV of a device with memory of its own: as much as is really free once the largest step was run, and tried before it is kept.
+
+    profile    everything with a KV of a few blocks runs the largest steps        -> what a step takes
+    allocate   what is free is looked at anew, KV takes it, the largest steps run -> kept
+               somebody else was quicker, or it was not enough after all          -> less, a few times
+
+Between two looks others may free memory, which is then there to be had as far as the share goes, or take some.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from executors.contract.batch import UnifiedBatch
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import KvLayout
+from executors.llm.gpu.full_steps import full_steps
+from executors.llm.gpu.graphs import decode_shapes, mixed_shapes
+from executors.llm.memory.device_memory import DeviceMemory, Room, give_back, look
+from executors.llm.memory.kv_cache import KvPlan, plan_kv
+from executors.llm.model.api import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+PROFILE_TOKENS = 1024
+"""Room of the KV that the profile is run with. Sequences share its blocks: what they read and write means nothing."""
+ATTEMPTS = 5
+GRAPH_BYTES = 16 << 20
+"""Of each captured graph: its nodes and what the driver keeps for them, some hundreds of kernels. An estimate, to be compared
+with what a device says."""
+KEPT = 0.9
+"""Of the pool that did not fit, what the next attempt may have at most."""
+PAUSE = 0.5
+"""Seconds before the next attempt, with a pool whose size is given: a process that is ending frees what it held."""
+
+T = TypeVar("T")
+
+
+class DeviceSizing(Generic[T]):
+    """Makes a `T`, which is all that computes: the runners with a KV cache of a given plan."""
+
+    def __init__(
+        self,
+        source: LoadedModel,
+        config: ExecutorConfig,
+        memory: DeviceMemory,
+        assemble: Callable[[KvPlan], T],
+        run: Callable[[T, UnifiedBatch], None],
+        close: Callable[[T], None],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`assemble` and `run` raise OutOfMemory, or what torch raises. `run` leaves no sequence behind. `close` is for one that
+        is given up."""
+        self._source = source
+        self._config = config
+        self._memory = memory
+        self._assemble = assemble
+        self._run = run
+        self._close = close
+        self._sleep = sleep
+        self._spec = source.model.kv_spec
+        self._most_tokens = max(1, look(memory, config).usable // self._spec.bytes_per_token())
+
+    def make(self) -> T:
+        """With KV of `kv_cache_memory_bytes` if that is given, else of what there is. Raises ConfigError with all figures."""
+        if self._config.memory.kv_cache_memory_bytes is not None:
+            return self._of_given_size()
+        step = self._profile()
+        most: int | None = None
+        for attempt in range(1, ATTEMPTS + 1):
+            room = self._look(step)
+            allowed = room.for_kv if most is None else min(most, room.for_kv)
+            plan = self._plan(allowed, room)
+            size = plan.layout.num_blocks * plan.layout.bytes_per_block
+            made, why = self._attempt(plan)
+            if made is not None:
+                _log.info("KV pool of %s bytes; %s", f"{size:,}", room)
+                return made
+            most = int(KEPT * size)
+            _log.warning(
+                "attempt %d: no memory for a KV pool of %s bytes (%s); %s", attempt, f"{size:,}", why, room
+            )
+        raise ConfigError(
+            f"no memory for KV in {ATTEMPTS} attempts, the last of {size:,} bytes: {why}; {room}; set a smaller "
+            f"gpu_memory_utilization, or kv_cache_memory_bytes"
+        )
+
+    # -- the parts -------------------------------------------------------------------------------------------------------
+
+    def _of_given_size(self) -> T:
+        """All or nothing: who asked for it knows, and the executor's next life must get what its first one had."""
+        config = self._config
+        plan = plan_kv(self._spec, config, self._source.info.max_model_len)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._sleep(PAUSE)
+            give_back(self._memory)
+            made, why = self._attempt(plan, try_out=False)
+            if made is None:
+                continue
+            if (short := self._tried(made, plan)) is not None:
+                _log.warning(
+                    "no memory for the largest step beside kv_cache_memory_bytes %s: steps will be smaller than "
+                    "max_num_batched_tokens %d and max_num_seqs %d (%s)",
+                    f"{config.memory.kv_cache_memory_bytes:,}", config.max_num_batched_tokens, config.max_num_seqs, short,
+                )  # fmt: skip
+                give_back(self._memory)
+            return made
+        raise ConfigError(
+            f"kv_cache_memory_bytes {config.memory.kv_cache_memory_bytes:,}: no memory for it on {self._spec.device}: {why}; "
+            f"{look(self._memory, config).free:,} bytes are free"
+        )
+
+    def _profile(self) -> int:
+        """Bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""
+        info, config = self._source.info, self._config
+        size = config.attention.block_size
+        layout = KvLayout(size, max(1, PROFILE_TOKENS // size), size * self._spec.bytes_per_token())
+        give_back(self._memory)
+        before = self._memory.reserved()
+        self._memory.reset_peak()
+        made, why = self._attempt(KvPlan(layout, info.max_model_len))
+        if made is None:
+            room = look(self._memory, config)
+            raise ConfigError(
+                f"no memory for a step of max_num_batched_tokens {config.max_num_batched_tokens} and max_num_seqs "
+                f"{config.max_num_seqs} beside the weights: {why}; {room.free:,} of {room.total:,} bytes are free; set "
+                f"smaller ones"
+            )
+        self._close(made)
+        return max(0, self._memory.peak() - before - layout.num_blocks * layout.bytes_per_block)
+
+    def _look(self, step: int) -> Room:
+        give_back(self._memory)
+        return replace(look(self._memory, self._config), step=step, graphs=graph_bytes(self._config))
+
+    def _plan(self, allowed: int, room: Room) -> KvPlan:
+        try:
+            return plan_kv(self._spec, self._config, self._source.info.max_model_len, found=allowed)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {room}") from None
+
+    def _attempt(self, plan: KvPlan, try_out: bool = True) -> tuple[T | None, str]:
+        """What computes with that plan, or None and why there is no memory for it."""
+        try:
+            made = self._assemble(plan)
+        except Exception as error:
+            why = no_memory(error)
+            if why is None:
+                raise
+            return None, why
+        short = self._tried(made, plan) if try_out else None
+        if short is not None:
+            self._close(made)
+            return None, short
+        return made, ""
+
+    def _tried(self, made: T, plan: KvPlan) -> str | None:
+        """Why there is no memory for the largest steps, None if there is."""
+        for batch in full_steps(self._config, plan.max_model_len, plan.layout.num_blocks, self._most_tokens):
+            try:
+                self._run(made, batch)
+            except Exception as error:
+                why = no_memory(error)
+                if why is None:
+                    raise
+                return why
+        return None
+
+
+def graph_bytes(config: ExecutorConfig) -> int:
+    """What captured graphs will take outside torch's allocator, an estimate. What is captured is computed in memory that was
+    set aside with everything else, and is part of what the profile measures."""
+    if config.optimization.enforce_eager:
+        return 0
+    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    return GRAPH_BYTES * (len(decode_shapes(rows)) + len(mixed_shapes(rows, tokens, queries_per_tile=1)))

@@ -1,0 +1,315 @@
+"""Everything the host says of a step, packed: one int32 array, one copy to the device.
+
+    | token ids | source | positions | ... | tiles | decodes | pieces | rows | dest | settings |  `Tail`: changes of tables
+      --------------------- StepLayout: fixed for a StepShape -----------------------------------  as many as there are
+
+A captured graph reads the first part at fixed places. What a step does not fill is padding, which computes nothing that
+anybody reads: tokens without a cell, items of length 0 in a slot that is nobody's, samples that go to a place of the token
+pool that is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from executors.llm.attention.key_pieces import WORDS
+
+_MERGED = 64
+"""Steps whose changes of block tables are kept one by one."""
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
+"""Places in a table, and their values."""
+_ALIGN = 4
+"""Sections begin at multiples of 16 bytes: the kernels' compiler asks whether pointers do, and int64 has to lie so."""
+
+
+class Event(Protocol):
+    """A mark in the device's queue of work."""
+
+    def record(self) -> None:
+        """Set it behind all that was queued so far."""
+
+    def query(self) -> bool:
+        """Whether the device has come past it; True if it was never set."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of a step's arrays, padding included. `listed`: decode steps are named, for there are chunks beside them; else the
+    items are one token each, in order, and every row is sampled. `pieces` of the decode steps' keys: see `key_pieces.py`."""
+
+    tokens: int
+    items: int
+    samples: int
+    tiles: int = 0
+    decodes: int = 0
+    listed: bool = False
+    pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`count` numbers of a type from word `begin` on; `pad` where a step has fewer, None: nothing is ever left over."""
+
+    begin: int
+    count: int
+    kind: type[np.generic]
+    words: int
+
+
+_KINDS: dict[str, type[np.generic]] = {
+    "source": np.int64, "dest": np.int64, "temperature": np.float64, "top_p": np.float64, "min_p": np.float64, "u": np.float64,
+}  # fmt: skip
+"""Of sections that are not int32. `source` and `dest` are places in a token pool that may have more than 2^31."""
+_TORCH: dict[type[np.generic], torch.dtype] = {
+    np.int32: torch.int32,
+    np.int64: torch.int64,
+    np.float64: torch.float64,
+}
+
+
+@lru_cache(maxsize=1024)
+def layout(shape: StepShape) -> dict[str, Section]:
+    """Where each section of a step of this shape begins, in words of 4 bytes."""
+    chunks = shape.items if shape.listed else 0
+    counts = {
+        "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
+        "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
+        "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
+        "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
+        "ends": shape.samples, "temperature": shape.samples,
+        "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
+    }  # fmt: skip
+    sections, begin = {}, 0
+    for name, count in counts.items():
+        kind = _KINDS.get(name, np.int32)
+        words = count * np.dtype(kind).itemsize // 4
+        sections[name] = Section(begin, count, kind, words)
+        begin += -(-words // _ALIGN) * _ALIGN
+    return sections
+
+
+@lru_cache(maxsize=1024)
+def num_words(shape: StepShape) -> int:
+    """Words of all sections."""
+    last = layout(shape)["u"]
+    return last.begin + -(-last.words // _ALIGN) * _ALIGN
+
+
+def section_of(words: np.ndarray, shape: StepShape, name: str) -> np.ndarray:
+    """A section of an int32 array in which a step is packed, as the numbers that it holds."""
+    found = layout(shape)[name]
+    return words[found.begin : found.begin + found.words].view(found.kind)
+
+
+def result_words(samples: int) -> int:
+    """Words of what comes back: int32 tokens, then a byte for each that says whether its row was bad."""
+    return -(-samples // _ALIGN) * _ALIGN + -(-samples // 4)
+
+
+def result_views(result: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [samples] tokens and int8 [samples] flags in an int32 tensor of `result_words`."""
+    begin = -(-samples // _ALIGN) * _ALIGN
+    flags = result[begin : begin + -(-samples // 4)].view(torch.int8)
+    return result[:samples], flags[:samples]
+
+
+def host_results(result: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """`result_views` of an int32 array."""
+    begin = -(-samples // _ALIGN) * _ALIGN
+    flags = result[begin : begin + -(-samples // 4)].view(np.int8)
+    return result[:samples], flags[:samples]
+
+
+class HostStep:
+    """A step being written into an int32 array."""
+
+    def __init__(self, words: np.ndarray, shape: StepShape) -> None:
+        self._words = words
+        self._sections = layout(shape)
+
+    def put(self, name: str, values: np.ndarray, pad: float = 0) -> None:
+        """A section's values (raveled if they are pairs), then `pad` to its end."""
+        section = self._sections[name]
+        view = self._words[section.begin : section.begin + section.words].view(section.kind)
+        view[: len(values)] = values
+        if len(values) < section.count:
+            view[len(values) :] = pad
+
+    def put_pairs(self, name: str, pairs: np.ndarray, pad: tuple[int, int]) -> None:
+        """As `put`, for sections of pairs; `pairs` int [k, 2]."""
+        section = self._sections[name]
+        view = self._words[section.begin : section.begin + section.words].reshape(-1, 2)
+        view[: len(pairs)] = pairs
+        view[len(pairs) :] = pad
+
+
+class DeviceStep:
+    """The same on the device: a tensor for each section, made once for a graph and anew for a step without one."""
+
+    def __init__(self, words: torch.Tensor, shape: StepShape) -> None:
+        self.shape = shape
+        self._views: dict[str, torch.Tensor] = {}
+        for name, section in layout(shape).items():
+            view = words[section.begin : section.begin + section.words]
+            self._views[name] = view if section.kind is np.int32 else view.view(_TORCH[section.kind])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._views[name]
+
+    def pairs(self, name: str) -> torch.Tensor:
+        """int32 [k, 2]."""
+        return self._views[name].view(-1, 2)
+
+    @property
+    def pieces(self) -> torch.Tensor:
+        """int32 [k, WORDS]."""
+        return self._views["pieces"].view(-1, WORDS)
+
+
+class Settled(Protocol):
+    """Somebody who still needs what a buffer holds."""
+
+    def settle(self) -> None:
+        """Wait for it and take it."""
+
+
+class StepBuffer:
+    """Host memory of a step out: what went to the device, what comes back (`more` of the few that ask for more than tokens), and
+    when the device is done with both.
+
+    `owner`: whose results these are to be, until they have been taken."""
+
+    def __init__(self, words: int, results: int, pinned: bool, event: Event) -> None:
+        self.event = event
+        self.owner: Settled | None = None
+        self._pinned = pinned
+        self.result = torch.empty(results, dtype=torch.int32, pin_memory=pinned)
+        self.results: np.ndarray = self.result.numpy()
+        self.more = torch.empty(0, dtype=torch.int32)
+        self.tensor = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
+        self.words: np.ndarray = self.tensor.numpy()
+
+    def fit_more(self, words: int) -> torch.Tensor:
+        """`more`, of so many words; what was in it is lost."""
+        if words > len(self.more):
+            with torch.inference_mode(False):  # steps are computed in it, results are read outside
+                self.more = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
+        return self.more[:words]
+
+    def fit(self, words: int) -> None:
+        """Have room for so many; what is in it is lost."""
+        if words > len(self.words):
+            self.tensor = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
+            self.words = self.tensor.numpy()
+
+
+class BufferRing:
+    """Buffers for the steps out, taken in turn. One is free again when its step's event is past, for the copies of a step are
+    made by the device when it comes to them."""
+
+    def __init__(self, buffers: list[StepBuffer]) -> None:
+        self._ring = deque(buffers)
+
+    def take(self) -> StepBuffer:
+        """The one whose step is the oldest. Waits for that step where it is not done."""
+        buffer = self._ring[0]
+        self._ring.rotate(-1)
+        self._free(buffer)
+        return buffer
+
+    def drain(self) -> None:
+        """Wait for all steps out."""
+        for buffer in self._ring:
+            self._free(buffer)
+
+    @staticmethod
+    def _free(buffer: StepBuffer) -> None:
+        if not buffer.event.query():
+            buffer.event.synchronize()
+        if buffer.owner is not None:
+            buffer.owner.settle()
+            buffer.owner = None
+
+
+class DeviceTables:
+    """All slots' block tables, int32 [slots + 1, blocks] on the device; the last row is nobody's. They follow those of the
+    host by what changed, which rides in the packed copy of the next step that is computed from them."""
+
+    def __init__(self, host: np.ndarray, device: torch.device) -> None:
+        self._host = host
+        self._changed: list[np.ndarray] = []
+        slots, blocks = host.shape
+        self.tensor = torch.zeros(slots + 1, blocks, dtype=torch.int32, device=device)
+        self.nobody = slots
+
+    def changed(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """Entries `starts[i] .. + counts[i]` of the tables of `slots[i]` were written on the host."""
+        if len(slots):
+            total = int(counts.sum())
+            places = slots.astype(np.int64) * self._host.shape[1] + starts
+            if total != len(slots) or (counts != 1).any():
+                places = np.arange(total) + np.repeat(places - np.cumsum(counts) + counts, counts)
+            self._changed.append(places)
+        if len(self._changed) > _MERGED:  # many steps in a row that sent nothing
+            self._changed = [np.unique(np.concatenate(self._changed))]
+
+    def unsent(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 places in the flattened table that differ, and their int32 values. They stay so until `sent`."""
+        if not self._changed:
+            return _NOTHING
+        places = self._changed[0]
+        if len(self._changed) > 1:
+            places = np.unique(np.concatenate(self._changed))  # a place may have changed twice
+        return places, self._host.reshape(-1)[places]
+
+    def sent(self) -> None:
+        """What was unsent is on its way."""
+        self._changed.clear()
+
+
+class Tail:
+    """What is behind a step of `begin` words: `rows` int64 [k], of use to whoever asks for them, and changes of tables, of each
+    its places, then its values."""
+
+    def __init__(
+        self, begin: int, changes: Sequence[tuple[torch.Tensor, np.ndarray, np.ndarray]], rows: np.ndarray | None = None
+    ) -> None:  # fmt: skip
+        """`changes`: a contiguous table on the device, int64 places in it when it is flattened, int32 values."""
+        self._rows = np.empty(0, np.int64) if rows is None else rows
+        self._begin = begin
+        begin += -(-2 * len(self._rows) // _ALIGN) * _ALIGN
+        self._parts: list[tuple[int, torch.Tensor, np.ndarray, np.ndarray]] = []
+        for tensor, places, values in changes:
+            if len(places):
+                self._parts.append((begin, tensor, places, values))
+                begin += -(-3 * len(places) // _ALIGN) * _ALIGN
+        self.end = begin
+
+    def write(self, words: np.ndarray) -> None:
+        """Into the packed step."""
+        words[self._begin : self._begin + 2 * len(self._rows)].view(np.int64)[:] = self._rows
+        for begin, _, places, values in self._parts:
+            middle = begin + 2 * len(places)
+            words[begin:middle].view(np.int64)[:] = places
+            words[middle : middle + len(values)] = values
+
+    def rows(self, inputs: torch.Tensor) -> torch.Tensor:
+        """On the device, from the packed step."""
+        return inputs[self._begin : self._begin + 2 * len(self._rows)].view(torch.int64)
+
+    def apply(self, inputs: torch.Tensor) -> None:
+        """On the device, from the packed step: change the tables."""
+        for begin, tensor, places, _ in self._parts:
+            middle = begin + 2 * len(places)
+            at, values = inputs[begin:middle].view(torch.int64), inputs[middle : middle + len(places)]
+            tensor.view(-1).index_copy_(0, at, values)

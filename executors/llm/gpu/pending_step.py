@@ -1,0 +1,66 @@
+"""`StepInFlight`: a step that the device computes while the host goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from executors.contract.batch import ItemOutput, UnifiedOutput
+from executors.contract.sampling import NOTHING_LEFT
+from executors.llm.gpu.inputs import StepBuffer, host_results
+from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.step.unified import NOT_FINITE
+
+
+class StepInFlight:
+    """A `Launched` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
+    results among `samples`. `hear` is told the tokens, int32 [places]; `wanted` is in the buffer's `more`."""
+
+    def __init__(
+        self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray,
+        hear: Callable[[np.ndarray], None] | None = None, wanted: Wanted | None = None,
+    ) -> None:  # fmt: skip
+        self._buffer = buffer
+        self._samples = samples
+        self._sampled = sampled
+        self._places = places
+        self._hear = hear
+        self._wanted = wanted
+        self._output: UnifiedOutput | None = None
+        buffer.owner = self
+
+    def ready(self) -> bool:
+        """See `Launched`."""
+        return self._output is not None or self._buffer.event.query()
+
+    def settle(self) -> None:
+        """Take the results before the buffer is used again."""
+        self.result()
+
+    def result(self) -> UnifiedOutput:
+        """See `Launched`."""
+        if self._output is None:
+            self._buffer.event.synchronize()
+            tokens, bad = host_results(self._buffer.results, self._samples)
+            chosen = tokens[self._places]
+            self._output = self._pack(chosen, bad[self._places])
+            self._buffer.owner = None
+            if self._hear is not None:
+                self._hear(chosen)
+        return self._output
+
+    def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
+        output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
+        if self._wanted is None and not bad.any():
+            return output
+        items = np.flatnonzero(self._sampled)
+        if self._wanted is not None:
+            found = self._wanted.read(self._buffer.more.numpy(), tokens)
+            output.details |= {int(items[place]): ItemOutput((one,)) for place, one in found.items()}
+        if bad.any():
+            for item, why in zip(items[bad != 0].tolist(), bad[bad != 0].tolist(), strict=True):
+                output.num_tokens[item] = 0
+                output.details[item] = ItemOutput(error=NOTHING_LEFT if why == 2 else NOT_FINITE)
+            output.token_ids = tokens[bad == 0]
+        return output

@@ -1,0 +1,45 @@
+"""`StepPlan`: a step between the engine's batch and the packed array that the device reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from executors.llm.attention.key_pieces import with_idle
+from executors.llm.gpu.graphs import StepFacts
+from executors.llm.gpu.inputs import StepShape
+from executors.llm.step_arrays import StepArrays
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step as it is to be packed. `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so
+    that none of them is begun when all others are over; `pieces` int32 [k, WORDS] of their keys, their rows being places in
+    `decodes`; `sampled` bool [n]; `needed`: columns of the block tables."""
+
+    step: StepArrays
+    tiles: np.ndarray
+    decodes: np.ndarray
+    pieces: np.ndarray
+    sampled: np.ndarray
+    needed: int
+    facts: StepFacts
+
+    @property
+    def order(self) -> np.ndarray:
+        """int64 [n]: which item is which row, where items are a token each and not named."""
+        return self.decodes if len(self.decodes) else np.arange(self.facts.items)
+
+    @property
+    def shape(self) -> StepShape:
+        """Its own, without padding."""
+        facts = self.facts
+        listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
+        return StepShape(
+            facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces
+        )
+
+    def pieces_of(self, shape: StepShape) -> np.ndarray:
+        """int32 [k, WORDS]: pieces for a shape that has more rows, of length 0 each. What is left of the shape's is padding."""
+        return with_idle(self.pieces, len(self.decodes), shape.decodes if shape.pieces else 0)

@@ -1,0 +1,146 @@
+"""What the device does in a step, from the packed inputs to the tokens: one sequence of calls, launched or captured.
+
+    token ids or the pool's -> embedding, layers, norm -> rows that are sampled -> lm_head -> sampler -> pool, results
+
+Nothing here depends on values, allocates by them or waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from executors.llm.attention.key_pieces import idle_pieces
+from executors.llm.attention.packed import PackedAttention, StepMeta
+from executors.llm.gpu.inputs import (
+    DeviceStep,
+    DeviceTables,
+    StepShape,
+    num_words,
+    result_views,
+    result_words,
+)
+from executors.llm.model.api import Attend
+from executors.llm.sampling import device_logprobs
+from executors.llm.sampling.device_sampler import PADDING, DeviceSampler, RowSettings
+from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.step.runner import ModelRunner
+
+
+class DeviceProgram:
+    """The calls, and the memory that they share. `pool` int32, flat: the token pool, whose place `nobody` takes the tokens of
+    padding; `shaping` int32: the table of `device_shaping.py`; `inputs` int32: where packed inputs lie; `result` int32: tokens
+    and flags of the step computed last."""
+
+    def __init__(
+        self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
+        nobody: int, shaping: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self.runner = runner
+        self.sampler = sampler
+        self.tables = tables
+        self.pool = pool
+        self.nobody = nobody
+        self.shaping = shaping
+        self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self._logits: torch.Tensor | None = None
+        self._width = width
+        self._samples = 0
+        attention = runner.attention
+        self.packed = attention if isinstance(attention, PackedAttention) else None
+        """None: attention has inputs of its own, and there are no graphs."""
+
+    def reserve(self, words: int, samples: int, pieces: int) -> None:
+        """Have memory for steps of so many words of input, rows to sample and pieces of keys; called before anything is
+        captured."""
+        device = self.runner.device
+        self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
+        self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
+        self._samples = samples
+        if self.packed is not None:
+            self.packed.reserve(pieces, self.runner.cache)
+
+    def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
+        """Compute a step that lies on the device. `attend`: of attention that is not packed; else `blocks` says how many columns
+        of the block tables are looked at."""
+        shape = step.shape
+        ids = self._token_ids(step)
+        hidden = self.runner.forward_packed(ids, step["positions"], attend or self._attend(step, blocks))
+        if not shape.samples:
+            return
+        if shape.listed:
+            hidden, ids = (one.index_select(0, step["rows"]) for one in (hidden, ids))
+        tokens, bad = result_views(self.result, shape.samples)
+        shaping = RowShaping(self.shaping, step["shaped"], step["ends"], ids)
+        logits = self.runner.model.logits(hidden, self.logits(hidden)[: shape.samples])
+        self.sampler.sample(logits, _settings(step), tokens, bad, shaping)
+        self.pool.index_copy_(0, step["dest"], tokens)
+
+    def logits(self, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """[samples, V]: those of the step computed last, raw. With `hidden` states: what the next ones are written to, made when
+        the first step comes, for only the model knows the dtype."""
+        if self._logits is None:
+            assert hidden is not None
+            one = self.runner.model.logits(hidden[:1])
+            self._logits = one.new_empty(self._samples, one.shape[1])
+        return self._logits
+
+    def captured(self, shape: StepShape) -> Callable[[], None]:
+        """What is to be captured of a shape: `run` over `inputs`, which hold padding alone at first."""
+        begin = self.inputs[: num_words(shape)]
+        begin.copy_(self.padding(shape))
+        step = DeviceStep(begin, shape)
+        blocks = self.tables.tensor.shape[1]
+
+        @torch.inference_mode()
+        def run() -> None:
+            self.run(step, None, blocks)
+
+        return run
+
+    def described(self, shape: StepShape, rows: torch.Tensor, most: int) -> torch.Tensor:
+        """See `device_logprobs.described`, of the step of this shape that was computed last."""
+        tokens, _ = result_views(self.result, shape.samples)
+        return device_logprobs.described(self.logits()[: shape.samples], tokens, rows, most)
+
+    def padding(self, shape: StepShape) -> torch.Tensor:
+        """int32 words of a step of nothing but padding."""
+        words = torch.zeros(num_words(shape), dtype=torch.int32)
+        step = DeviceStep(words, shape)
+        step["source"].fill_(-1)
+        step["cells"].fill_(-1)
+        step["slots"].fill_(self.tables.nobody)
+        step["dest"].fill_(self.nobody)
+        step["rows"].fill_(shape.tokens - 1)
+        step["shaped"].fill_(-1)
+        step["temperature"].fill_(PADDING)
+        step["top_p"].fill_(1.0)
+        if shape.pieces:
+            step.pieces.fill_(-1)
+            step.pieces[: shape.decodes] = torch.from_numpy(idle_pieces(0, shape.decodes, 0))
+        if shape.listed:
+            step.pairs("tiles")[:, 0] = shape.items - 1
+            step.pairs("decodes").copy_(torch.tensor([shape.items - 1, shape.tokens - 1]))
+        return words
+
+    def _token_ids(self, step: DeviceStep) -> torch.Tensor:
+        """int32 [T]: those the host knew, and those that only the pool knows. What a bad row left there may be anything."""
+        source = step["source"]
+        pending = self.pool.index_select(0, source.clamp_min(0))
+        return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
+
+    def _attend(self, step: DeviceStep, blocks: int) -> Attend:
+        assert self.packed is not None
+        shape = step.shape
+        tables = self.tables.tensor[:, :blocks].index_select(0, step["slots"])
+        meta = StepMeta(
+            step["cells"], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
+            step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, step.pieces,
+        )  # fmt: skip
+        return self.packed.bind(meta, self.runner.cache)
+
+
+def _settings(step: DeviceStep) -> RowSettings:
+    return RowSettings(step["temperature"], step["top_k"], step["top_p"], step["min_p"], step["u"])

@@ -1,0 +1,150 @@
+"""`RepeatedStep`: a decode step as it was packed, for the next one with the same sequences.
+
+From one decode step to the next most of what is packed stays: slots, settings and padding. What moves on with every token is
+written anew from the batch, so that nothing of it can be stale. Behind a step that starts a sequence, and any other that does
+not repeat the one before, the next is packed from the beginning.
+
+    | token ids | source | positions | cells | slots | lengths | pieces | dest | shaped | ends | temperature, top k, ... | u |
+        new        new       new       new             new      new      new             new                             new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from executors.contract import noise
+from executors.contract.batch import UnifiedBatch
+from executors.llm.gpu.graphs import Graph
+from executors.llm.gpu.inputs import StepShape, num_words, section_of
+from executors.llm.sampling.device_logprobs import Wanted
+
+MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
+"""Sections that are written anew with every step."""
+STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
+"""Sections that depend on the step's sequences alone. A step that repeats has no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the rows of a step have in common with those of the next, each array [n] in the order of rows: `pool` int64, where
+    each slot's tokens begin in the token pool; `tables` int64, where its blocks begin in the flattened block tables; `keys`
+    uint64 of its noise."""
+
+    pool: np.ndarray
+    tables: np.ndarray
+    keys: np.ndarray
+
+
+class RepeatedStep:
+    """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
+    result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of it, and has to be told what it
+    counts."""
+
+    def __init__(
+        self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
+        cut: Callable[[np.ndarray], np.ndarray], words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
+        wanted: Wanted | None, shaped: bool,
+    ) -> None:  # fmt: skip
+        """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
+        `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that
+        repeats this one, for many are followed by others.
+        `cut`: the pieces, int32 [k, WORDS], of rows of such lengths."""
+        self.shape, self.graph = found
+        self.words = words[: num_words(self.shape)].copy()
+        self.sampled = np.ones(len(batch), np.bool_)
+        self.places = places
+        self.wanted = wanted
+        self.shaped = shaped
+        self._batch = batch
+        self._key = _key(batch)
+        self._order = order
+        self._first, self._last = int(order[0]), int(order[-1])
+        self._make_rows = rows
+        self._cut = cut
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return self._make_rows()
+
+    @cached_property
+    def _of(self) -> dict[str, np.ndarray]:
+        """The sections that move on, without padding, by name."""
+        found = {name: section_of(self.words, self.shape, name) for name in MOVING}
+        # How many pieces there are may change.
+        return {name: one if name == "pieces" else one[: len(self._order)] for name, one in found.items()}
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Items are rows as they come."""
+        return bool((self._order == np.arange(len(self._order))).all())
+
+    @cached_property
+    def _pending(self) -> np.ndarray | None:
+        """bool [n]: the rows whose token the host does not know; None if it knows all."""
+        pending = self._batch.pending
+        return None if pending is None or not pending.any() else pending[self._order]
+
+    @cached_property
+    def _all_pending(self) -> bool:
+        return self._pending is not None and bool(self._pending.all())
+
+    def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
+        """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
+        token that is none of the `width` logits or a sequence of more than `longest` tokens: its tables are still to be
+        checked."""
+        offsets, before = batch.pos_offsets, self._batch.pos_offsets
+        if batch.starts or _key(batch) != self._key or len(offsets) != len(before):
+            return False
+        # All moved on by as much: those with most keys are the same, and the first row has the most.
+        moved = offsets - before
+        if not (moved == moved[0]).all() or offsets[self._last] < 0 or offsets[self._first] >= longest:
+            return False
+        if len(batch.token_ids) != len(offsets):
+            return False
+        if self._all_pending:
+            return True
+        known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+        return bool(known.min() >= 0 and known.max() < width)
+
+    def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
+        """Write into `words` every section of `MOVING`, from a step that repeats this one. `tables` int32: the host's block
+        tables, flattened, of blocks of `size` tokens."""
+        rows, of = self._rows, self._of
+        positions, lengths = of["positions"], of["lengths"]
+        of["token_ids"][:] = self._ordered(batch.token_ids)
+        positions[:] = self._ordered(batch.pos_offsets)
+        np.add(positions, 1, out=lengths)
+        of["ends"][:] = lengths
+        if self.shape.pieces:
+            pieces = self._cut(lengths)
+            of["pieces"][: pieces.size] = pieces.ravel()
+            of["pieces"][pieces.size :] = -1
+        if self._all_pending:
+            np.add(rows.pool, positions, out=of["source"])
+        elif self._pending is not None:
+            of["source"][:] = np.where(self._pending, rows.pool + positions, -1)
+        page, place = np.divmod(positions, size)
+        np.multiply(tables[rows.tables + page], size, out=of["cells"])
+        of["cells"] += place
+        np.add(rows.pool, lengths, out=of["dest"])
+        of["u"][:] = noise.at(rows.keys, lengths.astype(np.uint64))
+
+    def write(self, words: np.ndarray) -> None:
+        """The step, as it is now, into the packed array of the next."""
+        words[: len(self.words)] = self.words
+
+    def _ordered(self, values: np.ndarray) -> np.ndarray:
+        return values if self._in_order else values[self._order]
+
+
+def _key(batch: UnifiedBatch) -> tuple[bytes, ...]:
+    """What is the same in steps that repeat each other, but for settings: who is in them, in which slots, with how many tokens
+    each, which of them are known, and what is asked of them."""
+    return (
+        batch.seq_ids.tobytes(), batch.slots.tobytes(), batch.num_q_tokens.tobytes(), batch.is_final_chunk.tobytes(),
+        batch.num_draft_tokens.tobytes(), b"" if batch.pending is None else batch.pending.tobytes(),
+    )  # fmt: skip

@@ -1,0 +1,479 @@
+"""`DeviceUnifiedRunner`: steps that the host only describes. It packs them, launches them and does not wait.
+
+A step whose tokens can be chosen without the host takes this way: packed, copied once, a graph or the same calls one by one,
+and one copy back. Penalties, biases and bans are the device's as well (`shaped_slots.py`), and so are logprobs, behind the step
+(`device_logprobs.py`). Grammars, typical-p, words of several tokens that must not come, drafts, prompt logprobs and pooling need
+the host in the middle: such a step goes the way of `UnifiedRunner`, behind those launched before it, for the device takes them
+in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from executors.contract import noise
+from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.checks import check_blocks
+from executors.contract.memory_faults import no_device_memory, no_memory
+from executors.llm.attention.key_pieces import WORDS, with_idle
+from executors.llm.attention.packed import PackedAttention
+from executors.llm.gpu.graphs import (
+    AT_START,
+    Graph,
+    StepDevice,
+    StepFacts,
+    StepGraphs,
+    decode_shapes,
+    mixed_shapes,
+)
+from executors.llm.gpu.inputs import (
+    BufferRing,
+    DeviceStep,
+    DeviceTables,
+    HostStep,
+    StepBuffer,
+    StepShape,
+    Tail,
+    num_words,
+    result_words,
+)
+from executors.llm.gpu.pending_step import StepInFlight
+from executors.llm.gpu.plan import StepPlan
+from executors.llm.gpu.program import DeviceProgram
+from executors.llm.gpu.repeat import RepeatedStep, Rows
+from executors.llm.memory.device_memory import retried
+from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
+from executors.llm.sampling.grammar import GrammarCompiler
+from executors.llm.sampling.shaped_slots import TABLE_BYTES, ShapedSlots
+from executors.llm.step.launched import Finished, Launched
+from executors.llm.step.runner import ModelRunner
+from executors.llm.step.unified import UnifiedRunner
+from executors.llm.step_arrays import StepArrays
+
+_log = logging.getLogger(__name__)
+
+RING = 3
+"""Steps whose buffers are kept apart: two out, and one being written."""
+_NO_PIECES = np.empty((0, WORDS), np.int32)
+_CHANGES = 1 << 12
+"""Changes of block tables that the memory for inputs has room for; a step with more gets memory of its own."""
+
+
+class DeviceUnifiedRunner(UnifiedRunner):
+    """See the module."""
+
+    max_in_flight = 2
+    queueing: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
+    """Entered around all that a step has the device do, from copy to copy: for who wants to know when it does it."""
+
+    def __init__(
+        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
+        device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False, shaping: int = TABLE_BYTES,
+    ) -> None:  # fmt: skip
+        """`max_tokens` of a step; `eager`: no graphs; `shaping`: bytes of the table of shaped slots, at most."""
+        super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
+        self._device = device
+        self._max_tokens = max_tokens
+        self._slow = np.zeros(num_slots, np.bool_)
+        """Slots whose tokens are not chosen without the host."""
+        self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
+        self.shaped = ShapedSlots(
+            num_slots, max_batch_size, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
+        )  # fmt: skip
+        self.program = DeviceProgram(
+            runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1],
+            self.shaped.table,
+        )  # fmt: skip
+        self.graphs = self._make_graphs(eager)
+        shapes = list(self.graphs.shapes) if self.graphs else []
+        shapes.append(
+            StepShape(
+                max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, True,
+                self._most_pieces(max_batch_size),
+            )
+        )  # fmt: skip
+        self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
+        samples = max(shape.samples for shape in shapes)
+        self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
+        self._blocks = self.slots.block_tables[0].reshape(-1)
+        self._last: RepeatedStep | None = None
+        """The step launched last; None where it cannot be repeated, or one of its sequences was released."""
+        self._ring = BufferRing(
+            [
+                StepBuffer(self._words, result_words(samples), device.pinned, device.event())
+                for _ in range(RING)
+            ]
+        )
+
+    def _make_graphs(self, eager: bool) -> StepGraphs | None:
+        packed = self.program.packed
+        if eager or packed is None or not self._device.captures:
+            return None
+        return StepGraphs(self._device, self._padded_shapes(packed), self.program.captured)
+
+    def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
+        rows, pieces = self.max_batch_size, self._most_pieces
+        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
+        return [*decode_shapes(rows, pieces), *mixed]
+
+    def _most_pieces(self, rows: int) -> int:
+        packed = self.program.packed
+        return 0 if packed is None else packed.most_pieces(rows, self.max_model_len)
+
+    # -- graphs --------------------------------------------------------------------------------------------------------
+
+    def reserve(self, num_bytes: int) -> None:
+        """Set memory aside for what graphs keep to themselves. Without that memory there is no start; where nothing can be
+        captured at all there are no graphs."""
+        if self.graphs is not None:
+            try:
+                self._device.reserve(num_bytes)
+            except Exception as error:
+                if no_memory(error) is not None:
+                    raise
+                self.graphs.fail("reserve memory for graphs", error)
+
+    def capture_first(self) -> None:
+        """See `UnifiedRunner`: the smallest few; and nothing is left to be compiled when a step comes."""
+        if self._device.compiles:
+            self._compile()
+        for _ in range(AT_START):
+            if not self.capture_wait:
+                self.capture_next()
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Run steps of nothing but padding, of all sizes that are padded to. A kernel that a step is the first to launch is
+        compiled within it: for seconds, where several are."""
+        packed = self.program.packed
+        if packed is None:
+            return
+        pieces = min(1, self._most_pieces(1))
+        alone = StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)
+        wanted = [*alone, *self._padded_shapes(packed)]
+        for number, shape in enumerate(wanted):
+            self.report("kernels", number, len(wanted))
+            try:
+                self.program.captured(shape)()
+            except Exception as error:
+                why = no_device_memory(error)
+                if why is None:
+                    raise
+                # Steps are made smaller, too, until they fit.
+                _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
+                break
+        self.report("kernels", len(wanted), len(wanted))
+
+    def capture_next(self) -> bool:
+        """See `UnifiedRunner`: the smallest that is missing."""
+        shape = self.graphs.missing if self.graphs is not None else None
+        if shape is not None:
+            self._capture(shape)
+        return shape is not None
+
+    @property
+    def capture_wait(self) -> float:
+        """See `UnifiedRunner`."""
+        return 0.0 if self.graphs is None else self.graphs.wait
+
+    @property
+    def can_capture(self) -> bool:
+        """See `UnifiedRunner`."""
+        return self.graphs is not None and self.graphs.missing is not None
+
+    def _capture(self, shape: StepShape) -> None:
+        assert self.graphs is not None
+        self._ring.drain()
+        stage = f"CUDA graph for {shape.tokens} {'mixed tokens' if shape.listed else 'sequences'}"
+        self.report(stage, 0, 1)
+        self.graphs.capture(shape)
+        self.report(stage, 1, 1)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For `status()`."""
+        graphs = "graphs: none" if self.graphs is None else self.graphs.note
+        return (graphs, f"sampling: on the device, {self.program.sampler.name}")
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, start: SequenceStart) -> None:
+        slot, asked = start.slot, start.sampling
+        self.shaped.drop(slot)
+        slow = asked is not None and (asked.typical_p < 1.0 or start.grammar is not None)
+        if asked is not None and asked.edits_logits and not slow and start.pooling is None:
+            slow = not self.shaped.begin(start)
+        self._slow[slot] = slow
+        super()._begin(start)
+
+    def _follows(self, start: SequenceStart) -> bool:
+        return self.shaped.row_of[start.slot] < 0
+
+    def _drop(self, slot: int) -> None:
+        self._last = None
+        self.shaped.drop(slot)
+        super()._drop(slot)
+
+    def clear(self) -> None:
+        """See `UnifiedRunner`."""
+        self._last = None
+        self.shaped.clear()
+        super().clear()
+
+    def _take_in(self, batch: UnifiedBatch) -> None:
+        super()._take_in(batch)
+        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+
+    def _take_in_tables(self, batch: UnifiedBatch) -> None:
+        """`_take_in` of a step that repeats the one before it."""
+        tables = batch.tables
+        if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
+            check_blocks(batch, self.runner.cache.num_blocks)
+            self.slots.update(tables)
+            self._tables.changed(tables.slots, tables.starts, tables.counts)
+        held = self.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
+        if (held <= batch.pos_offsets).any():
+            self._blocks_needed(batch)  # which says what is missing
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def run(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """See `UnifiedRunner`."""
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: UnifiedBatch) -> Launched:
+        """See `UnifiedRunner`."""
+        if not len(batch):
+            return Finished(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
+        last = self._last
+        if last is not None and last.repeats(batch, self.logits_width, self.max_model_len):
+            return self._launch_again(batch, last)
+        self._last = None
+        self._take_in(batch)
+        sampled = batch.is_final_chunk & self._samples[batch.slots]
+        if self._needs_host(batch, sampled):
+            for slot, history in self.shaped.histories(batch, sampled).items():
+                self.shapers.follow(slot, history)
+            return Finished(self._compute(batch))
+        plan = self._plan(batch, sampled)
+        self.shaped.prepare(batch, plan.step, sampled)
+        graphs = self.graphs
+        if graphs is None:
+            return self._put(batch, plan, None)
+        for overdue in graphs.overdue(plan.facts):
+            if graphs.failure or graphs.wait:
+                break
+            self._capture(overdue)
+        return self._put(batch, plan, graphs.find(plan.facts))
+
+    def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> Launched:
+        """`launch` of a step that repeats the one before it, by the same graph."""
+        self._take_in_tables(batch)
+        ends = None
+        if last.shaped:
+            step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
+            self.shaped.prepare(batch, step, last.sampled)
+            ends = step.pos_offsets + 1
+        last.move(batch, self._blocks, self.runner.cache.block_size)
+        buffer = self._send(batch, last.shape, last.wanted, last.write, last.graph)
+        hear = None if ends is None else self._hearing(batch.slots, ends)
+        return StepInFlight(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
+
+    def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
+        return bool(
+            self._special[batch.slots].any()
+            or self._slow[batch.slots[sampled]].any()
+            or batch.num_draft_tokens.any()
+        )
+
+    @staticmethod
+    def _arrays(batch: UnifiedBatch, tables: np.ndarray) -> StepArrays:
+        lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
+        return StepArrays(batch.token_ids, lens, offsets, tables)
+
+    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> StepPlan:
+        needed = self._blocks_needed(batch)
+        packed = self.program.packed
+        tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
+        step = self._arrays(batch, tables)
+        chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
+        tiles, pieces = np.empty((0, 2), np.int32), _NO_PIECES
+        if packed is None:
+            decodes = decodes[:0]
+        else:
+            decodes = decodes[np.argsort(-step.pos_offsets[decodes], kind="stable")]
+            pieces = packed.pieces(step.pos_offsets[decodes] + 1)
+            if len(chunks):
+                tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
+        facts = StepFacts(
+            len(step.token_ids),
+            len(batch),
+            len(tiles),
+            len(decodes),
+            int(np.count_nonzero(sampled)),
+            len(pieces),
+        )
+        return StepPlan(step, tiles, decodes, pieces, sampled, needed, facts)
+
+    def _put(
+        self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
+    ) -> StepInFlight:
+        """Pack a step and set the device to work."""
+        shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
+        if not shape.listed:
+            places = np.argsort(plan.order)[plan.sampled]
+        wanted = Wanted.of(self.sampling.logprobs[batch.slots[plan.sampled]], places, self.logits_width)
+
+        def write(words: np.ndarray) -> None:
+            self._write(HostStep(words, shape), shape, batch, plan)
+
+        def compute(words: torch.Tensor) -> None:
+            self._launch_calls(words, shape, plan)
+
+        buffer = self._send(batch, shape, wanted, write, found[1] if found else compute)
+        if found and self._can_repeat(shape, plan):
+            order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
+            self._last = RepeatedStep(
+                batch, order, lambda: self._rows(batch.slots[order]), lambda lengths: self._pieces(lengths, shape),
+                buffer.words, found, places, wanted, shaped,
+            )  # fmt: skip
+        ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
+        hear = self._hearing(batch.slots[plan.sampled], ends)
+        return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
+
+    def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
+        """int32 [k, WORDS]: of rows of these lengths, and of those that the shape has beside them."""
+        packed = self.program.packed
+        assert packed is not None
+        return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
+
+    def _can_repeat(self, shape: StepShape, plan: StepPlan) -> bool:
+        """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
+        assert self.graphs is not None
+        facts = plan.facts
+        alike = not shape.listed and facts.samples == facts.decodes == facts.items
+        return alike and self.graphs.settled(facts)
+
+    def _rows(self, slots: np.ndarray) -> Rows:
+        """Of sequences in these `slots`."""
+        slots, settings = slots.astype(np.int64), self.sampling
+        keys = noise.keys(settings.seed[slots], settings.choice[slots])
+        width = self.slots.block_tables[0].shape[1]
+        return Rows(slots * self.pool.shape[1], slots * width, keys)
+
+    def _send(
+        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],
+        compute: Graph | Callable[[torch.Tensor], None],
+    ) -> StepBuffer:  # fmt: skip
+        """Have a step written to host memory, and the device set to work. `compute`: the graph to be replayed, or what launches
+        calls over the packed step."""
+        changes = [(one.tensor, *one.unsent()) for one in (self._tables, self.shaped.sending)]
+        tail = Tail(num_words(shape), changes, None if wanted is None else wanted.rows)
+        buffer = self._ring.take()
+        buffer.fit(tail.end)
+        write(buffer.words)
+        tail.write(buffer.words)
+        if self.graphs is not None:
+            self.graphs.in_step = True
+        try:
+            with self.queueing():
+                self._queue(batch, shape, wanted, compute, tail, buffer)
+        finally:
+            if self.graphs is not None:
+                self.graphs.in_step = False
+        buffer.event.record()
+        return buffer
+
+    def _queue(
+        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None,
+        compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
+    ) -> None:  # fmt: skip
+        """All that the device is to do of a step, from copy to copy."""
+        static, begin, end = self.program.inputs, num_words(shape), tail.end
+        inputs = static if end <= len(static) else torch.empty(end, dtype=torch.int32, device=static.device)
+        inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
+        if inputs is not static and not callable(compute):
+            static[:begin].copy_(inputs[:begin])
+        self.shaped.sending.clean()
+        tail.apply(inputs)
+        self._tables.sent()
+        self.shaped.sending.sent()
+        self.runner.cache.copy_blocks(batch.block_copies)
+        if callable(compute):
+            compute(inputs[:begin])
+        else:
+            self.runner.forwards += 1
+            compute.replay()
+        results = result_words(shape.samples)
+        buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+        if wanted is not None:
+            rows = tail.rows(inputs)
+            more = retried(self.memory, lambda: self.program.described(shape, rows, wanted.most))
+            buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
+
+    def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
+        """Who is to be told the tokens that a step samples for `slots`, at `positions` int64; None: nobody."""
+        hearing = self.shaped.hearing(slots, positions)
+        return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
+
+    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
+        packed, runner = self.program.packed, self.runner
+        attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
+        device_step = DeviceStep(words, shape)
+        retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
+
+    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: StepPlan) -> None:
+        """Everything but the changes of block tables, padding included."""
+        step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
+        positions = step.positions
+        slots = batch.slots.astype(np.int64)
+        slot_of_row = slots[step.item_of_row]
+        blocks = self.slots.block_tables[0][slot_of_row, positions // size].astype(np.int64)
+        lengths = step.pos_offsets + step.q_lens
+        order = slice(None) if shape.listed else plan.order
+        host.put("token_ids", batch.token_ids[order])
+        source = np.full(len(positions), -1, np.int64)
+        if batch.pending is not None:
+            source = np.where(batch.pending, slot_of_row * row + positions, source)
+        host.put("source", source[order], -1)
+        host.put("positions", positions[order])
+        host.put("cells", (blocks * size + positions % size)[order], -1)
+        host.put("slots", batch.slots[order], self._tables.nobody)
+        host.put("lengths", lengths[order])
+        host.put("pieces", plan.pieces_of(shape).ravel(), -1)
+        if shape.listed:
+            host.put("q_starts", step.q_starts)
+            host.put("q_lens", step.q_lens)
+            host.put("pos_offsets", step.pos_offsets)
+            host.put_pairs("tiles", plan.tiles, (shape.items - 1, 0))
+            named = np.stack((plan.decodes, step.q_starts[plan.decodes]), 1)
+            host.put_pairs("decodes", named, (shape.items - 1, shape.tokens - 1))
+            items = np.flatnonzero(plan.sampled)
+            host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
+            host.put("dest", slots[items] * row + lengths[items], self.program.nobody)
+        else:
+            items = plan.order
+            dest = np.where(plan.sampled, slots * row + lengths, self.program.nobody)
+            host.put("dest", dest[items], self.program.nobody)
+        self._write_settings(host, slots[items], lengths[items], plan.sampled[items])
+
+    def _write_settings(
+        self, host: HostStep, slots: np.ndarray, positions: np.ndarray, sampled: np.ndarray
+    ) -> None:
+        table = self.sampling
+        host.put("shaped", np.where(sampled, self.shaped.row_of[slots], -1), -1)
+        host.put("ends", positions)
+        temperature = table.temperature[slots]
+        drawn = np.maximum(temperature, MIN_TEMPERATURE)  # which float32 still tells from 0
+        host.put("temperature", np.where(temperature > 0, drawn, 0.0), PADDING)
+        host.put("top_k", np.minimum(table.top_k[slots], self.logits_width))
+        host.put("top_p", table.top_p[slots], 1.0)
+        host.put("min_p", table.min_p[slots])
+        host.put("u", noise.uniform(table.seed[slots], table.choice[slots], positions.astype(np.uint64)))

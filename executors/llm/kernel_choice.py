@@ -1,0 +1,179 @@
+"""Which attention and which fused layers a model gets on its device.
+
+    flash-attn  the library, where it is installed       attention/flash.py             GPUs
+    triton      Cohort's Triton kernels                  attention/triton_attention.py  GPUs
+    varlen      torch's own, from torch 2.12             attention/varlen.py            GPUs
+    torch       gathers KV, then torch's SDPA            attention/plain_torch.py       anywhere
+    (auto)      Cohort's C++ kernel                      attention/cpu_attention.py     CPUs
+
+`choose_attention` takes the first that is there and suits the model. On a GPU a backend has to pass a check first:
+`attention/check.py` for the two libraries, `gpu/kernel_check.py` for our own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from executors.contract.errors import ConfigError
+from executors.kernels import triton_build
+from executors.llm.attention import cpu_attention
+from executors.llm.attention.backend import TRITON, AttentionBackend
+from executors.llm.attention.check import fault
+from executors.llm.attention.flash import NAME as FLASH
+from executors.llm.attention.flash import flash_attention
+from executors.llm.attention.library import LibraryAttention, Unsuitable
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.attention.varlen import NAME as VARLEN
+from executors.llm.attention.varlen import varlen_attention
+from executors.llm.fused import cpu_forward
+from executors.llm.model.api import KvSpec
+from executors.llm.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from executors.llm.attention.triton_attention import TritonAttention
+
+_log = logging.getLogger(__name__)
+
+GPU_ORDER = (FLASH, "triton", VARLEN)
+"""What "auto" tries on a GPU before torch. Whoever installs flash-attn wants it; varlen comes behind our own kernels because
+it must not split keys (see `attention_varlen`) and needs blocks of 256 tokens."""
+
+
+def choose_attention(
+    spec: KvSpec,
+    backend: str = "auto",
+    deterministic: bool = False,
+    isa: str | None = None,
+    block_size: int = 16,
+) -> AttentionBackend:
+    """What this model gets here: `backend` is one of kernels.ATTENTION_BACKENDS.
+
+    May compile for a second or two. Where "auto" ends with less than the best that is installed, its note and the log say why.
+    Raises ConfigError where what was asked for cannot be had, or where nothing is `deterministic` that is.
+    """
+    if deterministic:
+        return _deterministic(spec, backend, isa, block_size)
+    if backend == "torch":
+        return TorchAttention()
+    if backend == "auto":
+        return _for_cpu(spec, isa) if capability(spec.device) is None else _for_gpu(spec, block_size)
+    try:
+        return _make(backend, spec, block_size)
+    except Unsuitable as error:
+        raise ConfigError(f"attention backend {backend}: {error}") from None
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device, such as (9, 0); None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int) -> AttentionBackend:
+    """Only our own kernels add up in an order that no other sequence has a say in."""
+    if capability(spec.device) is None and backend != "triton":
+        chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
+        if not isinstance(chosen, cpu_attention.CpuAttention):
+            raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
+        return chosen
+    if backend not in ("auto", "triton"):
+        raise ConfigError(f"deterministic: attention backend {backend} is not; take triton")
+    try:
+        return _triton(spec, block_size, deterministic=True)
+    except Unsuitable as error:
+        raise ConfigError(f"deterministic: needs Cohort's own attention kernels: {error}") from None
+
+
+def _for_cpu(spec: KvSpec, isa: str | None) -> AttentionBackend:
+    if not cpu_attention.supports(spec):
+        return TorchAttention("" if spec.kv_dtype is None else "Cohort's kernel does not read KV in fp8")
+    try:
+        return cpu_attention.CpuAttention(isa)
+    except cpu_attention.KernelUnavailable as error:
+        _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
+        return TorchAttention(str(error))
+
+
+def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
+    passed_over = []
+    for name in GPU_ORDER:
+        try:
+            chosen = _make(name, spec, block_size)
+        except Unsuitable as error:
+            # What nobody has installed is not missed, unless it is our own.
+            if not error.absent or name == "triton":
+                _log.warning("attention: %s is not used: %s", name, error)
+                passed_over.append(f"not {name}: {error}")
+        else:
+            chosen.note = "; ".join((chosen.note, *passed_over))
+            return chosen
+    return TorchAttention("; ".join(passed_over))
+
+
+def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
+    """A backend of `GPU_ORDER`. Raises Unsuitable."""
+    if name == "triton":
+        return _triton(spec, block_size)
+    found = capability(spec.device)
+    if found is None:
+        raise Unsuitable(f"it needs a GPU; the device is {spec.device.type}")
+    library = flash_attention if name == FLASH else varlen_attention
+    made = library(spec, block_size, found)
+    if wrong := fault(made, spec, block_size):
+        raise Unsuitable(wrong)
+    return made
+
+
+def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> AttentionBackend:
+    made = own_attention(spec, deterministic)
+    from executors.llm.gpu import kernel_check
+
+    if kernel_check.wanted(spec.device) and (wrong := kernel_check.attention_fault(made, spec, block_size)):
+        raise Unsuitable(wrong)
+    return made
+
+
+def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
+    """Cohort's Triton kernels, not tried yet. Raises Unsuitable."""
+    try:
+        from executors.llm.attention import triton_attention
+    except ImportError:
+        raise Unsuitable("triton is not installed", absent=True) from None
+    if (lacking := triton_build.missing()) is not None:
+        raise Unsuitable(lacking)
+    if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise Unsuitable("it needs a GPU; the device is cpu")
+    if not triton_attention.supports(spec):
+        kind = str(spec.dtype).removeprefix("torch.")
+        raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
+    return triton_attention.TritonAttention(spec, deterministic)
+
+
+def fuse(backend: AttentionBackend, model: object) -> None:
+    """Give a model the forward that goes with this attention, where there is one and it is right; call it after `prepare`.
+
+    Raises ConfigError for one that is wrong where torch's must not take its place: nothing else is deterministic."""
+    if not isinstance(model, Decoder):
+        return
+    if model.kernels is not None and cpu_forward.why_not(model) is None:
+        model.fuse(cpu_forward.CpuForward(model.kernels, model))
+    if backend.name != TRITON and not isinstance(backend, LibraryAttention):
+        return
+    if triton_build.missing() is not None:  # a library's attention does without Triton
+        return
+    from executors.llm.fused import triton_forward
+    from executors.llm.gpu import kernel_check
+
+    if triton_forward.why_not(model) is not None:
+        return
+    forward = triton_forward.TritonForward(model)
+    if kernel_check.wanted(model.device) and (wrong := kernel_check.forward_fault(model, forward.experts)):
+        if getattr(backend, "deterministic", False):
+            raise ConfigError(f"deterministic: needs Cohort's own kernels: {wrong}")
+        _log.warning("forward: torch, which is slower than Cohort's Triton kernels: %s", wrong)
+        backend.note = f"{backend.note}; forward by torch: {wrong}"
+        return
+    model.fuse(forward)

@@ -1,0 +1,236 @@
+"""The paged KV memory: one tensor per layer, and how many blocks there are to be.
+
+    layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
+
+All tokens of a block and head lie together, which is what attention reads. On a CPU all of it is reserved at the start, and a
+block becomes memory when it is first written, unless the pool's size was given (`on_demand`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory
+from executors.contract.memory_faults import no_memory
+from executors.contract.status import KvLayout
+from executors.kernels.cpu import CpuKernels, huge_pages
+from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
+from executors.llm.memory.device_memory import device_memory, look
+from executors.llm.memory.sizing import Claim
+from executors.llm.model.api import KvSpec
+
+CPU_SHARE = 0.6
+"""Of the memory that is free once the weights are loaded, the part that KV may take where nobody said how much. The rest
+is for activations, other processes of this server and the page cache."""
+
+
+_TOUCH_BYTES = 2 << 20
+_LARGE_PAGE = 2 << 20
+
+
+class KvCache:
+    """Keys and values of all sequences. Written by the attention backend and `copy_blocks` only."""
+
+    def __init__(self, spec: KvSpec, num_blocks: int, block_size: int) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape, dtype = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim), spec.stored_dtype
+        try:
+            # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
+            # as reading them.
+            self.layers = [lazy_zeros(shape, dtype, spec.device, True) for _ in range(spec.num_layers)]
+        except (MemoryError, RuntimeError) as error:
+            why = no_memory(error)
+            if why is None:
+                raise
+            raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {why}") from None
+
+    def copy_blocks(self, pairs: np.ndarray) -> None:
+        """Copy whole blocks in every layer; `pairs` int32 [m, 2] of (source, destination)."""
+        if not len(pairs):
+            return
+        index = torch.from_numpy(pairs.astype(np.int64))
+        if (
+            self.spec.device.type == "cuda"
+        ):  # from memory that is not pinned it would wait for the steps that are out
+            index = index.pin_memory()
+        index = index.to(self.spec.device, non_blocking=True)
+        for layer in map(plain, self.layers):
+            layer.index_copy_(1, index[:, 1], layer.index_select(1, index[:, 0]))
+
+    def touch(
+        self, kernels: CpuKernels, num_bytes: int, part: tuple[int, int], stop: Callable[[], bool]
+    ) -> None:
+        """Make about so many bytes of the first blocks real memory, which are those handed out first.
+
+        A page that is written for the first time is found and zeroed by the system then and there: prompts after a start
+        took a tenth longer. Runs beside steps, on a thread with the lowest priority; `part` (i, n): the i-th of n threads.
+        """
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        sides = [side for layer in self.layers for side in layer]
+        index, threads = part
+        per_side = min(num_bytes // len(sides), sides[0].nbytes)
+        for begin in range(0, per_side, _TOUCH_BYTES):
+            for side in sides[index::threads]:
+                if stop():
+                    return
+                kernels.touch(side.data_ptr() + begin, min(_TOUCH_BYTES, per_side - begin))
+
+    def give_back(self, blocks: np.ndarray) -> None:
+        """Return the memory of these blocks to the system: they are zeros until they are written again.
+
+        `blocks` int32 [n], rising; on a device nothing happens. Raises InvalidInput for a block that does not exist.
+        """
+        if not len(blocks) or self.spec.device.type != "cpu":
+            return
+        if blocks[0] < 0 or blocks[-1] >= self.num_blocks:
+            raise InvalidInput(f"block {blocks[0]} or {blocks[-1]} is outside 0..{self.num_blocks - 1}")
+        breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
+        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(blocks, breaks)]
+        sides = [side for layer in self.layers for side in layer]
+        size = sides[0].nbytes // self.num_blocks
+        for side in sides:
+            for first, end in runs:
+                _drop_pages(side.data_ptr() + first * size, side.data_ptr() + end * size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def _drop_pages(begin: int, end: int) -> None:
+    """Whole pages between two addresses become zeros without memory."""
+    page = mmap.PAGESIZE
+    begin, end = -(-begin // page) * page, end // page * page
+    if begin < end:
+        # Refused for memory that is locked: it stays then.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def plain(kv: torch.Tensor) -> torch.Tensor:
+    """KV as torch can copy it: bytes, if it is e4m3."""
+    return kv.view(torch.uint8) if kv.dtype is torch.float8_e4m3fn else kv
+
+
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, large_pages: bool = False
+) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Pages that become memory when they are written; torch.zeros would write them all at once.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = huge_pages(num_bytes) if large_pages else np.zeros(num_bytes, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
+    """KV becomes memory when it is first used, and is given back when it is spare.
+
+    Not where somebody said how much there is, in a flag or as a container's limit: such a box must prove too small at the
+    start and not in the middle of a stream. Not on a device, whose memory is taken at once.
+    """
+    memory = config.memory
+    if device.type != "cpu":
+        return False
+    if memory.kv_on_demand is not None:
+        return memory.kv_on_demand
+    limited = memory.kv_cache_memory_bytes is not None or memory.memory_limit_bytes is not None
+    return not limited and not cgroup_memory()
+
+
+def _blocks_per_span(spec: KvSpec, block_size: int) -> int:
+    """Blocks whose keys, and whose values, fill a large page in each layer."""
+    per_side = spec.bytes_per_token() * block_size // (2 * spec.num_layers)
+    return max(1, math.ceil(_LARGE_PAGE / per_side))
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    """The outcome of sizing: the layout, and the longest sequence that it can hold."""
+
+    layout: KvLayout
+    max_model_len: int
+    note: str | None = None
+
+
+def plan_kv(
+    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None
+) -> KvPlan:  # fmt: skip
+    """How many blocks to allocate, called once the weights are in memory.
+
+    Never more than `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other things. `found`: bytes that
+    KV may take, by a measurement that left nothing to claim; None: what is free is looked up here. Raises
+    ConfigError with the numbers when a sequence of the length that was asked for does not fit; where neither the length
+    nor the memory was given, the length is reduced instead.
+    """
+    block_size = config.attention.block_size
+    max_len = config.max_model_len or context_length
+    bytes_per_block = spec.bytes_per_token() * block_size
+    per_sequence = math.ceil(max_len / block_size)
+    explicit = config.memory.kv_cache_memory_bytes
+    given = found if explicit is None else explicit
+    free, share = (given, 1.0) if given is not None else free_bytes(spec.device, config)
+    reserved = sum(claim.num_bytes for claim in claims) if given is None else 0
+    allowed = max(0, int((free - reserved) * share))
+    fitting = allowed // bytes_per_block
+    note = None
+    if fitting < per_sequence:
+        if fitting < 1 and reserved and int(free * share) >= bytes_per_block:
+            raise ConfigError(_claims_too_much(claims, free, bytes_per_block))
+        if explicit is not None or config.max_model_len is not None or fitting < 1:
+            message = _does_not_fit(
+                explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
+            )
+            raise ConfigError(message + (_beside(claims) if reserved else ""))
+        note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
+        max_len = per_sequence = fitting * block_size
+    num_blocks = min(fitting, config.max_num_seqs * per_sequence)
+    span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
+    layout = KvLayout(block_size, num_blocks, bytes_per_block, blocks_per_span=span)
+    return KvPlan(layout, max_len, note)
+
+
+def _beside(claims: Sequence[Claim]) -> str:
+    most = max(claims, key=lambda claim: claim.num_bytes)
+    return f" (or a smaller {most.setting}: {most.value} keeps {most.num_bytes:,} bytes from KV)"
+
+
+def _claims_too_much(claims: Sequence[Claim], free: int, kv_bytes: int) -> str:
+    most = max(claims, key=lambda claim: claim.num_bytes)
+    return (
+        f"{most.setting} {most.value}: a step of that size needs {most.num_bytes:,} bytes, {max(0, free):,} bytes are "
+        f"free and KV needs at least {kv_bytes:,} of them; set a smaller {most.setting}"
+    )
+
+
+def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int, fitting_tokens: int) -> str:
+    source = "kv_cache_memory_bytes" if explicit is not None else "free memory allows for KV"
+    return (
+        f"max_model_len {max_len}: one sequence needs {needed:,} bytes of KV, {source} {allowed:,} bytes, "
+        f"enough for {fitting_tokens} tokens; set a smaller max_model_len or more kv_cache_memory_bytes"
+    )
+
+
+def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
+    """Bytes that are free where no number was given, and the part of them that KV may take."""
+    memory = device_memory(device)
+    if memory is not None:
+        return look(memory, config).usable, 1.0
+    available = memory_limit().available
+    if config.memory.memory_limit_bytes is not None:
+        available = min(available, config.memory.memory_limit_bytes - resident_bytes())
+    return available, CPU_SHARE

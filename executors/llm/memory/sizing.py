@@ -1,0 +1,122 @@
+"""What a configuration takes beside weights and KV, and which setting is at fault where memory does not allow it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.contract.status import MemoryRequirements
+from executors.llm.memory.cgroup import cpu_threads, machine_bytes
+from executors.llm.sampling.shaped_slots import table_bytes
+
+if TYPE_CHECKING:
+    from executors.llm.model.api import LoadedModel
+
+_TOKENS_PER_THREAD = 512
+_LEAST_TOKENS, _LEAST_SEQS = 128, 4
+"""Below these, a smaller step does not help a model that does not fit."""
+_RUNTIME_BYTES = 16 << 20
+"""What a model takes whatever its size: kernels that oneDNN compiles, scratch memory of threads, tables of slots."""
+_SETTINGS_BYTES = 72
+"""Per slot: the sampling settings and the entries of lists and small arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Bytes that stay free of KV because of a setting's value."""
+
+    setting: str
+    value: int
+    num_bytes: int
+
+
+def num_slots(config: ExecutorConfig) -> int:
+    """A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in flight:
+    more slots than sequences in a batch."""
+    return 4 * config.max_num_seqs + 64
+
+
+def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
+    """What a full step needs, by setting."""
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    per_seq = _logits_bytes(config, source)
+    if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
+        per_seq += _slot_bytes(config, source.info.max_model_len)
+        per_seq += table_bytes(seqs, source.info.logits_width)
+    return (
+        Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
+        Claim("max_num_seqs", seqs, per_seq),
+    )
+
+
+def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
+    """`config` with batch limits that this box can carry, where nobody asked for others (`shrink_batch`).
+
+    Halved until a full step leaves three quarters of the `free` bytes to KV. On a CPU a step has at most 512 tokens a
+    thread: more do not make it faster, and running streams wait for it.
+    """
+    if not config.shrink_batch:
+        return config
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if source.model.kv_spec.device.type == "cpu":
+        tokens = min(
+            tokens, max(seqs, _TOKENS_PER_THREAD * (config.optimization.num_threads or cpu_threads()))
+        )
+
+    def needed(at: ExecutorConfig) -> int:
+        return sum(claim.num_bytes for claim in claims(at, source))
+
+    chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    while 4 * needed(chosen) > free and (tokens > _LEAST_TOKENS or seqs > _LEAST_SEQS):
+        tokens = max(min(tokens, _LEAST_TOKENS), tokens // 2)
+        seqs = max(min(seqs, _LEAST_SEQS), seqs // 2)
+        chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=max(tokens, seqs))
+    return chosen
+
+
+def requirements(config: ExecutorConfig, source: LoadedModel) -> MemoryRequirements:
+    """What the contract's capabilities say of memory. Compared with measured memory by a test.
+
+    The heap keeps about as much as a step's activations again: blocks that are freed between two layers are not those
+    that the next one asks for (measured: 97 MB resident for 49 MB of tensors).
+    """
+    spec, tokens = source.model.kv_spec, config.max_num_batched_tokens
+    return MemoryRequirements(
+        parameter_memory=source.parameter_bytes,
+        activation_memory_per_token=source.activation_bytes_per_token,
+        kv_memory_per_token_per_layer=spec.bytes_per_token() // spec.num_layers,
+        overhead_memory=_RUNTIME_BYTES
+        + _logits_bytes(config, source)
+        + tokens * source.activation_bytes_per_token,
+        max_batched_tokens=tokens,
+    )
+
+
+def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:
+    # float32 logits of a full batch, and the sampler's copy of them.
+    return 2 * 4 * source.info.logits_width * config.max_num_seqs
+
+
+def check_slots(config: ExecutorConfig, max_model_len: int) -> None:
+    """Raises ConfigError where the tables of all slots exceed the machine's memory: the kernel would refuse them, though
+    few of their pages are ever written."""
+    if _slot_bytes(config, max_model_len) > machine_bytes():
+        raise slots_do_not_fit(config, max_model_len)
+
+
+def slots_do_not_fit(config: ExecutorConfig, max_model_len: int) -> ConfigError:
+    """The error for tables that cannot be allocated."""
+    return ConfigError(
+        f"max_num_seqs {config.max_num_seqs}: tables for {num_slots(config)} slots of {max_model_len} tokens take "
+        f"{_slot_bytes(config, max_model_len):,} bytes, this machine has {machine_bytes():,}; "
+        f"set a smaller max_num_seqs or max_model_len"
+    )
+
+
+def _slot_bytes(config: ExecutorConfig, max_model_len: int) -> int:
+    # int32: the token pool's row and the block table's, see `UnifiedRunner`.
+    row = 4 * (max_model_len + 1) + 4 * math.ceil(max_model_len / config.attention.block_size)
+    return num_slots(config) * (row + _SETTINGS_BYTES)

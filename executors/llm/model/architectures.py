@@ -1,0 +1,70 @@
+"""Which family serves a checkpoint: by `architectures` of its `config.json`, else by `model_type`. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.families import FAMILIES, Family, family_of, supported_architectures
+
+_OTHER_HEADS = (
+    "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForProcessRewardModel",
+    "DoubleHeadsModel", "ForMultipleChoice",
+)  # fmt: skip
+_WRAPPER = "FSDP"
+"""Stands before the class of a model that was saved while torch's FSDP wrapped it."""
+
+
+def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[str]]:
+    """The architecture that is served, its family, and what there is to say of the choice. Raises ConfigError.
+
+    The name of a body (`Qwen3Model`) means the model with a head of the same family, and so does a `model_type` where
+    `architectures` names nothing. The head of another task is refused: its answers are what such a model is for.
+    """
+    named, model_type = values.get("architectures"), values.get("model_type")
+    if named is None or named == [] or named == [None]:
+        family = _of_type(model_type)
+        if family is None:
+            told = "is missing" if model_type is None else f"names nothing, and model_type is {model_type!r}"
+            raise ConfigError(f"{where}: field architectures {told}; supported: {supported_architectures()}")
+        return family.architectures[0], family, []
+    if not isinstance(named, list):
+        raise ConfigError(f"{where}: architectures is {str(named)[:80]!r}; a list of names is needed")
+    for architecture in named:
+        family = _served(architecture)
+        if family is not None:
+            served = architecture if architecture in family.architectures else family.architectures[0]
+            return served, family, _mismatch(served, family, model_type)
+    raise ConfigError(f"{where}: {_refusal(named[0])}; supported: {supported_architectures()}")
+
+
+def _of_type(model_type: object) -> Family | None:
+    return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def _served(architecture: object) -> Family | None:
+    if not isinstance(architecture, str):
+        return None
+    architecture = architecture.removeprefix(_WRAPPER)
+    return family_of(architecture) or next((one for one in FAMILIES if architecture == one.body), None)
+
+
+def _mismatch(architecture: str, family: Family, model_type: object) -> list[str]:
+    if model_type is None or model_type in family.model_types or _of_type(model_type) is None:
+        return []
+    return [
+        f"model_type {model_type!r} is not used: it is not that of {architecture}, which architectures names"
+    ]
+
+
+def _refusal(architecture: object) -> str:
+    name = str(architecture)[:80]
+    for ending in _OTHER_HEADS:
+        stem = name.removesuffix(ending)
+        family = next((one for one in FAMILIES if one.body == f"{stem}Model"), None)
+        if stem != name and family is not None:
+            return (
+                f"architecture {name!r} has the head of another task, which is not supported; its body serves embeddings "
+                f'where architectures is ["{family.architectures[0]}"]'
+            )
+    return f"architecture {name!r} is not supported"

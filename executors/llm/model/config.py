@@ -1,0 +1,364 @@
+"""`config.json` of a Hugging Face checkpoint, read into a `DecoderConfig`. No torch here.
+
+Every fault is a ConfigError of one line that names the file, the field and what is supported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.architectures import find_family
+from executors.llm.model.config_keys import misplaced_notes, unread_notes
+from executors.llm.model.families import Family
+from executors.llm.model.fields import Fields, read_json
+from executors.llm.model.quantization import Fp8Scheme, parse_quantization
+from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
+
+__all__ = [
+    "DTYPES",
+    "DecoderConfig",
+    "LayerConfig",
+    "MoeConfig",
+    "RopeConfig",
+    "check_length",
+    "parse_config",
+    "read_config",
+    "read_json",
+]
+
+DTYPES = ("float32", "bfloat16", "float16")
+_MOST_LAYERS = 1000
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+"""transformers 5 writes the first, older versions the second."""
+_TIES = "tie_word_embeddings"
+_OF_THE_WHOLE = (*_DTYPE_FIELDS, "quantization_config", _TIES)
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """A mixture of experts: each token goes through the `top_k` of `num_experts` that its router likes best.
+
+    `normalized`: their weights are scaled to sum to 1.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    normalized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What one layer does differently. `window`: a token sees so many tokens, itself included (None: all before it).
+
+    `rope`: index into `DecoderConfig.ropes`, None without rotation. `sparse`: experts in place of the MLP.
+    """
+
+    window: int | None = None
+    rope: int | None = 0
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Everything the generic decoder needs to know. Sizes in elements, lengths in tokens.
+
+    `context_length` is served where nobody says how much; `max_context_length` is the most that may be asked for. They
+    differ for dynamic and long rope only, see `context_lengths`.
+    """
+
+    family: Family
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    activation: str
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[RopeConfig, ...]
+    """Empty where positions are learned."""
+    moe: MoeConfig | None
+    score_scale: float
+    """Scores are q k^T times this."""
+    attn_softcap: float | None
+    final_softcap: float | None
+    context_length: int
+    max_context_length: int
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    dtype: str | None
+    """As the checkpoint says; None where it does not."""
+    fp8: Fp8Scheme | None = None
+    """How the checkpoint's linears are quantised; None where they are not."""
+    embed_scale: float = 1.0
+    """Embeddings are multiplied by it,"""
+    residual_scale: float = 1.0
+    """and so is what attention and MLP return, before it is added."""
+    logits_divisor: float = 1.0
+    """Logits are divided by it."""
+    headless: bool = False
+    """There is no head: the model makes embeddings, and its logits, which are those of a tied one, mean nothing."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of config.json that would change the answer elsewhere and are not used, a sentence each."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    @property
+    def q_size(self) -> int:
+        """Columns of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_config(directory: Path) -> DecoderConfig:
+    """The checkpoint's configuration. Raises ConfigError."""
+    path = directory / "config.json"
+    return parse_config(read_json(path), str(path))
+
+
+def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
+    """Raises ConfigError where max_model_len is longer than the checkpoint in `directory` can serve."""
+    if wanted is not None and wanted > config.max_context_length:
+        field = config.family.fields.get("max_position_embeddings", "max_position_embeddings")
+        raise ConfigError(
+            f"max_model_len {wanted} is longer than the model's {config.max_context_length} "
+            f"({field} in {directory / 'config.json'})"
+        )
+
+
+def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
+    """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
+    architecture, family, notes = find_family(values, where)
+    whole = where
+    if family.nested:
+        outer = values
+        values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
+        notes += misplaced_notes(outer, values, family)
+    # Null means missing, but where it says that there is none.
+    given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
+    fields = Fields(where, {**family.defaults, **given}, family.fields)
+    _refuse_unimplemented(fields, family)
+    notes += unread_notes(fields.values, family, where)
+    num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
+    num_kv_heads = fields.natural("num_key_value_heads", num_heads)
+    head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{where}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    max_positions = fields.natural("max_position_embeddings")
+    rotation = _ropes(fields, family, max_positions, head_dim)
+    ropes = (
+        () if rotation is None else (rotation.full, *(() if rotation.local is None else (rotation.local,)))
+    )
+    context_length, max_context_length = (
+        context_lengths(ropes[0], max_positions, family.stretched_positions)
+        if ropes
+        else (max_positions, max_positions)
+    )
+    moe = _moe(fields, family) if family.experts else None
+    layers = _layers(fields, family, len(ropes), notes)
+    dense = not all(layer.sparse for layer in layers)
+    return DecoderConfig(
+        family=family,
+        architecture=architecture,
+        vocab_size=fields.natural("vocab_size"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
+        norm_eps=_norm_eps(fields, family),
+        activation=fields.get(family.activation, family.activations[0]),
+        layers=layers,
+        ropes=ropes,
+        moe=moe,
+        score_scale=_score_scale(fields, family, head_dim),
+        attn_softcap=fields.positive(family.attn_softcap) if family.attn_softcap else None,
+        final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
+        context_length=context_length,
+        max_context_length=max_context_length,
+        tied=fields.switch(_TIES),
+        qkv_bias=fields.switch(family.qkv_bias),
+        o_bias=fields.switch(family.o_bias),
+        mlp_bias=fields.switch(family.mlp_bias),
+        dtype=_dtype(fields, whole),
+        fp8=parse_quantization(fields.get("quantization_config"), whole),
+        embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
+        residual_scale=_factor(fields, family.residual_multiplier),
+        logits_divisor=_factor(fields, family.logits_divisor),
+        notes=(*notes, *(() if rotation is None else rotation.notes)),
+    )
+
+
+def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The object under `name`, and of what stands beside it the fields that are said of the whole checkpoint.
+
+    What the whole says counts: savers bring it up to date, and leave in the inner object what it was loaded with. Ties may
+    be said in either: transformers 4 went by the inner one, 5 goes by the outer one, and what the files hold decides.
+    """
+    inner = values.get(name)
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: field {name} is missing or no object")
+    outer = {field: values[field] for field in _OF_THE_WHOLE if values.get(field) is not None}
+    if _TIES in outer:
+        outer[_TIES] = outer[_TIES] or inner.get(_TIES, outer[_TIES])
+    stale = _DTYPE_FIELDS if any(field in outer for field in _DTYPE_FIELDS) else ()
+    return {**{field: value for field, value in inner.items() if field not in stale}, **outer}
+
+
+def _factor(fields: Fields, name: str) -> float:
+    """The number in a field above 0, 1 where the family has no such field or the checkpoint leaves it out."""
+    return (fields.positive(name) if name else None) or 1.0
+
+
+def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.score_multiplier:
+        return _factor(fields, family.score_multiplier)
+    return float((fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5)
+
+
+def _refuse_unimplemented(fields: Fields, family: Family) -> None:
+    activation = fields.get(family.activation, family.activations[0])
+    if activation not in family.activations:
+        known = ", ".join(family.activations)
+        raise ConfigError(
+            f"{fields.where}: {family.activation} {activation!r} is not supported; supported: {known}"
+        )
+    for name, allowed in family.only.items():
+        value = fields.get(name)
+        if value is not None and value not in allowed:
+            known = ", ".join(str(one).lower() for one in allowed)
+            raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {known}")
+
+
+def _norm_eps(fields: Fields, family: Family) -> float:
+    epsilon = fields.real(family.norm_eps)
+    if epsilon < 0.0:
+        raise ConfigError(f"{fields.where}: {family.norm_eps} is {epsilon}; at least 0 is needed")
+    return epsilon
+
+
+def _dtype(fields: Fields, where: str) -> str | None:
+    name = fields.get(_DTYPE_FIELDS[0], fields.get(_DTYPE_FIELDS[1]))
+    if name is not None and name not in DTYPES:
+        raise ConfigError(f"{where}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    return name
+
+
+def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
+    # GPT-2 leaves it out where it is four times the width.
+    return fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
+
+
+def _ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes | None:
+    if family.names.positions:
+        return None
+    if head_dim % 2:
+        raise ConfigError(f"{fields.where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
+    return parse_ropes(fields, family, max_positions, head_dim)
+
+
+def _moe(fields: Fields, family: Family) -> MoeConfig:
+    # transformers 5 saves the number of experts as `num_local_experts`.
+    num_experts = fields.natural("num_experts", fields.get("num_local_experts"))
+    if fields.get("num_local_experts", num_experts) != num_experts:
+        other = fields.get("num_local_experts")
+        raise ConfigError(f"{fields.where}: num_experts is {num_experts} and num_local_experts {other}")
+    top_k = fields.natural("num_experts_per_tok")
+    if top_k > num_experts:
+        raise ConfigError(
+            f"{fields.where}: num_experts_per_tok {top_k} is more than num_experts {num_experts}"
+        )
+    return MoeConfig(
+        num_experts, top_k, fields.natural("moe_intermediate_size"), fields.switch(family.normalized)
+    )
+
+
+def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) -> tuple[LayerConfig, ...]:
+    count = fields.natural("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise ConfigError(
+            f"{fields.where}: num_hidden_layers is {count}; at most {_MOST_LAYERS} are supported"
+        )
+    rotated = _rotated(fields, family, count) if num_ropes else [False] * count
+    sliding = _sliding(fields, family, count, rotated)
+    window = fields.natural("sliding_window") if any(sliding) else None
+    types = fields.get("layer_types")
+    if (
+        not any(sliding)
+        and family.window not in ("", "all")
+        and isinstance(types, list)
+        and _SLIDING in types
+    ):
+        notes.append("layer_types names sliding layers, but there is no window: all layers see all tokens")
+    sparse = _sparse(fields, family, count) if family.experts else [False] * count
+    layers = []
+    for i in range(count):
+        rope = (1 if num_ropes > 1 and sliding[i] else 0) if rotated[i] else None
+        layers.append(LayerConfig(window if sliding[i] else None, rope, sparse[i]))
+    return tuple(layers)
+
+
+def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
+    if not family.rotated:
+        return [True] * count
+    flags = fields.items(family.rotated, int, count)
+    if flags is not None:
+        return [flag != 0 for flag in flags[:count]]
+    interval = fields.natural("no_rope_layer_interval")
+    return [(i + 1) % interval != 0 for i in range(count)]
+
+
+def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) -> list[bool]:
+    """Which layers have a window: as `layer_types` says, or by the family's rule."""
+    if not family.window or not fields.switch(family.window_switch) or fields.get("sliding_window") is None:
+        return [False] * count
+    if family.window == "all":
+        return [True] * count
+    types = fields.items("layer_types", str, count)
+    if types is not None:
+        unknown = sorted(set(types[:count]) - {_SLIDING, _FULL})
+        if unknown:
+            raise ConfigError(
+                f"{fields.where}: layer_types has {unknown[0]!r}; supported: {_SLIDING}, {_FULL}"
+            )
+        return [one == _SLIDING for one in types[:count]]
+    match family.window:
+        case "alternate":
+            return [i % 2 == 0 for i in range(count)]
+        case "pattern":
+            # transformers 5 saves the pattern with an underscore.
+            interval = fields.natural("_sliding_window_pattern", fields.natural("sliding_window_pattern"))
+            return [(i + 1) % interval != 0 for i in range(count)]
+        case "tail":
+            first = fields.get("max_window_layers")
+            if isinstance(first, bool) or not isinstance(first, int):
+                raise ConfigError(f"{fields.where}: max_window_layers is {first!r}; an integer is needed")
+            return [i >= first for i in range(count)]
+        case _:
+            return [not turned for turned in rotated]
+
+
+def _sparse(fields: Fields, family: Family, count: int) -> list[bool]:
+    if not family.sparse_layers:
+        return [True] * count
+    dense = set(fields.items("mlp_only_layers", int, 0) or [])
+    step = fields.natural("decoder_sparse_step", 1)
+    return [i not in dense and (i + 1) % step == 0 for i in range(count)]

@@ -1,0 +1,173 @@
+"""Keys of `config.json` that change answers: which of them a family reads, and what to say of the others. No torch here.
+
+transformers keeps keys that a model's class does not know and makes nothing of them, and so does this package. Where such a
+key changes the answer of another family, somebody may have meant it to: it is named, in the log and in the executor's notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.families import Family
+
+_ALL: Final = (
+    "architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "vocab_size",
+    "is_causal",
+)  # fmt: skip
+_SIZES: Final = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
+_ROPE: Final = (
+    "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor",
+)  # fmt: skip
+_EXPERTS: Final = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+
+Neutral = Callable[[Any], bool]
+"""Tells whether a value leaves the answer as it is."""
+
+
+def _one_of(*values: object) -> Neutral:
+    return lambda value: any(value is one or (value == one and type(value) is type(one)) for one in values)
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _all_are(wanted: object) -> Neutral:
+    return lambda value: isinstance(value, list) and all(one == wanted for one in value)
+
+
+_OFF: Final = _one_of(False, 0)
+_NONE: Final = _one_of(0, 0.0, False)
+_UNIT: Final = _one_of(1, 1.0)
+ELSEWHERE: Final[Mapping[str, Neutral]] = {
+    # biases and norms
+    **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias", "mlp_bias", "use_bias"), _OFF),
+    **dict.fromkeys(("qk_norm", "use_qk_norm", "qk_layernorm"), _OFF),
+    "hidden_act": _never,
+    # numbers that scale or bound
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), _UNIT),
+    **dict.fromkeys(("scale_emb", "lm_head_multiplier", "routed_scaling_factor", "rope_ratio", "rotary_pct"), _UNIT),
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth", "rotary_dim"), _never),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "clip_qkv"), _NONE),
+    # positions
+    **dict.fromkeys(("alibi", "use_alibi", "use_dynamic_ntk", "use_logn_attn", "rope_interleaved", "rope_interleave"), _OFF),
+    "no_rope_layers": _all_are(1),
+    "no_rope_layer_interval": _OFF,
+    "rope_local_base_freq": _never,
+    # what a token sees
+    "layer_types": _all_are("full_attention"),
+    "sliding_window": _never,
+    "attention_chunk_size": _NONE,
+    **dict.fromkeys(("use_bidirectional_attention", "bidirectional", "attn_temperature_tuning"), _OFF),
+    **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "parallel_attn", "use_parallel_residual"), _OFF),
+    "pruned_heads": lambda value: not value,
+    # experts
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _one_of(0, 1)),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size"), _NONE),
+    "first_k_dense_replace": _NONE,
+    "mlp_only_layers": lambda value: not value,
+    "decoder_sparse_step": _UNIT,
+    "norm_topk_prob": _never,
+    # weights in another form
+    "compression_config": _never,
+}  # fmt: skip
+"""Keys that change the answers of some family, and the values at which they do not. Null never does."""
+
+
+def read_keys(family: Family) -> frozenset[str]:
+    """The keys of a `config.json`, or of the object in it that the family is nested in, that count for this family."""
+    usual = [*_SIZES, *(_EXPERTS if family.experts else ())]
+    keys = {
+        *_ALL,
+        family.norm_eps,
+        family.activation,
+        *family.only,
+        *(family.fields.get(one, one) for one in usual),
+    }
+    if family.experts:
+        keys |= {"num_experts", "num_local_experts"}
+    if not family.names.positions:
+        keys |= {*_ROPE}
+    switches = (
+        family.qkv_bias,
+        family.o_bias,
+        family.mlp_bias,
+        family.normalized if family.experts else False,
+    )
+    keys |= {one for one in (*switches, family.window_switch) if isinstance(one, str)}
+    if family.window:
+        keys |= {"sliding_window"} | ({"layer_types"} if family.window != "all" else set())
+    keys |= {"pattern": {"sliding_window_pattern"}, "tail": {"max_window_layers"}}.get(family.window, set())
+    if family.rotated:
+        keys |= {family.rotated, "no_rope_layer_interval"}
+    if family.sparse_layers:
+        keys |= {"mlp_only_layers", "decoder_sparse_step"}
+    keys |= {
+        family.embed_multiplier, family.residual_multiplier, family.score_multiplier, family.logits_divisor,
+        family.query_scale, family.attn_softcap, family.final_softcap, family.local_theta,
+    }  # fmt: skip
+    return frozenset(keys - {""})
+
+
+def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[str]:
+    """A sentence that names the keys which change answers elsewhere and do not count here; [] where there are none.
+
+    Raises ConfigError for one that transformers obeys whatever the family, and that cannot be served.
+    """
+    if values.get("is_causal") is False:
+        raise ConfigError(f"{where}: is_causal false is not supported: attention is causal here")
+    read = read_keys(family)
+    found = [
+        name
+        for name, neutral in ELSEWHERE.items()
+        if name not in read and values.get(name) is not None and not neutral(values[name])
+    ]
+    names = sorted(name for name in found if not _as_the_family_is(name, values, family))
+    if not names:
+        return []
+    told = ", ".join(f"{name} {_short(values[name])}" for name in names[:6]) + (", ..." if names[6:] else "")
+    return [f"not used, as in transformers: {told} (the {family.name} family has no such key)"]
+
+
+def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: Family) -> list[str]:
+    """A sentence that names keys beside the object in which the family's keys are looked for, where they would count."""
+    places = {*_ALL, family.nested}
+    names = sorted(
+        name
+        for name in read_keys(family) - places
+        if outer.get(name) is not None and outer[name] != inner.get(name)
+    )
+    if not names:
+        return []
+    told = ", ".join(f"{name} {_short(outer[name])}" for name in names[:6])
+    return [f"not used, as in transformers: {told} beside {family.nested}, in which it would count"]
+
+
+def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> bool:
+    """Whether the key says no more than what holds for the family anyway."""
+    value = values[name]
+    if name in ("attention_bias", "qkv_bias", "use_qkv_bias"):
+        return family.qkv_bias is True
+    if name in ("qk_norm", "use_qk_norm", "qk_layernorm"):
+        return family.qk_norm != ""
+    if name == "hidden_act":  # "gelu" is what old checkpoints of these families call its tanh form
+        return value in ("gelu", values.get(family.activation) or family.activations[0])
+    if name == "norm_topk_prob":
+        return value is family.normalized if family.experts else True
+    if name == "sliding_window":
+        longest = values.get("max_position_embeddings")
+        wide = isinstance(value, int) and isinstance(longest, int) and value >= longest
+        return wide or values.get("use_sliding_window") is False
+    if name == "layer_types":
+        return family.window == "all" and _all_are("sliding_attention")(value)
+    return False
+
+
+def _short(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,271 @@
+"""The generic decoder: every family of `families.py` runs through this one forward.
+
+    embed -> [ norm -> qkv -> (qk norm) -> rotate -> attention -> o -> (norm) -> +
+               norm -> gate/up -> act -> down (or experts) -> (norm) -> + ] -> norm
+
+Every step in it is a switch of the family. q, k and v are one linear, gate and up another: fewer, fatter calls. Attention
+is not done here: the runner hands in `attend`, which knows where the sequences' keys and values lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from executors.kernels.cpu import ACTIVATIONS, CpuKernels
+from executors.llm.model import parameters as naming
+from executors.llm.model.api import Attend, ForwardInput, FusedForward, KvSpec
+from executors.llm.model.config import DecoderConfig
+from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layer import Layer
+from executors.llm.model.linear import KIND_NAMES, Linear, Packing, can_pack_onednn, padded_rows
+from executors.llm.model.modules import Norm
+from executors.llm.model.rope import rotary_table, rotate
+
+
+class Decoder:
+    """A decoder-only transformer whose parameters are allocated, not filled: see `weights.py` and `parameters()`.
+
+    Memory of the parameters is not touched before they are loaded. `finish` and `prepare` come before the first forward.
+
+    With `kernels` linears are packed for them as they are loaded, in int8 if asked for, and the embedding may stay in its
+    file (`embed_mapped`, any float dtype): it is only ever looked up by rows. `each_layer(decoder, index, layer)` is called as
+    soon as a layer is made, and may change what its linears hold: `checkpoint/fp8_layers.py` does so by the plan `fp8`.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
+        int8: bool = False, fp8: Fp8Plan | None = None,
+        each_layer: Callable[[Decoder, int, Layer], None] | None = None,
+    ) -> None:  # fmt: skip
+        assert fp8 is None or each_layer is not None, "a plan needs its callback"
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.int8 = int8
+        self.fp8 = fp8
+        self.kv_dtype: torch.dtype | None = None
+        self.kv_scales: tuple[tuple[float, float], ...] = ()
+        self.embed_mapped = False
+        self.kernels = kernels
+        self._fused: FusedForward | None = None
+        self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.position_embed: torch.Tensor | None = None
+        if config.family.names.positions:
+            shape = config.max_context_length, config.hidden_size
+            self.position_embed = torch.empty(shape, dtype=dtype, device=device)
+        # Rounded as the family rounds it: a root is a tensor of the embedding's dtype, a field a number.
+        root = config.family.embed_scaled
+        self.embed_scale = float(torch.tensor(config.embed_scale).to(dtype)) if root else config.embed_scale
+        self.layers: list[Layer] = []
+        for index, layer in enumerate(config.layers):
+            self.layers.append(Layer(config, layer, dtype, device))
+            if each_layer is not None:  # at once: the next layer takes the memory that this one gives up
+                each_layer(self, index, self.layers[-1])
+        self.final_norm = Norm(config.family.norm, config.hidden_size, config.norm_eps, dtype, device)
+        self.lm_head = Linear(
+            0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
+        )
+        if config.tied:
+            self.lm_head.weight = self.embed
+        self._onednn = False
+        self.rotary: list[torch.Tensor] = []
+        if kernels is not None:
+            self._reserve(kernels, int8)
+
+    def _reserve(self, kernels: CpuKernels, int8: bool) -> None:
+        for linear, how in self.packing(int8):
+            linear.reserve(kernels, how.kind, how.gated)
+
+    def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
+        """How each linear is laid out for the kernels."""
+        plain = KIND_NAMES[self.dtype]
+        kind, fused = "int8" if int8 else plain, self.config.activation in ACTIVATIONS
+        for layer in self.layers:
+            yield layer.qkv, Packing(kind)
+            yield layer.o, Packing(kind)
+            yield from layer.mlp.packing(kind, plain, fused)
+        yield self.lm_head, Packing(kind)
+
+    def be_steady(self) -> None:
+        """For `--deterministic`: a token's hidden state does not depend on what else is in its step, bit for bit. Linears and
+        attention have to be the kernels' for that; norms, softmax and sums of torch keep to rows by themselves."""
+        for layer in self.layers:
+            layer.mlp.be_steady()
+
+    def finish(self) -> None:
+        """Called once, when all parameters are loaded."""
+        if self.kernels is not None:
+            for linear in self.linears():
+                linear.finish()
+
+    def pack_onednn(self) -> int:
+        """Where there are no kernels of ours: lay the linears out as oneDNN likes best, if it can. Call after loading: there
+        are no `parameters()` any more. Returns the bytes of memory that this took."""
+        if self.kernels is not None or not can_pack_onednn(self.dtype, self.device):
+            return 0
+        for linear in self.linears():
+            linear.pack_onednn()
+        self._onednn = True
+        # A tied head is packed too: it is the largest product of a decode step. The embedding stays for look-ups.
+        return self.embed.numel() * self.embed.element_size() if self.config.tied else 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether the linears are laid out for this CPU."""
+        return self.kernels is not None or self._onednn
+
+    @property
+    def maps_embedding(self) -> bool:
+        """Whether the embedding may stay in the file."""
+        return self.kernels is not None
+
+    def linears(self) -> list[Linear]:
+        """All of them, the head last."""
+        layers = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
+        return [*layers, self.lm_head]
+
+    def prepare(self, max_model_len: int) -> None:
+        """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""
+        self.rotary = [rotary_table(rope, max_model_len, self.device) for rope in self.config.ropes]
+
+    def fuse(self, forward: FusedForward) -> None:
+        """Let this compute the layers wherever it can work with the attention."""
+        self._fused = forward
+
+    @property
+    def kv_spec(self) -> KvSpec:
+        """What the model's attention needs."""
+        c = self.config
+        return KvSpec(
+            c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device,
+            c.score_scale, c.attn_softcap, tuple(layer.window for layer in c.layers), self.kv_dtype, self.kv_scales,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
+        tokens = len(inputs.token_ids)
+        if self._fused is not None and self._fused.takes(inputs.attend):
+            return self._fused(inputs)
+        if self._onednn and (wanted := padded_rows(tokens)) != tokens:
+            # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
+            inputs = _padded(inputs, wanted)
+        rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
+        x = self.embed.index_select(0, inputs.token_ids).to(self.dtype)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        if self.position_embed is not None:
+            x = x + self.position_embed.index_select(0, inputs.positions)
+        for index, layer in enumerate(self.layers):
+            normed = x if layer.attn_norm is None else layer.attn_norm(x)
+            turn = None if layer.config.rope is None else rotary[layer.config.rope]
+            out = self._attention(index, layer, normed, turn, inputs.attend)
+            x = x + self._scaled(out if layer.attn_post_norm is None else layer.attn_post_norm(out))
+            out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+            x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
+        return self.final_norm(x[:tokens])
+
+    def _scaled(self, out: torch.Tensor) -> torch.Tensor:
+        """What a sublayer returns as it is added."""
+        scale = self.config.residual_scale
+        return out if scale == 1.0 else out * scale
+
+    # One forward serves all three; having them lets a model without a unified forward take this one's place.
+    prefill = unified_forward
+    batch_decode = unified_forward
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [rows, vocabulary] of hidden states [rows, hidden]: float32 where the head is packed for our kernels, for
+        a best token must not be lost to rounding; else of the model's dtype. In `out` if that is given."""
+        if out is not None and self.writes_logits:
+            assert self.lm_head.weight is not None
+            return torch.mm(hidden, self.lm_head.weight.t(), out=out)
+        packed = self.lm_head.packed
+        logits = self.lm_head(hidden) if packed is None else packed(hidden, wide=True)
+        cap, divisor = self.config.final_softcap, self.config.logits_divisor
+        logits = logits if divisor == 1.0 else logits / divisor
+        logits = logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if out is None else out.copy_(logits)
+
+    @property
+    def writes_logits(self) -> bool:
+        """Whether `logits` writes them where they are wanted at once, and takes no memory of its own."""
+        head, c = self.lm_head, self.config
+        return head.plain and head.bias is None and c.final_softcap is None and c.logits_divisor == 1.0
+
+    @torch.inference_mode()
+    def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `logits`, good until the next call; and where that comes for free the maxima of blocks of each row, float32
+        [rows, blocks], all but the last of the same size."""
+        c = self.config
+        if self.lm_head.packed is None or c.final_softcap is not None or c.logits_divisor != 1.0:
+            return self.logits(hidden), None
+        return self.lm_head.packed.with_maxima(hidden)
+
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, attend: Attend
+    ) -> torch.Tensor:
+        c = self.config
+        qkv = layer.qkv(x)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
+            qkv = torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
+        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
+        if layer.qk_norm is not None:
+            qk = self.norm_heads(qk, layer.qk_norm)
+        if rotary is not None:
+            qk = rotate(qk, rotary)
+        out = attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
+        return layer.o(out.reshape(-1, c.q_size))
+
+    def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
+        size, eps = (self.config.head_dim,), self.config.norm_eps
+        if self.config.family.norm == "rms1":
+            return (F.rms_norm(qk.float(), size, None, eps) * (weight.float() + 1.0)).to(qk.dtype)
+        return F.rms_norm(qk, size, None, eps) * weight
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Checkpoint name -> the memory that tensor is to be copied into, see `parameters.py`."""
+        return naming.parameters(self)
+
+    def head_norms(self) -> frozenset[str]:
+        """Names in `parameters()` whose checkpoint tensor is broadcast over heads."""
+        return naming.head_norms(self)
+
+    def places(self) -> dict[str, naming.Place]:
+        """Checkpoint name -> where that tensor goes, see `parameters.py`."""
+        return naming.places(self)
+
+    def num_parameters(self) -> int:
+        """Elements as the checkpoint counts them, a tied head once."""
+        shared = self.head_norms()
+        return sum(t.shape[-1] if name in shared else t.numel() for name, t in self.parameters().items())
+
+    def num_bytes(self) -> int:
+        """Bytes of memory that the parameters and the rotary tables take. A mapped embedding takes none of its own."""
+        alone = [place.tensor for place in self.places().values() if place.linear is None]
+        # A tied embedding that is in memory, beside the packed head that it is.
+        embedded = self.config.tied and self.kernels is not None and not self.embed_mapped
+        tensors = [*alone, *self.rotary, *([self.embed] if embedded else [])]
+        if self.embed_mapped:
+            tensors = [tensor for tensor in tensors if tensor is not self.embed]
+        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return held + sum(linear.num_bytes for linear in self.linears())
+
+
+def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
+    """The step with rows of token 0 at position 0 behind its own; attention is computed for its own only."""
+    tokens = len(inputs.token_ids)
+    behind = (0, rows - tokens)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = inputs.attend(layer, q[:tokens], k[:tokens], v[:tokens])
+        return F.pad(out, (0, 0, 0, 0, *behind))
+
+    return ForwardInput(F.pad(inputs.token_ids, behind), F.pad(inputs.positions, behind), attend)

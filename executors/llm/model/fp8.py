@@ -1,0 +1,159 @@
+"""FP8 (e4m3) in place of wider floats: linears that multiply e4m3 by e4m3, and KV that is stored so.
+
+    weights       e4m3 [rows, columns]; a scale per row, or per 128 columns of some rows (`blocks`)
+    activations   rounded as they come, a scale per token, or per 128 columns of one
+    product       a scale per row: torch._scaled_mm; blocks: our own Triton kernel
+
+A weight is its e4m3 number times its scale. Without a GPU that multiplies e4m3, weights are widened as they are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_log = logging.getLogger(__name__)
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0
+GROUP = 128
+"""Rows, and columns, that share a scale where there are blocks."""
+_LEAST = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Plan:
+    """Which linears of the layers are held in e4m3, with what scales. `stored`: the checkpoint's names of those weights that
+    are e4m3 in its files; None: all, and wider weights are rounded as they are loaded. `triton`: its kernels compute, else
+    torch."""
+
+    blocks: bool
+    stored: frozenset[str] | None
+    triton: bool
+
+
+def _kernels() -> Any:
+    from executors.kernels.triton import fp8
+
+    return fp8
+
+
+def quantized(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [rows, columns] -> e4m3 [rows, columns] and scales float32 [rows, 1], or with `blocks` [rows, columns / 128]: the
+    largest of what shares a scale becomes 448. What `executors.kernels.triton.fp8.quantize` does in one pass."""
+    rows, columns = x.shape
+    width = GROUP if blocks else columns
+    parts = F.pad(x.float(), (0, -columns % width)).view(rows, -1, width)
+    peak = parts.abs().amax(-1).clamp_min(_LEAST)
+    scaled = (parts * (LARGEST / peak)[..., None]).view(rows, -1)[:, :columns]
+    return scaled.clamp(-LARGEST, LARGEST).to(E4M3), peak / LARGEST
+
+
+def widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float32 of e4m3 `x` [rows, columns] with `scales` [rows, 1], or [rows, columns / 128]."""
+    if scales.shape[1] > 1:
+        scales = scales.repeat_interleave(GROUP, 1)[:, : x.shape[1]]
+    return x.float() * scales
+
+
+_NO_KERNEL = ("CUBLAS_STATUS_NOT_SUPPORTED", "only supports per-tensor scaling")
+"""What is said, before anything is launched, where there is no kernel with scales per row: by cuBLASLt of some sizes
+(pytorch/ao#4582 has 9,216 columns and at most 256 rows on an H100), by torch before 2.13 of all on a CPU. With one scale for all
+there is one; ours are then applied to its float32 result."""
+_REFUSED: set[tuple[int, int, int]] = set()
+"""(rows of x, rows, columns) of those met."""
+
+
+class Fp8Weight:
+    """A weight [rows, columns] of a linear. With `blocks` its scales are float32 [rows / rows_per_scale, columns / 128], both
+    rounded up; else [rows, 1]. Filled in parts."""
+
+    __slots__ = ("_kernels", "blocks", "data", "rows_per_scale", "scales")
+
+    def __init__(
+        self, rows: int, columns: int, device: torch.device, blocks: bool, rows_per_scale: int = 1, triton: bool = False
+    ) -> None:  # fmt: skip
+        self._kernels = _kernels() if triton else None
+        self.blocks, self.rows_per_scale = blocks, rows_per_scale
+        self.data = torch.empty(rows, columns, dtype=E4M3, device=device)
+        groups = -(-columns // GROUP) if blocks else 1
+        self.scales = torch.empty(-(-rows // rows_per_scale), groups, dtype=torch.float32, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory it takes."""
+        return self.data.nbytes + self.scales.nbytes
+
+    def fill(self, source: torch.Tensor, begin: int) -> None:
+        """Round rows [count, columns] of any float dtype, the first of which is row `begin`. With blocks both are multiples of
+        `rows_per_scale`, but at the end of a part."""
+        source = source.to(self.data.device)
+        count, step = len(source), self.rows_per_scale
+        data, scales = quantized(source, self.blocks)
+        if step > 1:
+            # One scale for several rows: the largest of theirs.
+            padded = F.pad(scales, (0, 0, 0, -count % step)).view(-1, step, scales.shape[1])
+            scales = padded.amax(1).repeat_interleave(step, 0)[:count]
+            wide = scales.repeat_interleave(GROUP, 1)[:, : source.shape[1]]
+            data = (source.float() / wide).clamp(-LARGEST, LARGEST).to(E4M3)
+        self.take(data, begin)
+        self.take_scales(scales, begin)
+
+    def take(self, rows: torch.Tensor, begin: int) -> None:
+        """e4m3 rows as they are, the first of which is row `begin`."""
+        self.data[begin : begin + len(rows)].view(torch.uint8).copy_(rows.view(torch.uint8))
+
+    def take_scales(self, scales: torch.Tensor, begin: int) -> None:
+        """Scales [count, 1 or groups] of rows, the first of which is row `begin`."""
+        first = begin // self.rows_per_scale
+        kept = scales[:: self.rows_per_scale]
+        self.scales[first : first + len(kept)].copy_(kept)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[m, columns] -> [m, rows] in the dtype of x."""
+        kernels = self._kernels
+        data, scales = (kernels.quantize if kernels else quantized)(x.contiguous(), self.blocks)
+        if not self.blocks:
+            return self._scaled_mm(data, scales, x.dtype, bias)
+        if kernels:
+            product: torch.Tensor = kernels.block_matmul(
+                data, scales, self.data, self.scales, self.rows_per_scale, x.dtype, bias
+            )
+            return product
+        weight = widened(self.data, self.scales.repeat_interleave(self.rows_per_scale, 0)[: len(self.data)])
+        return F.linear(widened(data, scales), weight, None if bias is None else bias.float()).to(x.dtype)
+
+    def _scaled_mm(
+        self, data: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        # Scales per row: the right operand has to be column-major, and the result is bf16 on a GPU (torch 2.11 has float16
+        # in some builds only). Without fast accumulation: partial sums are kept in fp32.
+        out_dtype = torch.bfloat16 if data.is_cuda else dtype
+        fused = bias is not None and bias.dtype is out_dtype is torch.bfloat16 and data.is_cuda
+        sizes = (len(data), *self.data.shape)
+        if sizes not in _REFUSED:
+            try:
+                out = torch._scaled_mm(
+                    data, self.data.t(), scale_a=scales, scale_b=self.scales.view(1, -1), bias=bias if fused else None,
+                    out_dtype=out_dtype, use_fast_accum=False,
+                ).to(dtype)  # fmt: skip
+                return out if fused or bias is None else out + bias
+            except RuntimeError as error:
+                if not any(said in str(error) for said in _NO_KERNEL):
+                    raise
+                _REFUSED.add(sizes)
+        one = torch.ones((), dtype=torch.float32, device=data.device)
+        wide = torch._scaled_mm(
+            data, self.data.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False
+        )
+        wide.mul_(scales).mul_(self.scales.view(1, -1))
+        return (wide if bias is None else wide.add_(bias)).to(dtype)
+
+
+def narrowed(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Keys or values as e4m3 KV holds them: divided by `scale`, too large ones as the largest number."""
+    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(E4M3)

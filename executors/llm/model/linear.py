@@ -1,0 +1,149 @@
+"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN where those cannot be had, in FP8, or plain.
+
+A linear that will be packed for the kernels, or hold e4m3, never has its weight in rows of a wider dtype: the loader hands
+the rows over as it reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
+from executors.llm.model.fp8 import Fp8Weight
+
+KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""How a weight of a dtype is held where nothing else is asked for: one of `KINDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a linear is laid out for the kernels. `gated`: its rows are a gate and an up projection, computed by `gated`."""
+
+    kind: str
+    gated: bool = False
+
+
+def padded_rows(rows: int) -> int:
+    """How many rows a linear packed for oneDNN really computes for `rows` of them: at most a third more, an eighth from 33.
+
+    oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them. Steps have any number of
+    tokens; with few sizes the kernels are soon all there, and they take little memory.
+    """
+    if rows <= 8:
+        return rows
+    step = 1 << max(2, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+class Linear:
+    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader. `packed` or `fp8` takes the weight's
+    place: then `weight` is a shape without memory ("meta"), or None once it was packed for oneDNN."""
+
+    __slots__ = ("_onednn", "bias", "fp8", "packed", "weight")
+
+    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
+        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+        self.packed: PackedWeight | None = None
+        self.fp8: Fp8Weight | None = None
+        self._onednn: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[m, in] -> [m, out]."""
+        if self.packed is not None:
+            return self.packed(x)
+        if self.fp8 is not None:
+            return self.fp8(x, self.bias)
+        if self._onednn is not None:
+            rows = len(x)
+            if (wanted := padded_rows(rows)) != rows:
+                return self._compute(F.pad(x, (0, 0, 0, wanted - rows)))[:rows]
+            return self._compute(x)
+        return F.linear(x, self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor | None:
+        """act(gate) * up in one go; None where it was not packed so."""
+        if self.packed is None or not self.packed.struct.form:
+            return None
+        return self.packed(x, ACTIVATIONS[activation])
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
+
+    def reserve(self, kernels: CpuKernels, kind: str, gated: bool) -> None:
+        """Be packed for `kernels` from the start, see `Packing`: give up the weight's memory, which nothing has touched."""
+        self.packed = PackedWeight(kernels, *self._give_up(), kind, gated)
+
+    def hold(self, weight: Fp8Weight) -> None:
+        """Have `weight`, which will be filled, in place of its own; give up that one's memory, which nothing has touched."""
+        self._give_up()
+        self.fp8 = weight
+
+    def _give_up(self) -> tuple[int, int]:
+        assert self.weight is not None
+        rows, columns = self.weight.shape
+        self.weight = torch.empty(rows, columns, dtype=self.weight.dtype, device="meta")
+        return rows, columns
+
+    @property
+    def plain(self) -> bool:
+        """Whether `weight` is what is multiplied with."""
+        return not self.given_up and self._onednn is None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether rows go to `fill`, and not into `weight`."""
+        return self.packed is not None or self.fp8 is not None
+
+    def fill(self, rows: torch.Tensor, begin: int) -> None:
+        """Take rows [count, in] of any float dtype, the first of which is row `begin`, where `weight` was given up."""
+        taker = self.packed or self.fp8
+        assert taker is not None
+        taker.fill(rows, begin)
+
+    def finish(self) -> None:
+        """Once all rows and the bias are loaded."""
+        if self.packed is not None:
+            self.packed.set_bias(self.bias)
+
+    def pack_onednn(self) -> None:
+        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`; nothing to do for one in FP8."""
+        if self.fp8 is not None:
+            return
+        self._onednn = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self.weight = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the weight takes, bias not counted."""
+        if self.packed is not None:
+            return self.packed.num_bytes
+        if self.fp8 is not None:
+            return self.fp8.num_bytes
+        held = self._onednn if self.weight is None else self.weight
+        return 0 if held is None else held.numel() * held.element_size()
+
+
+def kernels_support(dtype: torch.dtype) -> bool:
+    """Whether the CPU kernels have linears for weights of `dtype`."""
+    return dtype in DTYPES
+
+
+def can_pack_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if linears packed for oneDNN work here and are worth it: bf16 on a CPU whose oneDNN has bf16 kernels."""
+    if dtype is not torch.bfloat16 or device.type != "cpu":
+        return False
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        # oneDNN may have been told to use less than the CPU offers, and then refuses: ask it.
+        trial = Linear(32, 32, False, dtype, device)
+        trial.weight = torch.zeros(32, 32, dtype=dtype)
+        trial.pack_onednn()
+        trial(torch.zeros(1, 32, dtype=dtype))
+    except (RuntimeError, AttributeError):
+        return False
+    return True

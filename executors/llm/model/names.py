@@ -1,0 +1,83 @@
+"""How a checkpoint writes the names of its tensors. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from executors.llm.model.families import Family
+
+BEGINNINGS = (
+    "model.",
+    "transformer.",
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "",
+)
+"""What stands before the names of the body: in a model with a head, in one with images as older and as later savers have
+it, in its decoder saved alone, and in a body saved alone."""
+
+
+class WrittenNames:
+    """The names in one checkpoint: those of the family's `TensorNames`, behind whatever beginning the checkpoint has.
+
+    Savers write the body of a model with the name that it has in the whole, or without; wrappers for training and
+    compilation put their own before it (`base_model.model.model.`, `_orig_mod.model.`).
+    """
+
+    def __init__(self, family: Family, present: Collection[str]) -> None:
+        """`present`: all names in the checkpoint. Where no beginning fits, names are the usual ones."""
+        names = family.names
+        self._usual = names.beginning
+        self._begin = _beginning(family, present)
+        self._head = names.lm_head
+        # Savers have moved the head and the body at different times: any form of the one is found beside any of the other.
+        heads = list(self._heads())
+        self._written_head = next((head for head in heads if f"{head}.weight" in present), heads[0])
+
+    def _heads(self) -> Iterator[str]:
+        """Names that the head may have, the likeliest first."""
+        whole = self._begin.removesuffix("model.") if self._begin.endswith("model.") else ""
+        yield (whole if whole != self._begin else "") + self._head
+        yield self._head
+        # In each of the modules that the body is in.
+        parts = self._begin.rstrip(".").split(".")
+        for count in range(len(parts), 0, -1):
+            yield f"{'.'.join(parts[:count])}.{self._head}" if parts[0] else self._head
+        yield from (f"{begin}{self._head}" for begin in BEGINNINGS)
+
+    def written(self, name: str) -> str:
+        """What the checkpoint calls the tensor with this usual name."""
+        if _is_of(self._head, name):
+            return self._written_head + name.removeprefix(self._head)
+        return _begun(name, self._usual, self._begin)
+
+    def usual(self, name: str) -> str:
+        """The usual name of what the checkpoint calls so."""
+        if _is_of(self._written_head, name):
+            return self._head + name.removeprefix(self._written_head)
+        return _begun(name, self._begin, self._usual)
+
+
+def _beginning(family: Family, present: Collection[str]) -> str:
+    """What the body's names begin with in a checkpoint that has the names `present`."""
+    usual = family.names.beginning
+    embed, norm = (
+        f"{name.removeprefix(usual)}.weight" for name in (family.names.embed, family.names.final_norm)
+    )
+    known = (usual, *(begin for begin in BEGINNINGS if begin != usual))
+    others = sorted(name.removesuffix(embed) for name in present if name.endswith(f".{embed}"))  # of wrappers
+    for begin in (*known, *others):
+        if begin + embed in present and begin + norm in present:
+            return begin
+    # One of the two may be missing, which is told by the name that it would have.
+    return next((begin for begin in known if begin + embed in present or begin + norm in present), usual)
+
+
+def _is_of(module: str, name: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def _begun(name: str, old: str, new: str) -> str:
+    """`name` with another beginning, if it has the old one."""
+    return new + name[len(old) :] if name.startswith(old) else name

@@ -1,0 +1,312 @@
+"""The rotary part of `config.json`. No torch here; what the numbers do stands in `executors/llm/model/rope.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.families import Family
+from executors.llm.model.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: `kind` and its numbers, see `rope.py` for what they do.
+
+    `dim` is how many of a head's elements turn; `original_length` the context length before scaling.
+    """
+
+    kind: str
+    theta: float
+    original_length: int
+    dim: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_READ_BY = {
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate",
+    },
+    "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
+}  # fmt: skip
+"""Keys of a rope object that transformers reads, by kind: beside those, `_READ`."""
+_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
+"""Keys that split rotation among the axes of images; on text all axes are the same."""
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+_BESIDE = "truncate"
+"""The key of yarn that is read beside the objects of the layers, not in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """`full` rotates the layers, `local` the sliding ones of a family that has another rope for them. `notes`: keys that
+    would change the answer and that transformers does not read either."""
+
+    full: RopeConfig
+    local: RopeConfig | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One rope object: where it stands, what is in it, and theta where it names none."""
+
+    name: str
+    values: dict[str, Any]
+    theta: float
+    original: int | None
+    """`original_max_position_embeddings` beside the object, which counts before the one in it."""
+
+
+def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes:
+    """The ropes of a model, as transformers 5.23 reads them.
+
+    transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`. Where both
+    objects are there, a `rope_scaling` that is not empty takes the place of the other, with its `rope_theta`.
+    """
+    parameters, scaling = _object(fields, "rope_parameters"), _object(fields, "rope_scaling")
+    notes: list[str] = []
+    if family.local_theta:
+        sources = _by_layer(fields, family, parameters, scaling, notes)
+    else:
+        name, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
+        if scaling and parameters:
+            notes.append(
+                "rope_scaling takes the place of rope_parameters, as in transformers"
+                + _lost_theta(parameters, scaling, fields)
+            )
+        sources = [_Source(name, values, fields.real("rope_theta", family.theta), _original(fields, family))]
+    found = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
+    return Ropes(found[0], found[1] if len(found) > 1 else None, tuple(notes))
+
+
+def _object(fields: Fields, name: str) -> dict[str, Any]:
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{fields.where}: {name} is {value!r}; an object is needed")
+    return value
+
+
+def _lost_theta(parameters: dict[str, Any], scaling: dict[str, Any], fields: Fields) -> str:
+    theta = parameters.get("rope_theta")
+    if theta is None or scaling.get("rope_theta") is not None or fields.get("rope_theta") == theta:
+        return ""
+    return f"; the rope_theta {theta} in there is not used"
+
+
+def _original(fields: Fields, family: Family) -> int | None:
+    name = "original_max_position_embeddings"
+    if fields.get(name) is None and family.original_positions is None:
+        return None
+    return fields.natural(name, family.original_positions)
+
+
+def _by_layer(
+    fields: Fields, family: Family, parameters: dict[str, Any], scaling: dict[str, Any], notes: list[str]
+) -> list[_Source]:
+    """An object for each kind of layer; `rope_scaling` speaks of those without a window."""
+    nested = {name: parameters.get(name) or {} for name in (_FULL, _LOCAL)}
+    for name, value in nested.items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"{fields.where}: rope_parameters: {name} is {value!r}; an object is needed")
+    flat = sorted(set(parameters) - {*nested, _BESIDE})
+    if flat and scaling and not set(parameters) & set(nested):
+        raise ConfigError(
+            f"{fields.where}: rope_parameters has no {_FULL}, which rope_scaling is to change; leave one of the two out"
+        )
+    if flat:
+        notes.append(f"rope_parameters: {', '.join(flat)} not used: only {_FULL} and {_LOCAL} are read")
+    full = {"rope_type": "default", **nested[_FULL], **scaling}
+    if scaling.get("type", "default") != "default" and full["rope_type"] == "default":
+        notes.append("rope_scaling: type is not used: only rope_type is read, as in transformers")
+    name = "rope_scaling" if scaling else "rope_parameters"
+    if not scaling and nested[_FULL].get("rope_type") is None and "type" in nested[_FULL]:
+        full["rope_type"] = nested[_FULL]["type"]
+    full, local = (_with_truncate(one, parameters, notes) for one in (full, nested[_LOCAL]))
+    local_theta = fields.real(family.local_theta)
+    return [
+        _Source(name, full, fields.real("rope_theta", family.theta), None),
+        _Source(f"rope_parameters of {_LOCAL}", local, local_theta, None),
+    ]
+
+
+def _with_truncate(values: dict[str, Any], parameters: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The object of one kind of layer with the `truncate` that stands beside the objects: transformers looks for it there."""
+    if values.get(_BESIDE) not in (None, True) and parameters.get(_BESIDE) is None:
+        notes.append(
+            f"{_BESIDE} {str(values[_BESIDE]).lower()} is not used: it is read beside {_FULL} only, as in transformers"
+        )
+    plain = {name: value for name, value in values.items() if name != _BESIDE}
+    return plain | (
+        {_BESIDE: parameters[_BESIDE]} if _BESIDE in parameters and plain.get("rope_type") == "yarn" else {}
+    )
+
+
+def _parse(
+    fields: Fields, source: _Source, family: Family, max_positions: int, head_dim: int, notes: list[str]
+) -> RopeConfig:
+    numbers = Fields(f"{fields.where}: {source.name}", source.values)
+    kind = numbers.get("rope_type", numbers.get("type", "default"))
+    kind = family.rope_aliases.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in family.rope_kinds:
+        known = ", ".join(family.rope_kinds)
+        raise ConfigError(
+            f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {known}"
+        )
+    theta = _checked_theta(numbers.real("rope_theta", source.theta), fields.where)
+    read = _READ | _OF_IMAGES | _READ_BY.get(kind, set())
+    unread = sorted(name for name, value in source.values.items() if name not in read and value is not None)
+    if unread:
+        notes.append(f"{source.name}: {', '.join(unread)} not used: rope of type {kind} has no such key")
+    original = source.original or numbers.natural("original_max_position_embeddings", max_positions)
+    dim = _rotary_dim(fields, numbers, family, kind, head_dim, notes)
+    rope = RopeConfig(kind, theta, original, dim)
+    if kind == "default":
+        return rope
+    given = numbers.get("attention_factor")
+    factor = None if given is None else numbers.real("attention_factor")
+    if kind == "longrope":
+        return _longrope(numbers, replace(rope, attention_factor=factor), max_positions)
+    implied = None
+    if kind == "yarn" and "factor" in source.values:  # null: how far the context is stretched already
+        implied = max_positions / original
+    rope = replace(
+        rope,
+        # transformers scales `dynamic` from max_position_embeddings on, whatever the other field says.
+        original_length=max_positions if kind == "dynamic" else original,
+        factor=numbers.real("factor", implied),
+        low_freq_factor=numbers.real("low_freq_factor", None if kind == "llama3" else 1.0),
+        high_freq_factor=numbers.real("high_freq_factor", None if kind == "llama3" else 1.0),
+        attention_factor=factor if kind == "yarn" else None,
+        mscale=numbers.real("mscale", 0.0),
+        mscale_all_dim=numbers.real("mscale_all_dim", 0.0),
+        beta_fast=numbers.real("beta_fast", 32.0),
+        beta_slow=numbers.real("beta_slow", 1.0),
+        truncate=numbers.switch("truncate", True),
+    )
+    _check(rope, numbers.where)
+    return rope
+
+
+def _checked_theta(theta: float, where: str) -> float:
+    if theta <= 1.0:
+        raise ConfigError(f"{where}: rope_theta is {theta}; more than 1 is needed")
+    return theta
+
+
+def _rotary_dim(
+    fields: Fields, numbers: Fields, family: Family, kind: str, head_dim: int, notes: list[str]
+) -> int:
+    """How many of a head's elements are rotated. Only some families rotate a part of them: the others' classes in
+    transformers rotate all, whatever the field says, and cannot be run where another kind of rope reads it."""
+    share = numbers.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
+    if not family.partial_rotary and share != 1.0:
+        if kind != "default":
+            raise ConfigError(
+                f"{numbers.where}: partial_rotary_factor {share} is not supported for {family.name} with rope of type "
+                f"{kind}; supported: 1.0"
+            )
+        notes.append(
+            f"partial_rotary_factor {share} is not used: all of a head is rotated, as transformers does for {family.name}"
+        )
+        share = 1.0
+    dim = int(head_dim * share)
+    if not 0.0 < share <= 1.0 or dim < 2 or dim % 2:
+        raise ConfigError(
+            f"{numbers.where}: partial_rotary_factor {share} rotates {dim} of {head_dim} elements; an even number is needed"
+        )
+    return dim
+
+
+def _longrope(numbers: Fields, rope: RopeConfig, max_positions: int) -> RopeConfig:
+    original = rope.original_length  # which the factor is counted from
+    factor = numbers.real("factor", max_positions / original)
+    if original < 2:
+        raise ConfigError(
+            f"{numbers.where}: original_max_position_embeddings is {original}; at least 2 is needed"
+        )
+    short, long = (_factors(numbers, name, rope.dim // 2) for name in ("short_factor", "long_factor"))
+    attention = rope.attention_factor
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    if attention <= 0.0:
+        raise ConfigError(f"{numbers.where}: attention_factor is {attention}; more than 0 is needed")
+    return replace(
+        rope,
+        original_length=original,
+        factor=factor,
+        attention_factor=attention,
+        short_factors=short,
+        long_factors=long,
+    )
+
+
+def _factors(numbers: Fields, name: str, count: int) -> tuple[float, ...]:
+    values = numbers.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        raise ConfigError(
+            f"{numbers.where}: {name} is {str(values)[:60]}; a list of {count} numbers is needed"
+        )
+    found = tuple(numbers.number(name, value) for value in values)
+    if min(found) <= 0.0:
+        raise ConfigError(f"{numbers.where}: {name} has {min(found)}; numbers above 0 are needed")
+    return found
+
+
+def _check(rope: RopeConfig, where: str) -> None:
+    """Numbers that the formulas in `rope.py` cannot take."""
+    if rope.factor > 1e6:
+        raise ConfigError(f"{where}: factor is {rope.factor:g}; at most 1e6 is supported")
+    if rope.factor < 1.0 or (rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
+        raise ConfigError(f"{where}: factor must be at least 1, high_freq_factor above low_freq_factor")
+    if rope.kind == "yarn":
+        for name in ("beta_fast", "beta_slow"):
+            if getattr(rope, name) <= 0.0:
+                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; more than 0 is needed")
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(rope, name) < 0.0:
+                raise ConfigError(f"{where}: {name} is {getattr(rope, name)}; at least 0 is needed")
+        if rope.attention_factor is not None and rope.attention_factor <= 0.0:
+            raise ConfigError(f"{where}: attention_factor is {rope.attention_factor}; more than 0 is needed")
+    if rope.kind == "dynamic" and rope.dim < 4:
+        raise ConfigError(f"{where}: dynamic needs a head_dim of at least 4, not {rope.dim}")
+
+
+def context_lengths(rope: RopeConfig, max_positions: int, stretched_already: bool = False) -> tuple[int, int]:
+    """In tokens: the context that is served where nobody says how much, and the longest that can be asked for.
+
+    - Linear and yarn stretch the length they were configured beside, at no price for short prompts.
+    - Dynamic and longrope change every frequency with the longest sequence that is served (`rope.py` says why), which
+      moves the answers to short prompts away from what the model was trained for: their context is stretched only as
+      far as an explicit max_model_len says.
+    - The `max_position_embeddings` of llama3, and of families that say so, is the stretched length already.
+    """
+    if stretched_already:
+        return max_positions, max_positions
+    stretched = max(max_positions, int(rope.original_length * rope.factor))
+    match rope.kind:
+        case "linear" | "yarn":
+            return stretched, stretched
+        case "dynamic":
+            return max_positions, stretched
+        case "longrope":
+            return min(rope.original_length, max_positions), max_positions
+        case _:
+            return max_positions, max_positions

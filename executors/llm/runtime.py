@@ -1,0 +1,165 @@
+"""`Loaded`: all that exists of an `LlmExecutor` between warmup and shutdown, and what it says of itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from executors.contract import (
+    AttentionType,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    MemoryStatus,
+    ModelInfo,
+    OutOfMemory,
+    Pace,
+    PrefillInput,
+    ProgressCallback,
+    SamplingParams,
+    SnapshotValue,
+    Tensor,
+    UnifiedBatch,
+)
+from executors.kernels.cpu import kernels_in_use
+from executors.llm.memory import sizing
+from executors.llm.memory.cgroup import PressureGauge, memory_limit
+from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.status import memory_status
+from executors.llm.model.api import LoadedModel
+from executors.llm.step.direct import DirectRunner
+from executors.llm.step.pace import measure_pace
+from executors.llm.step.runner import ModelRunner
+from executors.llm.step.unified import UnifiedRunner
+
+_TOUCH_MOST = 4 << 30
+"""Bytes of KV made real memory ahead of requests, and never more than a quarter of what is free."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """The parts, put together by the executor's warmup. `dropped` ends what is still being prepared in the background."""
+
+    source: LoadedModel
+    info: ModelInfo
+    plan: KvPlan
+    runner: ModelRunner
+    unified: UnifiedRunner
+    direct: DirectRunner
+    dropped: bool = False
+    pace: Pace | None = None
+    """Of steps, as `measure` found it."""
+
+    def capabilities(self, config: ExecutorConfig) -> ExecutorCapabilities:
+        """See the contract."""
+        return ExecutorCapabilities(
+            max_batch_size=config.max_num_seqs,
+            max_batched_tokens=config.max_num_batched_tokens,
+            max_sequence_length=self.info.max_model_len,
+            attention_types=(
+                AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
+                AttentionType.SLIDING_WINDOW,
+            ),
+            memory=sizing.requirements(config, self.source),
+            dynamic_batching=True,
+            continuous_batching=True,
+            speculative=True,
+            dtypes=("float32", "bfloat16", "float16"),
+            devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
+            grammars=self.unified.grammars.compiler.unsupported is None,
+            max_in_flight=self.unified.max_in_flight,
+        )  # fmt: skip
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to know beside the numbers: how it computes, what is slower than it could be, what it cannot."""
+        found = (
+            self.runner.attention.note,
+            self.plan.note,
+            self.source.note,
+            *self.source.warnings,
+            self.unified.grammars.compiler.unsupported,
+            *self.unified.notes,
+        )
+        return tuple(note for note in found if note)
+
+    def memory(self, gauge: PressureGauge) -> MemoryStatus:
+        """Memory as of now."""
+        return memory_status(
+            self.runner.device, self.source.parameter_bytes + self.runner.cache.num_bytes, gauge
+        )
+
+    def blocks_used(self) -> int:
+        """Entries of all block tables; a block that sequences share counts for each."""
+        return int(self.unified.slots.num_blocks.sum())
+
+    def cache_snapshot(self) -> Mapping[str, SnapshotValue]:
+        """Blocks and bytes of KV."""
+        layout = self.plan.layout
+        return {
+            "blocks_total": layout.num_blocks,
+            "blocks_in_tables": self.blocks_used(),
+            "block_size": layout.block_size,
+            "bytes_per_block": layout.bytes_per_block,
+            "bytes_total": layout.num_blocks * layout.bytes_per_block,
+            "capacity_tokens": layout.capacity_tokens,
+            "sequences": len(self.unified.slots),
+        }
+
+    def try_out(self, progress: ProgressCallback) -> None:
+        """Run one small prefill and decode, so that the first request finds all warm, and capture the first graphs."""
+        progress("warmup", 0, 1)
+        length = min(2 * self.runner.cache.block_size, self.info.max_model_len)
+        for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
+            self.direct.prefill(
+                [PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))]
+            )
+        self.unified.capture_first()
+        self.runner.forwards = 0
+        progress("warmup", 1, 1)
+
+    def measure(self, config: ExecutorConfig) -> None:
+        """Find out how fast steps are. `pace` stays None where there is no memory for them, and where a device computes steps:
+        it captures graphs of steps that come often, and these would count among them."""
+        if self.unified.max_in_flight > 1:
+            return
+        layout = self.plan.layout
+        try:
+            self.pace = measure_pace(
+                self.run_alone,
+                config.max_num_seqs,
+                config.max_num_batched_tokens,
+                self.info.max_model_len,
+                layout.block_size,
+                layout.num_blocks,
+                self.info.generates,
+            )
+        except OutOfMemory:
+            self.pace = None
+        self.runner.forwards = 0
+
+    def run_alone(self, batch: UnifiedBatch) -> None:
+        """Compute a step of sequences that nobody knows, before or after. Raises as `UnifiedRunner.run`."""
+        try:
+            self.unified.run(batch)
+        finally:
+            self.unified.clear()
+
+    def close(self) -> None:
+        """Nothing will be computed any more: end what runs in the background."""
+        self.unified.grammars.close()
+        self.dropped = True
+
+    def touch_kv(self) -> None:
+        """Prepare the memory of the first blocks, in the background, while nobody is waiting for it; not where KV becomes
+        memory on demand."""
+        cache, kernels = self.runner.cache, kernels_in_use()
+        if self.plan.layout.blocks_per_span or kernels is None or cache.spec.device.type != "cpu":
+            return
+        num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
+        threads = torch.get_num_threads()
+        for i in range(threads):
+            wanted = kernels, num_bytes, (i, threads), lambda: self.dropped
+            threading.Thread(target=cache.touch, args=wanted, name="kv-memory", daemon=True).start()

@@ -1,0 +1,102 @@
+"""Sampling without the host: settings and noise come as tensors, tokens stay on the device. Nothing is read back here.
+
+For rows with temperature, top-k, top-p and min-p, and logits that are shaped (`device_shaping.py`);
+`contract/reference_sampler.py` says what the token is. Rows that need more (logprobs, grammars, typical-p) are sampled by
+`sampler.py`, with the host's help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
+
+_ROWS = 32
+"""Rows at a time: each takes a few float64 copies of itself."""
+PADDING = -1.0
+"""The temperature of a row that is none."""
+MIN_TEMPERATURE = 1e-8
+"""Below this every other token's weight is 0 anyway; dividing by less would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """Settings of n rows: `temperature` (0: greedy; negative: padding, whose token means nothing), `top_p`, `min_p` float64 [n];
+    `top_k` int32 [n], 0 for no limit; `u` float64 [n] is the noise that each row's token is drawn with, of
+    `executors.contract.noise.uniform`: the host knows the position of every token."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    u: torch.Tensor
+
+
+class DeviceSampler(Protocol):
+    """Samples within a step that the host has left to the device."""
+
+    name: str
+    """For `status()`."""
+
+    def sample(
+        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        shaping: RowShaping | None = None,
+    ) -> None:  # fmt: skip
+        """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, V], and to `bad` int8 [n] whether the row had
+        no finite maximum (1), or none was left of it by `shaping` (2); its token is then one of the vocabulary all the same.
+        Inputs that `shaping` has not counted yet are."""
+
+
+class TorchDeviceSampler:
+    """A `DeviceSampler` of torch's own calls: sorts whole rows, in float64, for it is there to be right."""
+
+    name = "torch"
+
+    def sample(
+        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        shaping: RowShaping | None = None,
+    ) -> None:  # fmt: skip
+        """See `DeviceSampler`."""
+        for begin in range(0, len(logits), _ROWS):
+            part = slice(begin, begin + _ROWS)
+            wide = logits[part]
+            wide = (wide if shaping is None else shaped(wide, shaping.part(part))).double()
+            best, greedy = wide.max(-1)[0], wide.argmax(-1)
+            broken = ~torch.isfinite(best)
+            weights = _weights(wide - best[:, None], wide, settings, part)
+            sums = weights.cumsum(-1)
+            target = settings.u[part, None] * sums[:, -1:]
+            # Rounding may leave the last sum at or below the target: the last token that is not masked is meant.
+            last = weights.shape[1] - 1 - (weights > 0).flip(-1).to(torch.int8).argmax(-1)
+            drawn = torch.minimum((sums <= target).sum(-1), last)
+            chosen = torch.where(settings.temperature[part] > 0, drawn, greedy)
+            tokens[part] = chosen.masked_fill_(broken, 0).int()
+            bad[part] = broken.to(torch.int8)
+            if shaping is not None:
+                bad[part] += ((best == -torch.inf) & (shaping.rows[part] >= 0)).to(torch.int8)
+        if shaping is not None:
+            count_inputs(shaping)
+
+
+def _weights(below: torch.Tensor, wide: torch.Tensor, settings: RowSettings, part: slice) -> torch.Tensor:
+    """float64 [n, V], not normalised: 0 where a setting takes a token out. `below`: `wide` less each row's maximum."""
+    width = wide.shape[1]
+    temperature = settings.temperature[part].clamp_min(MIN_TEMPERATURE)
+    weights = (below / temperature[:, None]).exp()
+    dropped = weights < settings.min_p[part, None]
+    k = settings.top_k[part].long()
+    kth = torch.where(k > 0, k.clamp_max(width), width) - 1
+    # Logits, not weights: two different logits may give one rounded weight, which would look like a tie.
+    least = wide.sort(-1, descending=True)[0].gather(1, kth[:, None])
+    weights = weights.masked_fill(dropped | (wide < least), 0.0)
+    ordered, ids = weights.sort(
+        dim=-1, descending=True, stable=True
+    )  # of equally likely tokens, the lower id first
+    before = ordered.cumsum(-1) - ordered
+    top_p = settings.top_p[part, None]
+    # The first of them has nothing before it and stays, whatever top_p is.
+    past = (before >= top_p * ordered.sum(-1, keepdim=True)) & (top_p < 1.0) & (before > 0)
+    return weights.masked_fill(torch.zeros_like(past).scatter_(1, ids, past), 0.0)

@@ -1,0 +1,80 @@
+"""Penalties, biases and bans without the host: what `sampling_edits.py` does with lists, as a table on the device.
+
+    | counted, repetition, frequency, presence | biases | until | words, one per token id | results |
+      ------------------------- HEADER --------------------------
+
+A word holds how often the token is in the output (the low bits), whether the prompt has it, and which of the row's entries
+changes its logit (the high bits, 0 for none): a bias, and a number of tokens until which the token is forbidden. `results` are
+the kernels' own: float32 logits as they are to be sampled. A sampled token is counted when it comes back as an input, once:
+`counted` says up to which position inputs have been. So a step may be launched before the host knows the token of the one
+before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from executors.kernels.shaping_layout import (
+    BIASES,
+    ENTRY_SHIFT,
+    FREQUENCY,
+    HEADER,
+    IN_PROMPT,
+    PRESENCE,
+    REPETITION,
+    UNTIL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowShaping:
+    """Of n rows of logits: `table` int32 [m, row_words]; `rows` int32 [n], those of the table, -1 for logits that are not shaped;
+    `lengths` int32 [n]: tokens of the sequence before the one that is sampled; `inputs` int32 [n]: the last of them."""
+
+    table: torch.Tensor
+    rows: torch.Tensor
+    lengths: torch.Tensor
+    inputs: torch.Tensor
+
+    def part(self, rows: slice) -> RowShaping:
+        """Of some of the rows."""
+        return RowShaping(self.table, self.rows[rows], self.lengths[rows], self.inputs[rows])
+
+
+def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
+    """float32 [n, V]: raw `logits` [n, V] with all that the table says of them; `inputs` that are not counted yet are."""
+    wide, width = logits.float(), logits.shape[1]
+    own = shaping.table.index_select(0, shaping.rows.clamp_min(0))
+    counted, words = own[:, 0], own[:, HEADER : HEADER + width]
+    new = (torch.arange(width, device=wide.device) == shaping.inputs[:, None]) & _fresh(
+        counted, shaping.lengths
+    )[:, None]
+    count = (words & (IN_PROMPT - 1)) + new.int()
+    entry = (words >> ENTRY_SHIFT).long()
+    banned = own[:, UNTIL:HEADER].gather(1, entry) > shaping.lengths[:, None]
+    bias = own[:, BIASES:UNTIL].contiguous().view(torch.float32).gather(1, entry)
+    found = wide + bias.masked_fill(banned & (entry > 0), -torch.inf)
+    repetition, frequency, presence = (
+        own[:, at : at + 1].contiguous().view(torch.float32) for at in (REPETITION, FREQUENCY, PRESENCE)
+    )
+    repeated = torch.where(found > 0, found / repetition, found * repetition)
+    found = torch.where((count > 0) | (words & IN_PROMPT > 0), repeated, found)
+    found = found - frequency * count - presence * (count > 0)
+    return torch.where(shaping.rows[:, None] >= 0, found, wide)
+
+
+def count_inputs(shaping: RowShaping) -> None:
+    """Count the inputs that are not counted yet. The table's last row may be written to by rows that are not shaped."""
+    table, nobody = shaping.table, len(shaping.table) - 1
+    rows = torch.where(shaping.rows < 0, nobody, shaping.rows).long()
+    fresh = (shaping.rows >= 0) & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
+    places = rows * table.shape[1] + HEADER + shaping.inputs
+    table.view(-1).index_add_(0, places, fresh.int())
+    table[:, 0].scatter_reduce_(0, rows, torch.where(fresh, shaping.lengths, 0), "amax")
+
+
+def _fresh(counted: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Whether the last of so many inputs is not counted yet."""
+    return counted < lengths

@@ -1,0 +1,56 @@
+"""Rows of a table on the device that the host writes anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
+"""Places in a table, and their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowImage:
+    """A row of a table: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places."""
+
+    places: np.ndarray
+    values: np.ndarray
+    otherwise: int
+
+
+class UnsentRows:
+    """Rows of a `tensor` int32 [rows, words] on the device that are to be written before the next step."""
+
+    def __init__(self, tensor: torch.Tensor, header: int, used: int) -> None:
+        """`header`: words of a row that are 0 otherwise; `used`: words of a row that are written at all."""
+        self.tensor = tensor
+        self._header = header
+        self._used = used
+        self._rows: dict[int, RowImage] = {}
+
+    def put(self, row: int, image: RowImage) -> None:
+        """Write a row, in place of what it was to be before."""
+        self._rows[row] = image
+
+    def unsent(self) -> tuple[np.ndarray, np.ndarray]:
+        """As of `DeviceTables`."""
+        images = self._rows.values()
+        if not images:
+            return _NOTHING
+        return (
+            np.concatenate([np.empty(0, np.int64), *(image.places for image in images)]),
+            np.concatenate([np.empty(0, np.int32), *(image.values for image in images)]),
+        )
+
+    def clean(self) -> None:
+        """Fill the rows, on the device, before `unsent` is written."""
+        for row, image in self._rows.items():
+            self.tensor[row, : self._used].fill_(image.otherwise)
+            if image.otherwise:
+                self.tensor[row, : self._header].zero_()
+
+    def sent(self) -> None:
+        """As of `DeviceTables`."""
+        self._rows.clear()

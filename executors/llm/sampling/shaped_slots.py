@@ -1,0 +1,311 @@
+"""`ShapedSlots`: which slots' logits the device shapes by itself, and what the host has to tell it.
+
+    begin     a sequence takes a row of the table, if its settings fit into one
+    prepare   before a step: which inputs the device is to count; what it was never told, or what is no longer true (another
+              token at a position, a shorter sequence), is written into the row anew
+    heard     behind a step: the tokens it sampled, so that a row can be written anew, or the host can take over
+
+Most steps tell the device nothing but who is who: it counts what it has sampled by itself (`device_shaping.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
+from executors.contract.errors import InvalidInput
+from executors.contract.token_history import TokenHistory
+from executors.kernels import shaping_layout as layout
+from executors.llm.sampling.row_images import RowImage, UnsentRows
+from executors.llm.step_arrays import StepArrays
+
+TABLE_BYTES = 512 << 20
+"""Of the device's memory, at most; a sequence without a row is shaped by the host."""
+_ROWS = 2
+"""For each sequence of the largest batch: those that are preempted keep theirs."""
+_LARGEST = 1e30
+"""Biases and penalties up to this leave finite logits finite."""
+_NEVER = np.iinfo(np.int32).max
+_FORBIDDEN = 1
+"""The entry that forbids a token for good."""
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Of one sequence: `ids` int64, rising, and for each `numbers` int32 of its entry (0: may be sampled as it is). `biases`
+    float32 and `until` int32 of the entries, from the first. `otherwise`: the entry of all other ids."""
+
+    ids: np.ndarray
+    numbers: np.ndarray
+    biases: np.ndarray
+    until: np.ndarray
+    otherwise: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A sequence that has a row."""
+
+    start: SequenceStart
+    params: SamplingParams
+    entries: _Entries
+    hosted: TokenHistory | None = None
+    """What the host keeps up to date, since a step that went its way."""
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.start.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """Sampled tokens that are to be kept: their `places` in the step's samples, and `slots`, `positions`, `turns` of each."""
+
+    places: np.ndarray
+    slots: np.ndarray
+    positions: np.ndarray
+    turns: np.ndarray
+
+
+def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES) -> int:
+    """Of a table for batches of so many sequences, `width` logits each."""
+    return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width))
+
+
+class ShapedSlots:
+    """One writer, the executor's step. `table` int32 [rows + 1, row_words] on the device, the last row nobody's; `sending` goes
+    to it with the next step. `settle`: have all steps out heard."""
+
+    def __init__(
+        self, num_slots: int, max_batch_size: int, max_model_len: int, width: int, device: torch.device,
+        settle: Callable[[], None], limit: int = TABLE_BYTES,
+    ) -> None:  # fmt: skip
+        """`limit` of the table's bytes."""
+        words = layout.row_words(width)
+        rows = min(num_slots, table_bytes(max_batch_size, width, limit) // (4 * words))
+        if max_model_len >= layout.IN_PROMPT:
+            rows = 0
+        self.table = torch.zeros(rows + 1, words, dtype=torch.int32, device=device)
+        self.row_of = np.full(num_slots, -1, np.int32)
+        self.sending = UnsentRows(self.table, layout.HEADER, layout.HEADER + width)
+        self._settle = settle
+        self._width = width
+        self._free = list(range(rows))[::-1]
+        self._slots: dict[int, _Slot] = {}
+        self._follows = np.zeros(num_slots, np.bool_)
+        """Slots whose settings look back."""
+        self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
+        """Of the output, by position: of those sampled, `_UNKNOWN` until they are heard."""
+        self._length = np.zeros(num_slots, np.int64)
+        """Tokens of the prompt, and of the output as far as `_tokens` goes."""
+        self._counted = np.full(num_slots, -1, np.int64)
+        """Inputs that the row accounts for; -1: it is to be written anew."""
+        self._turn = np.zeros(num_slots, np.int64)
+        """How often the slot was taken: what is heard of the sequence before is nobody's."""
+
+    # -- sequences -------------------------------------------------------------------------------------------------------
+
+    def begin(self, start: SequenceStart) -> bool:
+        """Whether the device will shape the logits of this sequence."""
+        self.drop(start.slot)
+        params = start.sampling
+        if params is None or not self._free or not _fits(params):
+            return False
+        if len(start.prompt_token_ids) + len(start.output_token_ids) > self._tokens.shape[1]:
+            return False  # whoever computes it will say so
+        entries = _entries(params, len(start.prompt_token_ids))
+        if len(entries.biases) > layout.ENTRIES:
+            return False
+        slot, output = start.slot, start.output_token_ids
+        self._slots[slot] = _Slot(start, params, entries)
+        self.row_of[slot] = self._free.pop()
+        self._follows[slot] = params.needs_history
+        end = len(start.prompt_token_ids) + len(output)
+        self._tokens[slot, end - len(output) : end] = output
+        self._length[slot] = end
+        self._counted[slot] = -1
+        return True
+
+    def drop(self, slot: int) -> None:
+        """The slot is free."""
+        self._turn[slot] += 1
+        if self._slots.pop(slot, None) is not None:
+            self._free.append(int(self.row_of[slot]))
+            self.row_of[slot] = -1
+            self._follows[slot] = False
+
+    def clear(self) -> None:
+        """All slots are free."""
+        for slot in list(self._slots):
+            self.drop(slot)
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    def prepare(self, batch: UnifiedBatch, step: StepArrays, sampled: np.ndarray) -> None:
+        """Have the rows of the items that are `sampled`, bool [n], ready for this step. Raises InvalidInput as
+        `TokenHistory.sync`."""
+        slots = batch.slots
+        shaped = sampled & (self.row_of[slots] >= 0)
+        if not shaped.any():
+            return
+        ends = step.pos_offsets + step.q_lens
+        for i in np.flatnonzero(shaped & ~self._follows[slots] & (self._counted[slots] < 0)).tolist():
+            self._write(int(slots[i]), _NEVER)
+        shaped &= self._follows[slots]
+        last = step.q_starts + step.q_lens - 1
+        tokens = batch.token_ids[last]
+        if batch.pending is not None:
+            tokens = np.where(batch.pending[last], _UNKNOWN, tokens)
+        # One input that follows those before: nearly always.
+        usual = shaped & (step.q_lens == 1) & (self._counted[slots] == ends - 1)
+        at, positions = slots[usual], ends[usual] - 1
+        if (self._unheard(at, positions) & (tokens[usual] != _UNKNOWN)).any():
+            self._settle()  # what is told stands in place of what is heard
+        kept = np.where(tokens[usual] == _UNKNOWN, self._tokens[at, positions], tokens[usual])
+        self._tokens[at, positions] = kept
+        self._counted[at] = ends[usual]
+        self._length[at] = np.maximum(self._length[at], ends[usual])
+        for i in np.flatnonzero(shaped & ~usual).tolist():
+            self._follow(batch, step, i)
+
+    def hearing(self, slots: np.ndarray, positions: np.ndarray) -> Hearing | None:
+        """What is to be kept of a step that samples for `slots`, at `positions` int64; None: nothing."""
+        places = np.flatnonzero(self._follows[slots])
+        if not len(places):
+            return None
+        slots, positions = slots[places], positions[places]
+        self._tokens[slots, positions] = _UNKNOWN
+        return Hearing(places, slots, positions, self._turn[slots])
+
+    def heard(self, hearing: Hearing, tokens: np.ndarray) -> None:
+        """Keep what is to be kept of all `tokens`, int32 [n], that a step sampled."""
+        still, tokens = self._turn[hearing.slots] == hearing.turns, tokens[hearing.places]
+        slots, positions = hearing.slots[still], hearing.positions[still]
+        self._tokens[slots, positions] = tokens[still]
+        self._length[slots] = np.maximum(self._length[slots], positions + 1)
+
+    def histories(self, batch: UnifiedBatch, sampled: np.ndarray) -> dict[int, TokenHistory]:
+        """By slot: what the host has to know to shape the logits of this step's `sampled` items, and is to keep up to date until
+        the device does so again."""
+        found: dict[int, TokenHistory] = {}
+        slots = batch.slots[sampled]
+        for slot in slots[self._follows[slots]].tolist():
+            one = self._slots[slot]
+            if one.hosted is None:
+                self._settle()
+                output = self._tokens[slot, one.prompt_len : self._length[slot]]
+                one.hosted = TokenHistory(one.start.prompt_token_ids, output)
+                self._counted[slot] = -1
+                found[slot] = one.hosted
+        return found
+
+    def _unheard(self, slots: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        unheard: np.ndarray = self._tokens[slots, positions] == _UNKNOWN
+        return unheard
+
+    # -- the uncommon ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, batch: UnifiedBatch, step: StepArrays, i: int) -> None:
+        """An item of several inputs, or one whose row does not account for what is before it."""
+        slot, begin = int(batch.slots[i]), int(step.pos_offsets[i])
+        one, end = self._slots[slot], int(step.pos_offsets[i] + step.q_lens[i])
+        part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
+        tokens = batch.token_ids[part]
+        pending = np.zeros(len(tokens), np.bool_) if batch.pending is None else batch.pending[part]
+        if one.hosted is not None:
+            self._take_back(slot, one.hosted)
+            one.hosted = None
+        first = min(max(begin, one.prompt_len), end)
+        tokens, pending = tokens[first - begin :], pending[first - begin :]
+        waiting = first + np.flatnonzero(pending)
+        unheard = self._unheard(slot, np.arange(first, end)) & ~pending
+        if self._length[slot] < first or (waiting >= self._length[slot]).any() or unheard.any():
+            self._settle()
+        if self._length[slot] < first:
+            raise InvalidInput(
+                f"the sampler knows {self._length[slot]} tokens of a sequence that is at {begin}"
+            )
+        if (waiting >= self._length[slot]).any():
+            raise InvalidInput(f"no token was sampled for position {waiting[-1]}, it cannot be pending")
+        counted, old = int(self._counted[slot]), self._tokens[slot, first:end]
+        tokens = np.where(pending, old, tokens)
+        same = bool((old == tokens)[: max(0, counted - first)].all())
+        self._tokens[slot, first:end] = tokens
+        if same and counted in (end - 1, end):
+            self._counted[slot] = end
+        else:
+            self._write(slot, end)
+        self._length[slot] = end
+
+    def _take_back(self, slot: int, history: TokenHistory) -> None:
+        self._tokens[slot, history.prompt_len : len(history)] = history.output
+        self._length[slot] = len(history)
+
+    def _write(self, slot: int, length: int) -> None:
+        """A row, anew, for a sequence whose first `length` tokens were told or sampled."""
+        one, row = self._slots[slot], int(self.row_of[slot])
+        if self._follows[slot] and self._unheard(slot, np.arange(one.prompt_len, length)).any():
+            self._settle()
+        entries, params = one.entries, one.params
+        ids, values = entries.ids, entries.numbers << layout.ENTRY_SHIFT
+        if params.penalized:
+            seen = np.unique(one.start.prompt_token_ids)
+            made, counts = np.unique(self._tokens[slot, one.prompt_len : length], return_counts=True)
+            everything = np.unique(np.concatenate([ids, seen, made]))
+            found = np.full(len(everything), entries.otherwise << layout.ENTRY_SHIFT, np.int64)
+            found[np.searchsorted(everything, ids)] = values
+            found[np.searchsorted(everything, seen)] += layout.IN_PROMPT
+            found[np.searchsorted(everything, made)] += counts
+            ids, values = everything, found
+        header = np.zeros(layout.HEADER, np.int32)
+        header[0] = length
+        floats = header.view(np.float32)
+        floats[layout.REPETITION] = params.repetition_penalty
+        floats[layout.FREQUENCY] = params.frequency_penalty
+        floats[layout.PRESENCE] = params.presence_penalty
+        used = len(entries.biases)
+        floats[layout.BIASES : layout.BIASES + used] = entries.biases
+        header[layout.UNTIL : layout.UNTIL + used] = entries.until
+        at = np.flatnonzero(header)
+        places = np.concatenate([at, layout.HEADER + ids]) + row * self.table.shape[1]
+        written = np.concatenate([header[at], values]).astype(np.int32)
+        self.sending.put(row, RowImage(places, written, entries.otherwise << layout.ENTRY_SHIFT))
+        self._counted[slot] = length
+
+
+def _fits(params: SamplingParams) -> bool:
+    """Whether a row of the table can say what these settings do, if they have few enough entries."""
+    if not params.edits_logits or any(len(word) > 1 for word in params.bad_words):
+        return False
+    numbers = [params.frequency_penalty, params.presence_penalty, *(bias for _, bias in params.logit_bias)]
+    return max(map(abs, numbers)) <= _LARGEST
+
+
+def _entries(params: SamplingParams, prompt_len: int) -> _Entries:
+    """What these settings do to single tokens, whatever came before."""
+    biases = dict(params.logit_bias)
+    never = {word[0] for word in params.bad_words}
+    until = min(prompt_len + params.min_tokens, _NEVER)
+    early = set(params.stop_token_ids) if params.min_tokens else set()
+    allowed = None if params.allowed_token_ids is None else set(params.allowed_token_ids)
+    found: dict[tuple[float, int], int] = {(0.0, 0): 0, (-np.inf, 0): _FORBIDDEN}
+    numbers: dict[int, int] = dict.fromkeys(allowed or (), 0)
+    for token in sorted(biases.keys() | never | early):
+        if token in never or (allowed is not None and token not in allowed):
+            entry = (-np.inf, 0)
+        else:
+            entry = (biases.get(token, 0.0), until if token in early else 0)
+        numbers[token] = found.setdefault(entry, len(found))
+    ids = np.array(sorted(numbers), np.int64)
+    return _Entries(
+        ids,
+        np.array([numbers[token] for token in ids.tolist()], np.int64),
+        np.array([bias for bias, _ in found], np.float32),
+        np.array([until for _, until in found], np.int32),
+        0 if allowed is None else _FORBIDDEN,
+    )

@@ -1,0 +1,156 @@
+"""`SlotGrammars`: the grammars of a step's sequences, followed on a thread while the forward runs.
+
+    step      start                                     join
+    main      |------ forward (no GIL) ------| logits   |  sample under the masks, note what was kept
+    thread    |-- take last step's tokens, masks --|
+
+A sequence's state follows the inputs of each step, so it survives preemption and rejected drafts, and it is made anew from
+the start a sequence comes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executors.contract.batch import SequenceStart
+from executors.contract.errors import ExecutorError
+from executors.contract.token_history import TokenHistory
+from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
+
+
+class Inputs(NamedTuple):
+    """What an item computes: `tokens` from `position` on, the last `num_drafts` of them drafts, and which of them are pending
+    (their ids are those sampled last)."""
+
+    position: int
+    tokens: list[int]
+    pending: list[bool] | None
+    num_drafts: int
+
+
+class ItemMasks(NamedTuple):
+    """A mask for each sampled row of an item, None for rows that cannot be kept; or why there are none."""
+
+    masks: list[Mask | None]
+    error: str | None = None
+
+
+class _Output(TokenHistory):
+    """Knows how far back it went since somebody looked."""
+
+    def __init__(
+        self, prompt: Sequence[int] | NDArray[np.integer], output: Sequence[int] | NDArray[np.integer]
+    ) -> None:
+        super().__init__(prompt, output)
+        self.shortest = 0
+
+    def truncate(self, length: int) -> None:
+        """See `TokenHistory`."""
+        super().truncate(length)
+        self.shortest = min(self.shortest, len(self.output))
+
+
+class _Follower:
+    """One sequence's grammar. The matcher is behind the output by what was kept of the last step."""
+
+    def __init__(self, start: SequenceStart, grammar: str, ends: tuple[int, ...]) -> None:
+        self.output = _Output(start.prompt_token_ids, start.output_token_ids)
+        self._grammar, self._ends = grammar, ends
+        self._state: GrammarState | None = None
+
+    def masks(self, compiler: GrammarCompiler, inputs: Inputs) -> ItemMasks:
+        """For the row after the inputs and those after each draft. Raises InvalidInput for inputs that cannot be."""
+        known = len(inputs.tokens) - inputs.num_drafts
+        self.output.sync(inputs.position, inputs.tokens[:known], inputs.pending)
+        try:
+            drafts = inputs.tokens[known:]
+            found = self._follow(compiler, drafts)
+            if found.error is not None and self._state is not None:
+                # What matchers of one grammar share may be used up: once more, with a fresh one.
+                compiler.discard(self._grammar, self._state)
+                self._state = None
+                found = self._follow(compiler, drafts)
+            return found
+        except ExecutorError as error:
+            return ItemMasks([], str(error))
+        except BaseException as error:  # a panic of the library is no Exception
+            return ItemMasks([], f"the grammar failed: {type(error).__name__}: {error}")
+
+    def _follow(self, compiler: GrammarCompiler, drafts: list[int]) -> ItemMasks:
+        state = self._state
+        if state is None:
+            state = self._state = compiler.begin(self._grammar, self._ends)
+        output = self.output.output
+        state.rewind(self.output.shortest)
+        for token in output[len(state) :]:
+            if not state.take(token):
+                stray = f"token {len(state)} of the output, {token}, is not of its grammar"
+                return ItemMasks([], state.error() or stray)
+        self.output.shortest = len(output)
+        masks: list[Mask | None] = [state.mask()]
+        for draft in drafts:
+            if not state.take(draft):
+                if state.error() is None and masks[-1] is not None and masks[-1].allows(draft):
+                    return ItemMasks([], f"draft {draft} was allowed and yet not taken")
+                break
+            masks.append(state.mask())
+        # The row before a forbidden draft samples another token: those after it are computed for nothing.
+        masks += [None] * (1 + len(drafts) - len(masks))
+        state.rewind(len(output))
+        return ItemMasks(masks, state.error())
+
+
+class SlotGrammars:
+    """By slot. One writer: `UnifiedRunner`, and between `start` and the result of what it returns the thread."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self.compiler = compiler
+        self._of: dict[int, _Follower] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, start: SequenceStart) -> None:
+        """A sequence takes the slot."""
+        self._of.pop(start.slot, None)
+        if start.grammar is not None and start.sampling is not None and start.pooling is None:
+            self._of[start.slot] = _Follower(start, start.grammar, start.sampling.stop_token_ids)
+
+    def drop(self, slot: int) -> None:
+        """The slot is free."""
+        self._of.pop(slot, None)
+
+    def clear(self) -> None:
+        """All slots are free."""
+        self._of.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.clear()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._of
+
+    def start(self, asked: dict[int, tuple[int, Inputs]]) -> Future[dict[int, ItemMasks]]:
+        """Have the masks of some items computed: {item: (slot, inputs)}. Nobody may touch this until there is the result."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
+        work = [(item, self._of[slot], inputs) for item, (slot, inputs) in asked.items()]
+        return self._thread.submit(
+            lambda: {item: follower.masks(self.compiler, inputs) for item, follower, inputs in work}
+        )
+
+    def keep(self, slot: int, tokens: list[int]) -> None:
+        """The tokens that a step's sampling and verification left of an item."""
+        output = self._of[slot].output
+        for token in tokens:
+            output.append(token)

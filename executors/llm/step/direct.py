@@ -1,0 +1,259 @@
+"""The calls on single sequences (`prefill`, `decode`, `forward_verify` and their batches) as packed forwards.
+
+They know nothing of slots: each brings its block table in its handle, or keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
+from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
+from executors.contract.errors import InvalidInput, StepFailed, Unsupported
+from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.tensor import Tensor
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
+from executors.llm.sampling.sampler import SamplingTable, sample
+from executors.llm.step.runner import ModelRunner
+from executors.llm.step.unified import NOT_FINITE
+from executors.llm.step_arrays import StepArrays, pack_tables
+
+
+@dataclass
+class _Item:
+    """One sequence's share of a direct forward. `logits_from`: first of its rows that needs logits."""
+
+    token_ids: np.ndarray
+    pos_offset: int
+    handle: KvCacheHandle | None
+    logits_from: int
+    sampling: SamplingParams | None
+    rotary: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass
+class _Result:
+    """`logits` [rows, V] or None, `sampled` for the last rows if asked, `hidden` [len, hidden]."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None
+    sampled: list[SampledToken]
+
+
+class DirectRunner:
+    """Packs direct calls. `max_model_len` and `logits_width` bound positions and token ids."""
+
+    def __init__(self, runner: ModelRunner, max_model_len: int, logits_width: int) -> None:
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self.logits_width = logits_width
+
+    @torch.inference_mode()
+    def prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        """All prompts in one forward; those that keep no KV form a second one over scratch memory.
+
+        Raises InvalidInput, Unsupported, StepFailed.
+        """
+        items = [self._prefill_item(one) for one in inputs]
+        results: dict[int, _Result] = {}
+        for kept in (True, False):
+            chosen = [i for i, one in enumerate(inputs) if (one.kv_cache is not None) == kept]
+            if chosen:
+                cache = self.runner.cache if kept else self._scratch([items[i] for i in chosen])
+                results |= dict(zip(chosen, self._run([items[i] for i in chosen], cache), strict=True))
+        return [_prefill_output(one, results[i]) for i, one in enumerate(inputs)]
+
+    @torch.inference_mode()
+    def decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """One token for each sequence, in one forward. Raises InvalidInput, StepFailed."""
+        items = [self._decode_item(one) for one in inputs]
+        results = self._run(items, self.runner.cache)
+        return [_decode_output(one, result, 0) for one, result in zip(inputs, results, strict=True)]
+
+    @torch.inference_mode()
+    def verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """Consecutive tokens of one sequence in one forward, logits after each. Raises as decode."""
+        items = [self._decode_item(one) for one in inputs]
+        first, last = inputs[0], inputs[-1]
+        for i, one in enumerate(inputs):
+            if one.pos_offset != first.pos_offset + i or one.kv_cache.cache_id != first.kv_cache.cache_id:
+                raise InvalidInput("forward_verify takes consecutive tokens of one sequence")
+        ids = np.concatenate([item.token_ids for item in items])
+        joined = _Item(ids, first.pos_offset, last.kv_cache, 0, first.sampling)
+        result = self._run([joined], self.runner.cache)[0]
+        return [_decode_output(one, result, i) for i, one in enumerate(inputs)]
+
+    # -- checks ----------------------------------------------------------------------------------------------------------
+
+    def _prefill_item(self, one: PrefillInput) -> _Item:
+        if one.want_attention_weights:
+            raise Unsupported("attention weights are not kept: no row of them is ever whole in memory")
+        if one.adapter is not None:
+            raise Unsupported(f"this executor cannot use adapter {one.adapter!r}")
+        if one.attention_mask is not None:
+            mask = one.attention_mask.numpy()
+            if mask.shape != (1, one.pos_offset + one.sequence_length()):
+                raise InvalidInput("attention_mask must have shape [1, pos_offset + L]")
+            if not mask.all():
+                raise Unsupported("attention_mask with zeros: leave padding out instead")
+        if one.kv_cache is None and one.pos_offset:
+            raise InvalidInput("pos_offset must be 0 without kv_cache")
+        ids = self._ids(one.input_ids, one.pos_offset)
+        rotary = None
+        if one.position_ids is not None:
+            rotary = one.position_ids.numpy().reshape(-1).astype(np.int64)
+            if len(rotary) != len(ids) or rotary.min() < 0 or rotary.max() >= self.max_model_len:
+                raise InvalidInput(f"position_ids must be [1, L] within 0..{self.max_model_len - 1}")
+        self._check_sampling(one.sampling)
+        wants = one.logits is not LogitsMode.NONE or one.sampling is not None
+        first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if wants else len(ids)
+        return _Item(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary)
+
+    def _decode_item(self, one: DecodeInput) -> _Item:
+        if one.adapter is not None:
+            raise Unsupported(f"this executor cannot use adapter {one.adapter!r}")
+        ids = self._ids(one.input_ids, one.pos_offset)
+        if len(ids) != 1:
+            raise InvalidInput("decode takes one token: input_ids [1, 1]")
+        self._check_sampling(one.sampling)
+        wants = one.logits is not LogitsMode.NONE or one.sampling is not None
+        return _Item(ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling)
+
+    def _check_sampling(self, sampling: SamplingParams | None) -> None:
+        if sampling is None:
+            return
+        sampling.check_ids(self.logits_width)
+        if sampling.needs_history:
+            raise Unsupported(
+                "penalties, min_tokens and bad words of several tokens look back at the sequence: use unified_decode"
+            )
+
+    def _ids(self, tensor: Tensor, pos_offset: int) -> np.ndarray:
+        if len(tensor.shape) != 2 or tensor.shape[0] != 1 or tensor.shape[1] < 1:
+            raise InvalidInput(f"input_ids must be [1, L] with L at least 1, not {list(tensor.shape)}")
+        ids = tensor.numpy().reshape(-1).astype(np.int64)
+        if ids.min() < 0 or ids.max() >= self.logits_width:
+            raise InvalidInput(f"token ids must be within 0..{self.logits_width - 1}")
+        if pos_offset < 0 or pos_offset + len(ids) > self.max_model_len:
+            raise InvalidInput(f"positions must be within 0..{self.max_model_len - 1} (max_model_len)")
+        return ids
+
+    # -- the forward -----------------------------------------------------------------------------------------------------
+
+    def _scratch(self, items: list[_Item]) -> KvCache:
+        """KV for just these items, theirs in turn; freed with the call."""
+        size = self.runner.cache.block_size
+        begin = 0
+        for item in items:
+            count = -(-len(item) // size)
+            item.handle = KvCacheHandle(-1, (np.arange(begin, begin + count, dtype=np.int32),))
+            begin += count
+        return KvCache(self.runner.model.kv_spec, begin, size)
+
+    def _run(self, items: list[_Item], cache: KvCache) -> list[_Result]:
+        step = self._step(items, cache)
+        hidden = self.runner.forward(step, cache=cache)
+        starts = step.q_starts.tolist()
+        rows = np.concatenate(
+            [np.arange(s + item.logits_from, s + len(item)) for s, item in zip(starts, items, strict=True)]
+        )
+        logits = self.runner.logits(hidden, rows) if len(rows) else None
+        results: list[_Result] = []
+        begin = 0
+        for start, item in zip(starts, items, strict=True):
+            count = len(item) - item.logits_from
+            part = logits[begin : begin + count] if logits is not None and count else None
+            results.append(_Result(hidden[start : start + len(item)], part, []))
+            begin += count
+        self._sample(items, results)
+        return results
+
+    def _step(self, items: list[_Item], cache: KvCache) -> StepArrays:
+        tables, lengths = [], []
+        for item in items:
+            if item.handle is None or len(item.handle.block_tables) != 1:
+                raise InvalidInput("kv_cache must bring one block table")
+            tables.append(np.asarray(item.handle.block_tables[0]))
+            lengths.append(item.pos_offset + len(item))
+        packed = pack_tables(tables, lengths, cache.block_size, cache.num_blocks)
+        rotary = None
+        if any(item.rotary is not None for item in items):
+            own = [np.arange(item.pos_offset, item.pos_offset + len(item)) for item in items]
+            rotary = np.concatenate(
+                [o if it.rotary is None else it.rotary for it, o in zip(items, own, strict=True)]
+            )
+        return StepArrays(
+            np.concatenate([item.token_ids for item in items]),
+            np.array([len(item) for item in items], np.int64),
+            np.array([item.pos_offset for item in items], np.int64),
+            packed,
+            rotary,
+        )
+
+    def _sample(self, items: list[_Item], results: list[_Result]) -> None:
+        """Sample the last row of each item that has sampling set, or all rows of a verification."""
+        drawn = [i for i, item in enumerate(items) if item.sampling is not None]
+        if not drawn:
+            return
+        parts: list[torch.Tensor] = []
+        owners: list[int] = []
+        positions: list[int] = []
+        for i in drawn:
+            item, logits = items[i], results[i].logits
+            assert logits is not None  # sampling asks for at least the last row
+            parts.append(logits)
+            owners += [i] * len(logits)
+            positions += range(item.pos_offset + item.logits_from + 1, item.pos_offset + len(item) + 1)
+        settings = [items[i].sampling for i in drawn]
+        index = np.searchsorted(np.array(drawn), np.array(owners))
+        rows = SamplingTable.of([one for one in settings if one is not None]).rows(
+            index, np.array(positions, np.int64)
+        )
+        sampled = sample(torch.cat(parts), rows, self._edits([items[i].sampling for i in owners]))
+        if sampled.bad.any():
+            raise StepFailed(f"{NOT_FINITE}, or {NOTHING_LEFT}")
+        for row, owner in enumerate(owners):
+            token = sampled.described.get(row) or SampledToken(int(sampled.tokens[row]))
+            results[owner].sampled.append(token)
+
+    def _edits(self, settings: Sequence[SamplingParams | None]) -> LogitEdits | None:
+        """Of rows with these settings, none of which looks back."""
+        builder = EditsBuilder()
+        for row, one in enumerate(settings):
+            if one is not None and one.edits_logits:
+                builder.add(row, Shaper(one, None))
+        return builder.build()
+
+
+def _tensor(values: torch.Tensor) -> Tensor:
+    """float32 [1, rows, columns] of a [rows, columns] tensor."""
+    return Tensor.of(values.float().cpu().numpy()[None])
+
+
+def _moved(handle: KvCacheHandle, num_tokens: int) -> KvCacheHandle:
+    return replace(handle, num_tokens=num_tokens)
+
+
+def _prefill_output(one: PrefillInput, result: _Result) -> PrefillOutput:
+    logits = None if one.logits is LogitsMode.NONE or result.logits is None else _tensor(result.logits)
+    handle = one.kv_cache
+    if handle is not None:
+        handle = _moved(handle, one.pos_offset + one.sequence_length())
+    hidden = _tensor(result.hidden) if one.want_hidden_states else None
+    return PrefillOutput(logits, handle, hidden, None, result.sampled[-1] if result.sampled else None)
+
+
+def _decode_output(one: DecodeInput, result: _Result, row: int) -> DecodeOutput:
+    logits = None
+    if one.logits is not LogitsMode.NONE and result.logits is not None:
+        logits = _tensor(result.logits[row : row + 1])
+    sampled = result.sampled[row] if result.sampled else None
+    return DecodeOutput(logits, _moved(one.kv_cache, one.pos_offset + 1), sampled=sampled)

@@ -1,0 +1,107 @@
+"""`ModelRunner`: one forward over packed items, and logits for the rows that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from executors.llm.attention.backend import AttentionBackend
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import Attend, DecoderOnlyLLM, ForwardInput, SamplingModel, UnifiedModel
+from executors.llm.step_arrays import StepArrays
+
+LOGITS_CHUNK = 256
+"""Rows of lm_head at a time where whole prompts are asked for: a row of a large vocabulary is over half a megabyte."""
+
+
+class ModelRunner:
+    """The model, its attention and its KV. Holds no state of sequences."""
+
+    def __init__(self, model: DecoderOnlyLLM, attention: AttentionBackend, cache: KvCache) -> None:
+        self.model = model
+        self.attention = attention
+        self.cache = cache
+        self.device = model.kv_spec.device
+        # Asked once: a protocol's isinstance looks at every member, each time.
+        self._unified = model if isinstance(model, UnifiedModel) else None
+        self._sampling = model if isinstance(model, SamplingModel) else None
+        self.forwards = 0
+        """Calls of the model since start."""
+
+    def to_device(self, values: np.ndarray) -> torch.Tensor:
+        """int64 tensor on the model's device."""
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)
+
+    def forward(
+        self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: KvCache | None = None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step, whose KV is written to `cache` (default: the executor's own). Rows that are
+        not wanted may hold anything.
+
+        `token_ids` int64 [T] on the device replaces the step's own where some are known only there.
+        """
+        cache = cache or self.cache
+        ids = self.to_device(step.token_ids) if token_ids is None else token_ids
+        if self._unified is not None:
+            return self._call(self._unified.unified_forward, step, ids, cache)
+        return self._forward_split(step, ids, cache)
+
+    @property
+    def takes_packed(self) -> bool:
+        """Whether `forward_packed` works: the model has a unified forward."""
+        return self._unified is not None
+
+    def forward_packed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] of tokens that lie on the device, `token_ids` and `positions` int [T]; asks the host for
+        nothing. KV is written by `attend`."""
+        assert self._unified is not None
+        self.forwards += 1
+        return self._unified.unified_forward(ForwardInput(token_ids, positions, attend))
+
+    def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """For a model without a unified forward: prefills one by one, then all decodes together."""
+        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        decodes = np.flatnonzero(step.q_lens == 1)
+        for item in np.flatnonzero(step.q_lens > 1):
+            pieces.append(self._part(self.model.prefill, step, np.array([item]), ids, cache))
+        if len(decodes):
+            pieces.append(self._part(self.model.batch_decode, step, decodes, ids, cache))
+        hidden = pieces[0][1].new_empty(len(ids), pieces[0][1].shape[-1])
+        for rows, part in pieces:
+            hidden.index_copy_(0, rows, part)
+        return hidden
+
+    def _part(self, call, step, items, ids, cache) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.to_device(step.rows_of(items))
+        return rows, self._call(call, step.subset(items), ids.index_select(0, rows), cache)
+
+    def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        self.forwards += 1
+        rotary = step.positions if step.rotary_positions is None else step.rotary_positions
+        wanted = None if step.wanted is None else self.to_device(step.wanted)
+        return call(ForwardInput(ids, self.to_device(rotary), self.attention.begin(step, cache), wanted))
+
+    def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Logits [len(rows), width] of the given rows of a step's hidden states, in the model's dtype or float32."""
+        if len(rows) < len(hidden):
+            hidden = hidden.index_select(0, self.to_device(rows))
+        return self.model.logits(hidden)
+
+    def logits_for_sampling(
+        self, hidden: torch.Tensor, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `logits`, good until the next call, and maxima of blocks of each row where the model has them."""
+        if self._sampling is None:
+            return self.logits(hidden, rows), None
+        if len(rows) < len(hidden):
+            hidden = hidden.index_select(0, self.to_device(rows))
+        return self._sampling.logits_for_sampling(hidden)
+
+    def logits_in_chunks(self, hidden: torch.Tensor, rows: np.ndarray) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first index into `rows`, logits) for a few hundred rows at a time."""
+        for begin in range(0, len(rows), LOGITS_CHUNK):
+            yield begin, self.logits(hidden, rows[begin : begin + LOGITS_CHUNK])

@@ -1,0 +1,243 @@
+"""All layers in one call, against the same decoder computed by torch, and against itself cut up in other ways."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from executors.kernels.cpu import cpu_kernels
+from executors.llm.attention.cpu_attention import CpuAttention
+from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.checkpoint.loader import activation_bytes
+from executors.llm.checkpoint.weights import load_weights
+from executors.llm.fused import cpu_forward
+from executors.llm.kernel_choice import fuse
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.api import ForwardInput
+from executors.llm.model.config import read_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.step_arrays import StepArrays
+from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+
+QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": QWEN3,
+    "qwen3-untied-wide-heads": {
+        **QWEN3, "tie_word_embeddings": False, "head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1,
+    },
+    "qwen3-odd-sizes": {**QWEN3, "hidden_size": 37, "intermediate_size": 51, "head_dim": 22},
+    "llama-biases": {**LLAMA, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6},
+    "llama-narrow-heads": {**LLAMA, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "qwen2": QWEN2,
+    "mistral-window": {
+        **QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9,
+    },
+    "gemma": {
+        **QWEN3, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}  # fmt: skip
+BLOCK = 4
+ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
+"""(sequence, first position, tokens)."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("forward")
+    return {name: write_checkpoint(root / name, fields) for name, fields in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside its activations what else a step allocates is little."""
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 1, "head_dim": 128}
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", {**QWEN3, **sizes})
+
+
+def load(path: Path, dtype: torch.dtype, isa: str | None, int8: bool = False) -> Decoder:
+    """`isa` None: computed by torch."""
+    kernels = None if isa is None else cpu_kernels(isa)
+    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, int8)
+    load_weights(decoder, path, lambda *report: None)
+    decoder.prepare(256)
+    fuse(TorchAttention(), decoder)
+    return decoder
+
+
+class Runner:
+    """Sequences of 64 tokens over a cache of their own, computed in steps."""
+
+    def __init__(self, decoder: Decoder, isa: str | None, threads: int = 1, sequences: int = 4) -> None:
+        self.decoder = decoder
+        self.attention = TorchAttention() if isa is None else CpuAttention(isa, threads)
+        self.cache = KvCache(decoder.kv_spec, sequences * 16, BLOCK)
+        blocks = np.random.default_rng(0).permutation(sequences * 16)
+        self.tables = blocks.astype(np.int32).reshape(sequences, 16)
+        self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (sequences, 64))
+
+    def step(self, items: list[tuple[int, int, int]], wanted: list[int] | None = None) -> list[torch.Tensor]:
+        """Hidden states of each item."""
+        seqs, begins, counts = np.array(items, np.int64).T
+        ids = np.concatenate([self.tokens[i, b : b + n] for i, b, n in items])
+        step = StepArrays(ids.astype(np.int64), counts, begins, self.tables[seqs])
+        attend = self.attention.begin(step, self.cache)
+        rows = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+        inputs = ForwardInput(
+            torch.from_numpy(step.token_ids), torch.from_numpy(step.positions), attend, rows
+        )
+        return list(self.decoder.unified_forward(inputs).split(counts.tolist()))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On a busy machine threads that wait for each other make small tests ten times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@every_isa
+@both_dtypes
+@pytest.mark.parametrize("name", list(MODELS))
+def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, name: str) -> None:
+    decoder = load(checkpoints[name], dtype, isa)
+    assert cpu_forward.why_not(decoder) is None
+    assert decoder._fused is not None
+    got = torch.cat(Runner(decoder, isa).step(ITEMS)).float()
+    expected = torch.cat(Runner(load(checkpoints[name], FP32, None), None).step(ITEMS))
+    error, size = got - expected, expected.square().mean().sqrt()
+    if dtype is FP32:
+        assert error.abs().max() < 2e-4 * size
+        return
+    rounded = torch.cat(Runner(load(checkpoints[name], BF16, None), None).step(ITEMS)).float()
+    # torch rounds after every operation, the kernel less often: it may not be further off.
+    assert error.square().mean() < 1.1**2 * (rounded - expected).square().mean()
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "qwen3-odd-sizes"])
+def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, int8: bool, name: str
+) -> None:
+    decoder = load(checkpoints[name], dtype, isa, int8)
+    whole = Runner(decoder, isa).step(ITEMS)
+    torch.set_num_threads(2)
+    chunked = Runner(decoder, isa, threads=2)
+    parts: list[list[torch.Tensor]] = [[] for _ in ITEMS]
+    for begin in range(0, 64, 5):  # beside the others, in chunks of 5
+        items = [(i, begin, min(5, n - begin)) for i, _, n in ITEMS if begin < n]
+        for (i, _, _), hidden in zip(items, chunked.step(items), strict=True):
+            parts[i].append(hidden)
+    alone = Runner(decoder, isa)
+    decoded = [alone.step([(2, position, 1)])[0] for position in range(64)]
+    for i, hidden in enumerate(whole):
+        assert torch.equal(torch.cat(parts[i]), hidden)
+    assert torch.equal(torch.cat(decoded), whole[2])
+
+
+@every_isa
+@both_dtypes
+@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_only_wanted_rows(
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, int8: bool, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    decoder = load(checkpoints["qwen3"], dtype, isa, int8)
+    whole = torch.cat(Runner(decoder, isa).step(ITEMS))
+    for wanted in ([], [101], [0], [29, 30, 94, 101], list(range(102)), list(range(40, 102))):
+        runner = Runner(decoder, isa)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                cpu_forward.torch, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype)
+            )
+            rows = torch.cat(runner.step(ITEMS, wanted))
+        assert torch.equal(rows[wanted], whole[wanted])
+        others = sorted(set(range(102)) - set(wanted))
+        assert rows[others].isnan().all(), "rows that nobody wants were computed"
+        # Keys and values of all tokens are there all the same.
+        following = [(2, 50, 1)]
+        assert torch.equal(runner.step(following)[0], whole[[31 + 50]])
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+def test_int8_is_close(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype) -> None:
+    expected = torch.cat(Runner(load(checkpoints["qwen3"], FP32, None), None).step(ITEMS))
+    got = torch.cat(Runner(load(checkpoints["qwen3"], dtype, isa, int8=True), isa).step(ITEMS)).float()
+    error = (got - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert 1e-4 < error < 0.1  # rows of 48 random numbers: real models are closer
+
+
+class Mallinfo(ctypes.Structure):
+    """What `mallinfo2` returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def allocated() -> int:
+    """Bytes that are allocated by malloc in this process."""
+    call = ctypes.CDLL(None).mallinfo2
+    call.restype = Mallinfo
+    found = call()
+    return found.hblkhd + found.uordblks
+
+
+@every_isa
+@pytest.mark.parametrize(
+    ("dtype", "int8"), [(FP32, False), (BF16, False), (BF16, True)], ids=["fp32", "bf16", "int8"]
+)
+def test_a_step_takes_the_memory_that_is_declared(
+    wide: Path, isa: str, dtype: torch.dtype, int8: bool
+) -> None:
+    decoder = load(wide, dtype, isa, int8)
+    runner, items = Runner(decoder, isa, sequences=16), [(i, 0, 64) for i in range(16)]
+    grown: list[int] = []
+
+    def measure() -> None:  # in a thread of its own, whose memory is not there yet
+        torch.set_num_threads(1)
+        before = allocated()
+        rows = torch.cat(runner.step(items, list(range(1024))))
+        grown.append(allocated() - before - rows.nbytes)
+        del rows
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    declared = 1024 * activation_bytes(decoder, cpu_kernels(isa))
+    assert 0.97 * declared < grown[0] < 1.03 * declared, (grown, declared)
+
+
+def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
+    experts = {
+        **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }  # fmt: skip
+    cases = {
+        "experts": experts,
+        "norms behind sublayers": {**QWEN3, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2",
+                         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 20},
+        "no norm before": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    }  # fmt: skip
+    for index, (words, fields) in enumerate(cases.items()):
+        decoder = Decoder(
+            read_config(write_checkpoint(tmp_path / str(index), fields)), FP32, torch.device("cpu")
+        )
+        assert words in (cpu_forward.why_not(decoder) or "")

@@ -1,0 +1,159 @@
+"""KV on a CPU becomes memory when it is used, and is given back without touching what lies beside it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, InvalidInput
+from executors.llm.memory import kv_cache
+from executors.llm.memory.cgroup import resident_bytes
+from executors.llm.memory.kv_cache import KvCache, on_demand, plan_kv
+from executors.llm.model.api import KvSpec
+from tests.executors.llm.driver import start
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def spec(kv_heads: int, head_dim: int, layers: int = 2, dtype: torch.dtype = torch.float32) -> KvSpec:
+    return KvSpec(layers, kv_heads, kv_heads, head_dim, dtype, CPU, 1.0, None, (None,) * layers)
+
+
+def configured(**memory: object) -> ExecutorConfig:
+    return ExecutorConfig("llm", max_num_seqs=4, memory=ExecutorMemoryConfig(**memory))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a container's limit."""
+    monkeypatch.setattr(kv_cache, "cgroup_memory", list)
+
+
+def test_kv_is_no_memory_before_it_is_written_nor_after_it_was_given_back() -> None:
+    cache = KvCache(spec(8, 128), 1024, 16)  # 64 KiB a block and side: 256 MiB in all
+    assert cache.num_bytes == 256 * MIB
+    before = resident_bytes()
+    for layer in cache.layers:
+        layer[:, 64:192] = 1.0
+    written = resident_bytes() - before
+    assert 32 * MIB <= written < 48 * MIB, "128 blocks were written, and what shares large pages with them"
+    cache.give_back(np.arange(64, 192, dtype=np.int32))
+    assert resident_bytes() - before < 16 * MIB
+    assert not any(layer[:, 64:192].any() for layer in cache.layers)
+    for layer in cache.layers:
+        layer[:, 64:192] = 2.0
+    assert all(bool((layer[:, 64:192] == 2.0).all()) for layer in cache.layers)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    blocks=st.sets(st.integers(0, 59)),
+    # Sides of 60 blocks that begin at any place within a page, of blocks smaller and larger than a page.
+    shape=st.sampled_from([(1, 20, 4), (3, 64, 16), (2, 128, 8), (1, 4, 1)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_blocks_beside_those_given_back_keep_their_content(
+    blocks: set[int], shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    kv_heads, head_dim, block_size = shape
+    cache = KvCache(spec(kv_heads, head_dim, dtype=dtype), 60, block_size)
+    values = torch.arange(1, 61, dtype=dtype).view(1, 60, 1, 1, 1)
+    for layer in cache.layers:
+        layer.copy_(values.expand_as(layer))
+    cache.give_back(np.array(sorted(blocks), np.int32))
+    others = [block for block in range(60) if block not in blocks]
+    for layer in cache.layers:
+        assert torch.equal(layer[:, others], values.expand_as(layer)[:, others])
+
+
+def test_a_block_that_does_not_exist_is_refused() -> None:
+    cache = KvCache(spec(1, 16), 8, 4)
+    for blocks in ([-1, 0], [7, 8]):
+        with pytest.raises(InvalidInput, match=r"outside 0\.\.7"):
+            cache.give_back(np.array(blocks, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "device", "expected"),
+    [
+        ({}, [], "cpu", True),
+        ({}, [(1 << 31, 0)], "cpu", False),
+        ({"kv_cache_memory_bytes": 64 * MIB}, [], "cpu", False),
+        ({"memory_limit_bytes": 1 << 34}, [], "cpu", False),
+        # The second life of an executor that began on demand: the number of its blocks is fixed, no more.
+        ({"kv_cache_memory_bytes": 64 * MIB, "kv_on_demand": True}, [], "cpu", True),
+        ({"kv_on_demand": False}, [], "cpu", False),
+        ({}, [], "cuda", False),
+    ],
+)
+def test_who_said_how_much_there_is_gets_it_at_the_start(
+    memory: dict[str, object],
+    limit: list[tuple[int, int]],
+    device: str,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_cache, "cgroup_memory", lambda: limit)
+    assert on_demand(torch.device(device), configured(**memory)) is expected
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "dtype", "blocks"),
+    [(8, 128, torch.bfloat16, 64), (3, 64, torch.bfloat16, 342), (8, 256, torch.float32, 16)],
+)
+def test_a_span_is_a_large_page_of_each_side(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, blocks: int, roomy: None
+) -> None:
+    plan = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(), 256, found=1 << 28)
+    assert plan.layout.blocks_per_span == blocks
+    fixed = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(kv_cache_memory_bytes=1 << 28), 256)
+    assert fixed.layout.blocks_per_span == 0
+    # What is promised is the same either way.
+    assert replace(plan.layout, blocks_per_span=0) == fixed.layout
+
+
+def test_what_does_not_fit_is_refused_on_demand_as_well(roomy: None) -> None:
+    config = replace(configured(), max_model_len=4096)
+    with pytest.raises(ConfigError, match="max_model_len 4096"):
+        plan_kv(spec(8, 128), config, 4096, found=4 * MIB)
+
+
+async def test_the_start_touches_kv_only_where_its_size_was_given(
+    qwen3, roomy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched = threading.Event()
+    monkeypatch.setattr(KvCache, "touch", lambda self, *rest: touched.set())
+    executor = await start(qwen3, memory=ExecutorMemoryConfig())
+    assert executor.kv_layout().blocks_per_span > 0
+    assert not any(thread.name == "kv-memory" for thread in threading.enumerate()) and not touched.is_set()
+    # The guard goes by what is reserved, memory or not.
+    assert executor.status().memory.allocated_bytes >= executor._loaded.runner.cache.num_bytes
+    executor = await start(qwen3)
+    assert touched.wait(10)  # on a thread
+    assert executor.kv_layout().blocks_per_span == 0
+
+
+async def test_the_executor_gives_back_what_it_is_told(qwen3, roomy: None) -> None:
+    executor = await start(qwen3, block_size=64, memory=ExecutorMemoryConfig())
+    cache = executor._loaded.runner.cache
+    for layer in cache.layers:
+        layer.fill_(1.0)
+    executor.release_memory(np.arange(1, cache.num_blocks, dtype=np.int32))
+    assert all(bool((layer[:, 0] == 1.0).all()) for layer in cache.layers)
+    assert all(not layer[:, 2:-1].any() for layer in cache.layers)
+    await executor.shutdown()
+    executor.release_memory(np.arange(2, dtype=np.int32))
+
+
+def test_a_device_keeps_its_memory() -> None:
+    cache = object.__new__(KvCache)
+    cache.spec = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
+    cache.give_back(np.arange(3, dtype=np.int32))

@@ -175,5 +175,5 @@ def test_a_page_without_markers_is_told_so(checkout: Path) -> None:
     found(checkout, "make demo")
     (checkout / promises.PAGE).write_text("# It\n")
     [problem] = promises.problems(checkout)
-    assert "no place for the feature table" in problem
+    assert "no place for the table" in problem
     assert promises.main(["write"], checkout) == 1

@@ -112,7 +112,9 @@ def problems() -> list[str]:
     imports = {module: sorted(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     found = [f"modules import each other in a circle: {', '.join(circle)}" for circle in circles(imports)]
-    found += [f"rooms import each other in a circle: {', '.join(circle)}" for circle in circles(rooms(imports))]
+    found += [
+        f"rooms import each other in a circle: {', '.join(circle)}" for circle in circles(rooms(imports))
+    ]
     found += [problem for path in sources for problem in long_functions(path)]
     code = [*sources, *sorted(path for kind in ("*.h", "*.cpp") for path in (ROOT / "executors").rglob(kind))]
     found += equal_lines(code)
@@ -124,7 +126,11 @@ def main() -> int:
     found = problems()
     for problem in found:
         print(problem)
-    print(f"structure: {len(found)} problem(s)" if found else "structure: no circles, no long functions, no copies")
+    print(
+        f"structure: {len(found)} problem(s)"
+        if found
+        else "structure: no circles, no long functions, no copies"
+    )
     return bool(found)
 
 

@@ -43,7 +43,7 @@ from executors.llm.gpu.inputs import (
     result_words,
 )
 from executors.llm.gpu.pending_step import PendingDeviceStep
-from executors.llm.gpu.plan import StepPlan
+from executors.llm.gpu.plan import DevicePlan
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.gpu.repeat import RepeatedStep, Rows
 from executors.llm.memory.device_memory import retried
@@ -298,7 +298,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
         return StepArrays(batch.token_ids, lens, offsets, tables)
 
-    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> StepPlan:
+    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> DevicePlan:
         needed = self._blocks_needed(batch)
         packed = self.program.packed
         tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
@@ -320,10 +320,10 @@ class DeviceUnifiedRunner(UnifiedRunner):
             int(np.count_nonzero(sampled)),
             len(pieces),
         )
-        return StepPlan(step, tiles, decodes, pieces, sampled, needed, facts)
+        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts)
 
     def _put(
-        self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
+        self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
     ) -> PendingDeviceStep:
         """Pack a step and set the device to work."""
         shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
@@ -354,7 +354,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         assert packed is not None
         return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
 
-    def _can_repeat(self, shape: StepShape, plan: StepPlan) -> bool:
+    def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
         assert self.graphs is not None
         facts = plan.facts
@@ -423,13 +423,13 @@ class DeviceUnifiedRunner(UnifiedRunner):
         hearing = self.shaped.hearing(slots, positions)
         return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
 
-    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
+    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:
         packed, runner = self.program.packed, self.runner
         attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
         device_step = DeviceStep(words, shape)
         retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
 
-    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: StepPlan) -> None:
+    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: DevicePlan) -> None:
         """Everything but the changes of block tables, padding included."""
         step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
         positions = step.positions

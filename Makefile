@@ -102,16 +102,16 @@ bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --work
 bench-peers: $(STAMP)  ## this server and vLLM in turn on generated models; ARGS="--workloads single,wide --rounds 2"
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-parity: $(STAMP)  ## compare every model family with transformers and rewrite README's table
+parity: $(STAMP)  ## compare every model family with transformers and rewrite the table in docs/models.md
 	$(BIN)/python -m pytest -q tests/executors/llm/model/test_parity.py --junitxml=$(REPORT)
-	$(BIN)/python -m tools.parity readme
+	$(BIN)/python -m tools.parity write
 
 format: $(STAMP)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-promises: $(STAMP) $(TRITON)  ## rewrite README's feature table from docs/promises.yaml
-	$(BIN)/python -m tools.promises readme
+promises: $(STAMP) $(TRITON)  ## rewrite docs/promises.md from docs/promises.yaml
+	$(BIN)/python -m tools.promises write
 
 lock: $(STAMP)  ## write the versions installed now to constraints.txt
 	$(PIP) freeze --exclude-editable | sed -E '/^-e |@|^triton==/d; s/\+[a-z0-9.]+$$//' > constraints.txt

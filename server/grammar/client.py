@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from cohort_server import run
-from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Verdict, frame
+from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Validation, frame
 
 COMMAND = tuple(run.command("server.grammar.child"))
 
@@ -60,10 +60,10 @@ class Child:
             raise
         return child, hello.refused
 
-    async def check(self, grammar: str, seconds: float) -> Verdict:
+    async def check(self, grammar: str, seconds: float) -> Validation:
         """Raises TimeoutError or ChildDied, after which it is to be killed."""
         async with asyncio.timeout(seconds):
-            return await self._ask(Check(grammar), Verdict)
+            return await self._ask(Check(grammar), Validation)
 
     async def kill(self) -> None:
         """End it and wait until it is gone, also when cancelled meanwhile."""

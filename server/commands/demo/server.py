@@ -7,11 +7,11 @@ import contextlib
 import os
 import re
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cohort_server import run
 from server.commands.bench.http import Broken, Client, Refused, reason
 
 _CHILD = "server.commands.demo.child"
@@ -51,7 +51,7 @@ class OwnServer:
         self._url = asyncio.get_running_loop().create_future()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", _CHILD, str(os.getpid()), "serve", *self._arguments,
+                *run.command(_CHILD, str(os.getpid()), "serve", *self._arguments),
                 "--host", "127.0.0.1", "--port", "0",
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
                 env=_environment(),

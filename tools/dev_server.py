@@ -9,10 +9,11 @@ real one. A server that ends by itself, over a syntax error say, is started agai
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -59,21 +60,20 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def _ids() -> int:
-    """Token ids of the embedded tokenizer, which the echo executor is to know."""
-    from engine.text.tokenizer import Tokenizer
-
-    return Tokenizer.load(tiny.weights_dir()).vocab_size
+    """Token ids of the embedded model, whose tokenizer the echo executor is served with."""
+    return int(json.loads((tiny.weights_dir() / "config.json").read_text("utf-8"))["vocab_size"])
 
 
 def serve(words: Sequence[str], folders: Sequence[Path]) -> int:
     """Keep the server running until Ctrl-C or SIGTERM. Returns 0."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     seen = snapshot(folders)
     server = subprocess.Popen(words)
     told = False
     try:
-        while True:
-            time.sleep(_LOOK_EVERY)
+        while not stop.wait(_LOOK_EVERY):
             if server.poll() is not None and not told:
                 print(
                     f"dev: the server ended with {server.returncode}; it starts again with the next change",
@@ -86,10 +86,9 @@ def serve(words: Sequence[str], folders: Sequence[Path]) -> int:
                 print(f"dev: {_shown(different[0])} changed; starting again", flush=True)
                 _stop(server)
                 server, told = subprocess.Popen(words), False
-    except KeyboardInterrupt:
-        return 0
     finally:
         _stop(server)
+    return 0
 
 
 def _shown(path: Path) -> Path:

@@ -348,6 +348,11 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
+def embedded_directory() -> Path:
+    """Where the model in the package lies."""
+    return tiny.weights_dir()
+
+
 def embedded(name: str | None) -> bool:
     """True for the model in the package: no name, or its own where no such directory is here."""
     return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
@@ -357,7 +362,7 @@ def model_source(settings: Settings) -> Path | hub.HubModel:
     """A directory that is there, or what to fetch. Raises SettingsError for what is neither."""
     name = settings.model
     if name is None or embedded(name):
-        return _local(settings, tiny.weights_dir())
+        return _local(settings, embedded_directory())
     path = Path(name).expanduser()
     if path.is_dir():
         return _local(settings, path.resolve())

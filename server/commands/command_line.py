@@ -15,6 +15,7 @@ from server.commands.common import fail, lost_output
 from server.commands.demo.command import demo
 from server.commands.doctor import doctor
 from server.commands.info import info
+from server.commands.list.command import list_models
 from server.commands.options import (
     BlockSize,
     ConfigFile,
@@ -347,6 +348,7 @@ def serve(
 
 for _verb in (chat, info, verify, doctor, demo):
     app.command()(_verb)
+app.command(name="list")(list_models)
 app.command(cls=BenchCommand)(bench)
 
 

@@ -58,8 +58,8 @@ class RepeatedStep:
 
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
-        cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int], words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
-        wanted: Wanted | None, shaped: bool,
+        cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
+        words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
         `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that

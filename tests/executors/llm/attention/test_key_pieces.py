@@ -169,7 +169,11 @@ def test_cutting_256_rows_takes_little_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [H200, PieceRule(3, TILE, least=64), PieceRule(5, 32, 100, least=64), PieceRule(4, TILE, 128), PieceRule(3, TILE, steady=512), PieceRule(3, TILE, count=3)]
+    "rule",
+    [
+        H200, PieceRule(3, TILE, least=64), PieceRule(5, 32, 100, least=64), PieceRule(4, TILE, 128),
+        PieceRule(3, TILE, steady=512), PieceRule(3, TILE, count=3),
+    ],
 )  # fmt: skip
 def test_a_cut_lasts_while_rows_grow_together(rule: PieceRule) -> None:
     rng = np.random.default_rng(5)

@@ -215,7 +215,8 @@ class EngineCore:
         self._let_in.add(mailbox)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
         for seq in seqs:
-            seq.siblings, seq.is_first = seqs if len(seqs) > 1 else [], seq is seqs[0]
+            if len(seqs) > 1:
+                seq.link_siblings(seqs)
             self._delivery.expect(seq)
             end = self.journal.restore(seq, committed) if committed else None
             if end is None:

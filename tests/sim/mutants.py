@@ -172,10 +172,10 @@ def _copies_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
     """KV of rejected drafts counts as computed."""
 
-    def settle(self: Scheduler, seq: Sequence, num_computed: int) -> None:
-        seq.drafting = False
+    def settle(self: Sequence, num_computed: int) -> None:
+        self.drafting = False
 
-    patch.setattr(Scheduler, "_settle", settle)
+    patch.setattr(Sequence, "settle", settle)
 
 
 def _void_results_count(patch: pytest.MonkeyPatch) -> None:

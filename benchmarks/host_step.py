@@ -30,7 +30,7 @@ from executors.llm.attention.backend import AttentionBackend
 from executors.llm.executor import LlmExecutor
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.step.launched import Launched
+from executors.llm.step.pending_steps import PendingStep
 from tests.gpu.device_fakes import IdleDevice, PagedTorch
 
 ROWS = (1, 32, 256)
@@ -127,7 +127,7 @@ async def measure(rows: int, settings: SamplingParams, rounds: int) -> dict[str,
 
 def _round(runner: DeviceUnifiedRunner, steps: list[UnifiedBatch]) -> list[tuple[float, float]]:
     """Seconds of each step's launch, and of reading the result of the one before it, which is out meanwhile."""
-    out: deque[Launched] = deque()
+    out: deque[PendingStep] = deque()
     times = []
     for batch in steps:
         began = time.thread_time()

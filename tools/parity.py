@@ -1,6 +1,6 @@
-"""The README's table of model families, made from what the parity tests measured.
+"""The table of model families in docs/models.md, made from what the parity tests measured.
 
-`python -m tools.parity readme` rewrites the table from the last report of `make test` (or of the tests named in
+`python -m tools.parity write` rewrites the table from the last report of `make test` (or of the tests named in
 tests/executors/llm/model/test_parity.py alone). `python -m tools.parity check` fails when the table lacks a family that the
 executor supports, or names one that it does not; with a report at hand, also when a way was not measured.
 """
@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from executors.llm.model.families import FAMILIES
 
+PAGE = "docs/models.md"
 BEGIN, END = "<!-- parity:begin -->", "<!-- parity:end -->"
 WAYS = ("whole", "chunked", "mixed", "greedy")
 Measured = Mapping[str, Mapping[str, list[float]]]
@@ -59,21 +60,21 @@ def _missing(results: Measured) -> Iterator[str]:
                 yield f"{family.name}: not measured {way}"
 
 
-def _split(readme: str) -> tuple[str, str, str]:
-    before, found, rest = readme.partition(BEGIN)
+def _split(page: str) -> tuple[str, str, str]:
+    before, found, rest = page.partition(BEGIN)
     inside, found_end, after = rest.partition(END)
     if not found or not found_end:
-        raise ValueError(f"README.md has no {BEGIN} ... {END}")
+        raise ValueError(f"docs/models.md has no {BEGIN} ... {END}")
     return before + BEGIN, inside, END + after
 
 
 def problems(root: Path) -> Iterator[str]:
     """Everything wrong with the table of the checkout `root`, a line each."""
-    _, inside, _ = _split((root / "README.md").read_text("utf-8"))
+    _, inside, _ = _split((root / PAGE).read_text("utf-8"))
     shown = set(re.findall(r"^\| (\w+) \| `", inside, re.MULTILINE))
     known = {family.name for family in FAMILIES}
-    yield from (f"{name}: in README's parity table, but not supported" for name in sorted(shown - known))
-    yield from (f"{name}: not in README's parity table; make parity" for name in sorted(known - shown))
+    yield from (f"{name}: in the parity table, but not supported" for name in sorted(shown - known))
+    yield from (f"{name}: not in the parity table; make parity" for name in sorted(known - shown))
     report = root / ".reports/junit.xml"
     if report.exists() and (results := measured(report)):
         yield from _missing(results)
@@ -86,12 +87,12 @@ def main(argv: list[str]) -> int:
         found = list(problems(root))
         print("\n".join(found) or "parity: the table is complete")
         return 1 if found else 0
-    if argv != ["readme"]:
+    if argv != ["write"]:
         print(__doc__)
         return 2
-    readme = root / "README.md"
-    before, _, after = _split(readme.read_text("utf-8"))
-    readme.write_text(f"{before}\n{table(measured(root / '.reports/junit.xml'))}\n{after}", "utf-8")
+    page = root / PAGE
+    before, _, after = _split(page.read_text("utf-8"))
+    page.write_text(f"{before}\n{table(measured(root / '.reports/junit.xml'))}\n{after}", "utf-8")
     return 0
 
 

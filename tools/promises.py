@@ -1,7 +1,7 @@
-"""Keeps docs/promises.yaml honest: what README promises is shown by tests that exist and run.
+"""Keeps docs/promises.yaml honest: what docs/promises.md promises is shown by tests that exist and run.
 
 `python -m tools.promises check` reports every promise whose test is missing, skipped or expected to fail, and a
-feature table in README that is out of date. `python -m tools.promises readme` rewrites that table.
+table in docs/promises.md that is out of date. `python -m tools.promises write` rewrites that table.
 
 An entry of `shown_by` that starts with `tests/` is a pytest node id: a file, class, function or one case of it.
 Any other entry is a command; the make target and the scripts it names must exist. `planned` is not looked at.
@@ -22,6 +22,7 @@ from tools import skips
 
 REPORTS = ("junit.xml", "junit-long.xml")
 """Of `make test` and `make test-long`, in .reports/."""
+PAGE = "docs/promises.md"
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
 
 
@@ -87,7 +88,7 @@ def problems(root: Path) -> Iterator[str]:
             yield from (f"{promise.id}: {node_id} {reason}" for reason in dict.fromkeys(reasons))
         for command in promise.commands:
             yield from (f"{promise.id}: `{command}` names {part}" for part in _absent_parts(root, command))
-    yield from _readme_problems(root / "README.md", promises)
+    yield from _page_problems(root / PAGE, promises)
 
 
 def _collect(root: Path, node_ids: list[str]) -> tuple[set[str], list[str]]:
@@ -119,20 +120,20 @@ def _absent_parts(root: Path, command: str) -> Iterator[str]:
             yield f"{word}, which does not exist"
 
 
-def _readme_problems(readme: Path, promises: list[Promise]) -> Iterator[str]:
-    text = readme.read_text()
+def _page_problems(page: Path, promises: list[Promise]) -> Iterator[str]:
+    text = page.read_text()
     if BEGIN not in text or END not in text:
-        yield f"README.md has no place for the feature table: add the lines {BEGIN} and {END}"
+        yield f"{PAGE} has no place for the table: add the lines {BEGIN} and {END}"
     elif text != with_table(text, promises):
-        yield "README.md: the feature table is out of date; run `make promises`"
+        yield f"{PAGE}: the table is out of date; run `make promises`"
 
 
-def with_table(readme: str, promises: list[Promise]) -> str:
-    """`readme` with the text between the markers replaced. Raises ValueError when there are none."""
-    before, begin, rest = readme.partition(BEGIN)
+def with_table(page: str, promises: list[Promise]) -> str:
+    """`page` with the text between the markers replaced. Raises ValueError when there are none."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"README.md lacks the lines {BEGIN} and {END}")
+        raise ValueError(f"{PAGE} lacks the lines {BEGIN} and {END}")
     return f"{before}{begin}\n{table(promises)}{end}{after}"
 
 
@@ -171,17 +172,17 @@ def main(arguments: list[str], root: Path) -> int:
                 print(problem, file=sys.stderr)
             print(f"promises: {len(found)} problem(s)" if found else "promises: all shown")
             return 1 if found else 0
-        case ["readme"]:
-            readme = root / "README.md"
+        case ["write"]:
+            page = root / PAGE
             try:
-                text = with_table(readme.read_text(), load(root / "docs/promises.yaml"))
+                text = with_table(page.read_text(), load(root / "docs/promises.yaml"))
             except ValueError as error:
                 print(error, file=sys.stderr)
                 return 1
-            readme.write_text(text)
+            page.write_text(text)
             return 0
         case _:
-            print("usage: python -m tools.promises check|readme", file=sys.stderr)
+            print("usage: python -m tools.promises check|write", file=sys.stderr)
             return 2
 
 

@@ -4,7 +4,7 @@ A decoder of the tokenizers library maps the list of all tokens to a list of str
 steps keep a little state and take one token at a time:
 
     token  ->  Replace  ->  ByteFallback  ->  Fuse  ->  Strip  ->  text
-               (a `Stage` each; what flows between them are pieces of tokens)
+               (a `DecoderStage` each; what flows between them are pieces of tokens)
 
 A `Piece` says whether it begins a token, because several decoders treat the first token, or each token's edges, in a way
 of their own; after Fuse or ByteLevel everything is one token. Semantics are those of tokenizers 0.23 (`decode_chain` of
@@ -25,18 +25,18 @@ from engine.text.stages import (
     BpeSuffix,
     ByteFallback,
     ByteLevel,
+    DecoderStage,
     EachToken,
     Fuse,
     Metaspace,
     Piece,
     Replace,
     SpaceJoin,
-    Stage,
     Strip,
 )
 from executors.contract import ConfigError
 
-Factory = Callable[[], Stage]
+Factory = Callable[[], DecoderStage]
 
 CLEANUPS = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
@@ -49,7 +49,7 @@ CLEANUPS = (
 class TextStream:
     """Tokens, as they stand in the vocabulary, to text. All that `push` and `end` return is, in sum, the whole text."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[DecoderStage]) -> None:
         self._stages = stages
 
     def push(self, token: str) -> str:

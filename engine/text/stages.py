@@ -12,7 +12,7 @@ Piece = tuple[str, bool]
 """Text, and whether a new token begins with it."""
 
 
-class Stage(Protocol):
+class DecoderStage(Protocol):
     """One step, with the state of one text."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:

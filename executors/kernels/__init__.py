@@ -4,4 +4,4 @@ CPU_ISAS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2")
 """Instruction sets that the CPU kernels are built for, best first."""
 
 ATTENTION_BACKENDS = ("auto", "flash-attn", "varlen", "triton", "torch")
-"""What computes attention: see `llm/attention.py`."""
+"""What computes attention: see `llm/attention/`."""

@@ -67,11 +67,11 @@ from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.device_memory import DeviceMemory, device_memory
 from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
-from executors.llm.runtime import Loaded
+from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.idle import IdleWork
-from executors.llm.step.launched import Turns
+from executors.llm.step.pending_steps import StepQueue
 from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
@@ -99,16 +99,16 @@ class LlmExecutor(BatchModelExecutor):
         if load is None:
             raise InvalidInput("LlmExecutor needs a model and its info, or a way to load them")
         self._load = load
-        self._loaded: Loaded | None = None
+        self._runtime: ExecutorRuntime | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._state = ExecutorState.INITIALIZING
         self._gauge = PressureGauge()
         self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
-        self._turns = Turns()
+        self._steps = StepQueue()
         self._idle = IdleWork(
-            self._turns,
+            self._steps,
             lambda: self._ready().unified.capture_next(),
             lambda: self._ready().unified.capture_wait,
         )
@@ -132,14 +132,14 @@ class LlmExecutor(BatchModelExecutor):
 
     def status(self) -> ExecutorStatus:
         """See the contract."""
-        loaded = self._loaded
+        loaded = self._runtime
         if loaded is None:
             return self._stats.status(self._state, MemoryStatus())
         return replace(self._stats.status(self._state, loaded.memory(self._gauge)), notes=loaded.notes)
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
-        loaded = self._loaded
+        loaded = self._runtime
         used = loaded.blocks_used() / loaded.runner.cache.num_blocks if loaded else 0.0
         return self._stats.metrics(self.config.max_num_seqs, min(1.0, used))
 
@@ -149,7 +149,7 @@ class LlmExecutor(BatchModelExecutor):
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         """Blocks and bytes of KV."""
-        return self._loaded.cache_snapshot() if self._loaded is not None else None
+        return self._runtime.cache_snapshot() if self._runtime is not None else None
 
     def pace(self) -> Pace | None:
         """See the contract."""
@@ -174,23 +174,23 @@ class LlmExecutor(BatchModelExecutor):
         measure the pace."""
         if self._state is ExecutorState.SHUTDOWN:
             raise NotReady("the executor was shut down")
-        if self._loaded is not None:
+        if self._runtime is not None:
             return
         torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
-            self._loaded = self._build(self._load(self._progress))
+            self._runtime = self._build(self._load(self._progress))
             try:
-                self._loaded.try_out(self._progress)
-                self._loaded.measure(self.config)
+                self._runtime.try_out(self._progress)
+                self._runtime.measure(self.config)
             except StepFailed as error:
                 raise explained(error, self.config) from error
         except BaseException:
-            self._state, self._loaded = ExecutorState.ERROR, None
+            self._state, self._runtime = ExecutorState.ERROR, None
             raise
         self._stats = StepStats()
         self._state = ExecutorState.READY
-        self._loaded.touch_kv()
-        if self._loaded.unified.can_capture:
+        self._runtime.touch_kv()
+        if self._runtime.unified.can_capture:
             self._idle.start()
 
     def _check(self, source: LoadedModel) -> None:
@@ -202,7 +202,7 @@ class LlmExecutor(BatchModelExecutor):
         fuse(attention, model)
         return ModelRunner(model, attention, cache)
 
-    def _build(self, source: LoadedModel) -> Loaded:
+    def _build(self, source: LoadedModel) -> ExecutorRuntime:
         self._check(source)
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
@@ -212,7 +212,9 @@ class LlmExecutor(BatchModelExecutor):
         memory = self._device_memory(spec.device)
         if memory is not None:
             assemble = partial(self._assemble, source)
-            return DeviceSizing(source, config, memory, assemble, Loaded.run_alone, Loaded.close).make()
+            return DeviceSizing(
+                source, config, memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
+            ).make()
         plan = plan_kv(spec, config, source.info.max_model_len, sizing.claims(config, source))
         return self._assemble(source, plan)
 
@@ -220,7 +222,7 @@ class LlmExecutor(BatchModelExecutor):
         """Memory of the device's own, None where it is the machine's."""
         return device_memory(device)
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> Loaded:
+    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
         """All that computes, with KV of that plan. On a device it is done more than once, see `DeviceSizing`."""
         config, spec, width = self.config, source.model.kv_spec, source.info.logits_width
         info = replace(source.info, max_model_len=plan.max_model_len)
@@ -234,7 +236,9 @@ class LlmExecutor(BatchModelExecutor):
         )
         unified.memory = self._device_memory(spec.device)
         unified.report = lambda stage, done, total: self._progress(stage, done, total)
-        return Loaded(source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width))
+        return ExecutorRuntime(
+            source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width)
+        )
 
     def _grammars(self, width: int) -> GrammarCompiler:
         directory = self.config.tokenizer or self.config.model
@@ -254,24 +258,24 @@ class LlmExecutor(BatchModelExecutor):
     async def shutdown(self) -> None:
         """See the contract."""
         self._idle.stop()
-        if self._loaded is not None:
-            await self._turns.settled()
-            self._loaded.close()
-        self._loaded = None
+        if self._runtime is not None:
+            await self._steps.settled()
+            self._runtime.close()
+        self._runtime = None
         self._state = ExecutorState.SHUTDOWN
 
     async def begin_epoch(self, epoch: int) -> None:
         """See the contract."""
-        await self._turns.settled()
+        await self._steps.settled()
         self._ready().unified.clear()
         self._epoch = epoch
         self._step_failed = False
         self._state = ExecutorState.READY
 
-    def _ready(self) -> Loaded:
-        if self._loaded is None:
+    def _ready(self) -> ExecutorRuntime:
+        if self._runtime is None:
             raise NotReady(f"the executor is {self._state}: call warmup first")
-        return self._loaded
+        return self._runtime
 
     @contextlib.contextmanager
     def _computing(self, batch_size: int) -> Iterator[None]:
@@ -304,7 +308,7 @@ class LlmExecutor(BatchModelExecutor):
         try:
             with self._computing(len(batch)):
                 launch = partial(loaded.unified.launch, batch)
-                output, seconds = await self._turns.take(launch, self._check_epoch)
+                output, seconds = await self._steps.run(launch, self._check_epoch)
         except StepFailed:
             self._step_failed = True
             raise
@@ -393,8 +397,8 @@ class LlmExecutor(BatchModelExecutor):
 
     def release_cache(self, cache_id: int) -> None:
         """See the contract."""
-        if self._loaded is not None:
-            self._loaded.unified.release(cache_id)
+        if self._runtime is not None:
+            self._runtime.unified.release(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         """See the contract. KV past the computed length is never read: there is nothing to do but to check."""
@@ -407,8 +411,8 @@ class LlmExecutor(BatchModelExecutor):
 
     def release_memory(self, block_ids: Int32Array) -> None:
         """See the contract."""
-        if self._loaded is not None:
-            self._loaded.runner.cache.give_back(block_ids)
+        if self._runtime is not None:
+            self._runtime.runner.cache.give_back(block_ids)
 
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:

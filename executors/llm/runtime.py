@@ -1,4 +1,4 @@
-"""`Loaded`: all that exists of an `LlmExecutor` between warmup and shutdown, and what it says of itself."""
+"""`ExecutorRuntime`: all that exists of an `LlmExecutor` between warmup and shutdown, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TOUCH_MOST = 4 << 30
 
 
 @dataclass(slots=True)
-class Loaded:
+class ExecutorRuntime:
     """The parts, put together by the executor's warmup. `dropped` ends what is still being prepared in the background."""
 
     source: LoadedModel

@@ -23,7 +23,7 @@ class Qwen3ModelExecutor(LlmExecutor):
 
     def status(self) -> ExecutorStatus:
         """See the contract; the notes say which decode runner there is."""
-        status, loaded = super().status(), self._loaded
+        status, loaded = super().status(), self._runtime
         if loaded is None or not isinstance(loaded.runner, Qwen3Runner):
             return status
         return replace(status, notes=(*status.notes, loaded.runner.note))

@@ -10,7 +10,7 @@ from server.answer.wire import CompletionChoice, CompletionLogprobs, encode
 from server.schemas.completions import CompletionRequest
 
 
-class Choice:
+class CompletionProgress:
     """What one choice has become so far. One writer: the task that reads the generation."""
 
     def __init__(self, index: int, body: CompletionRequest, side: PromptSide) -> None:
@@ -95,6 +95,6 @@ class Choice:
         return TextDelta(self.index, "", finish_reason=delta.finish_reason and "length")
 
 
-def best(choices: Iterable[Choice], count: int) -> list[Choice]:
+def best(choices: Iterable[CompletionProgress], count: int) -> list[CompletionProgress]:
     """The `count` choices with the highest mean logprob, best first."""
     return sorted(choices, key=lambda choice: (-choice.mean_logprob, choice.index))[:count]

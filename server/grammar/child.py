@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 import setproctitle
 
-from server.grammar.messages import HEADER, Check, Hello, Setup, Verdict, frame
+from server.grammar.messages import HEADER, Check, Hello, Setup, Validation, frame
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -37,7 +37,7 @@ MAX_REASON = 500
 _PR_SET_PDEATHSIG = 1
 
 
-class Judge:
+class Validator:
     """The compiler with the tokenizer. Raises Unusable (a sentence) if the two do not fit."""
 
     max_growth = MAX_GROWTH
@@ -57,7 +57,7 @@ class Judge:
         check_bytes(ours, self._tokenizer, setup.logits_width)
         self._at_rest = resident_bytes()
 
-    def verdict(self, grammar: str) -> Verdict:
+    def verdict(self, grammar: str) -> Validation:
         """Compile, and compute the first mask: much of the work is only done then."""
         try:
             return self._verdict(grammar)
@@ -67,26 +67,26 @@ class Judge:
                 with contextlib.suppress(AttributeError):  # only glibc has it
                     ctypes.CDLL(None).malloc_trim(0)
 
-    def _verdict(self, grammar: str) -> Verdict:
+    def _verdict(self, grammar: str) -> Validation:
         try:
             grammar = without_gbnf(grammar)
         except Exception as error:  # the converter raises bare Exception, and whatever odd input runs it into
-            return Verdict(refused=first_line(f"not GBNF: {error or type(error).__name__}"))
+            return Validation(refused=first_line(f"not GBNF: {error or type(error).__name__}"))
         matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():
             warnings = matcher.get_grammar_warnings()
             if warnings:
-                return Verdict(refused=first_line(warnings[0]))
+                return Validation(refused=first_line(warnings[0]))
             matcher.compute_bitmask()
             if matcher.is_stopped() and not matcher.is_accepting():
-                return Verdict(refused="no text can satisfy it")
+                return Validation(refused="no text can satisfy it")
             grown = resident_bytes() - self._at_rest
             if grown > self.max_growth:
                 reason = f"it is too large: compiled it takes {grown // 2**20} MiB, the limit is {self.max_growth // 2**20}"
-                return Verdict(refused=reason)
+                return Validation(refused=reason)
         if matcher.is_error():
-            return Verdict(refused=first_line(matcher.get_error()))
-        return Verdict(grammar=grammar)
+            return Validation(refused=first_line(matcher.get_error()))
+        return Validation(grammar=grammar)
 
 
 def resident_bytes() -> int:
@@ -146,7 +146,7 @@ def main() -> None:
     if setup is None:
         return
     try:
-        judge = Judge(setup)
+        judge = Validator(setup)
     except Unusable as error:
         _say(answers, Hello(str(error)))
         return

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Verdict, frame
+from cohort_server import run
+from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Validation, frame
 
-COMMAND = (sys.executable, "-P", "-m", "server.grammar.child")
-"""`-P`: what happens to lie in the working directory must not shadow a module."""
+COMMAND = tuple(run.command("server.grammar.child"))
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -61,10 +60,10 @@ class Child:
             raise
         return child, hello.refused
 
-    async def check(self, grammar: str, seconds: float) -> Verdict:
+    async def check(self, grammar: str, seconds: float) -> Validation:
         """Raises TimeoutError or ChildDied, after which it is to be killed."""
         async with asyncio.timeout(seconds):
-            return await self._ask(Check(grammar), Verdict)
+            return await self._ask(Check(grammar), Validation)
 
     async def kill(self) -> None:
         """End it and wait until it is gone, also when cancelled meanwhile."""

@@ -4,7 +4,7 @@ server                                  child
 Setup                            ->
                                  <-     Hello           once the tokenizer is read
 Check                            ->
-                                 <-     Verdict         one at a time
+                                 <-     Validation         one at a time
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Check(msgspec.Struct):
     grammar: str
 
 
-class Verdict(msgspec.Struct):
+class Validation(msgspec.Struct):
     """`grammar` is what the executor takes: the one that was sent, GBNF replaced by Lark. `refused`: what is wrong with it."""
 
     grammar: str = ""

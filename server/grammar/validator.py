@@ -25,7 +25,7 @@ import structlog
 
 from engine.errors import InvalidRequest, Overloaded, Unavailable
 from server.grammar.client import COMMAND, Child, ChildDied
-from server.grammar.messages import Verdict
+from server.grammar.messages import Validation
 
 log = structlog.get_logger("server")
 
@@ -48,14 +48,14 @@ class _Question:
     text: str
     key: bytes
     tenant: str
-    answer: asyncio.Future[Verdict | None]
+    answer: asyncio.Future[Validation | None]
     """None: the process could not be started."""
     waiters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    verdict: Verdict
+    verdict: Validation
     until: float
 
 
@@ -67,7 +67,7 @@ class _Memory:
     entries: OrderedDict[bytes, _Known] = field(default_factory=OrderedDict)
     size: int = 0
 
-    def get(self, key: bytes) -> Verdict | None:
+    def get(self, key: bytes) -> Validation | None:
         known = self.entries.get(key)
         if known is None:
             return None
@@ -77,7 +77,7 @@ class _Memory:
         self.entries.move_to_end(key)
         return known.verdict
 
-    def put(self, key: bytes, verdict: Verdict, seconds: float) -> None:
+    def put(self, key: bytes, verdict: Validation, seconds: float) -> None:
         self._drop(key)
         self.entries[key] = _Known(verdict, self.clock() + seconds)
         self.size += len(verdict.grammar)
@@ -154,7 +154,7 @@ class GrammarJudge:
         self._asked.clear()
         self._lines.clear()
 
-    async def _ask(self, grammar: str, key: bytes, tenant: str) -> Verdict | None:
+    async def _ask(self, grammar: str, key: bytes, tenant: str) -> Validation | None:
         if self._closed:
             return None
         question = self._asked.get(key)
@@ -198,7 +198,7 @@ class GrammarJudge:
         try:
             while True:
                 self._judged = question = await self._next()
-                verdict: Verdict | None = None
+                verdict: Validation | None = None
                 seconds = 0.0
                 try:
                     verdict, seconds = await self._judge(question)
@@ -209,15 +209,15 @@ class GrammarJudge:
         finally:
             await self._end_child()
 
-    def _answer(self, question: _Question, verdict: Verdict | None, seconds: float) -> None:
+    def _answer(self, question: _Question, verdict: Validation | None, seconds: float) -> None:
         del self._asked[question.key]
         self._judged = None
         if verdict is not None and seconds > 0:
-            kept = Verdict(refused=verdict.refused) if verdict.grammar == question.text else verdict
+            kept = Validation(refused=verdict.refused) if verdict.grammar == question.text else verdict
             self._known.put(question.key, kept, seconds)
         question.answer.set_result(verdict)
 
-    async def _judge(self, question: _Question) -> tuple[Verdict | None, float]:
+    async def _judge(self, question: _Question) -> tuple[Validation | None, float]:
         """The verdict and for how many seconds it is remembered. A process that somebody else killed says nothing about the
         grammar: it is asked once more."""
         for attempt in range(2):
@@ -233,13 +233,13 @@ class GrammarJudge:
                 await self._end_child()
                 log.warning("a grammar took too long to compile", seconds=self._deadline)
                 reason = f"it took longer than {self._deadline:g} seconds to compile"
-                return Verdict(refused=reason), REMEMBER_DEATH
+                return Validation(refused=reason), REMEMBER_DEATH
             except ChildDied as error:
                 await self._end_child()
                 log.warning("the grammar process died", reason=str(error))
                 if attempt or not error.outside:
                     break
-        return Verdict(refused="it is too complex: the grammar compiler died of it"), REMEMBER_DEATH
+        return Validation(refused="it is too complex: the grammar compiler died of it"), REMEMBER_DEATH
 
     async def _start(self) -> bool:
         """False if it will keep no grammar."""

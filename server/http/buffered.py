@@ -20,7 +20,7 @@ _SEND_BYTES = 64 * 1024
 """Smaller pieces are sent together: one `send` costs as much as copying these."""
 
 
-class Room:
+class AnswerBudget:
     """What one answer may still take in. One writer: the task that collects it."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Room:
             raise InvalidRequest(message, param, "answer_too_large")
 
 
-class Pauses:
+class YieldRegularly:
     """Lets others run where much is done that waits for nothing. One writer: the task that does it."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Pauses:
             self._since = time.monotonic()
 
 
-class PiecedResponse(Response):
+class ChunkedJSON(Response):
     """JSON in pieces, of which some may stand in it many times: they are never put together as a whole, and others run
     between one send and the next."""
 

@@ -23,13 +23,13 @@ _DEADLINE = 5.0
 """Seconds. The largest bodies take less than one."""
 
 
-def arrives(body: bytes) -> None:
+def mark_received(body: bytes) -> None:
     """The body of this task's call is there."""
     ARRIVED.set(time.monotonic())
     _SIZE.set(len(body))
 
 
-async def apart(threads: FencedThreads, work: Callable[[], Result]) -> Result:
+async def run_off_loop_if_large(threads: FencedThreads, work: Callable[[], Result]) -> Result:
     """What `work`, a pure function of this task's body, comes to: of a large body on a thread, so that others go on meanwhile.
 
     Raises what it raises, and InvalidRequest if it takes too long.

@@ -13,7 +13,7 @@ from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place, continued_text
 from server.grammar.compose import alone
 from server.grammar.forms import Constraint, constraint_of
-from server.http.request_timing import apart
+from server.http.request_timing import run_off_loop_if_large
 from server.prepare import structured_output as structured
 from server.prepare.chat_grammar import chat_grammar, writes_calls
 from server.prepare.chat_prompt import chat_prompt
@@ -25,7 +25,7 @@ from server.state import ServedModel, ServerState
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedChat:
     """What a chat comes to: the engine's request, how its answer is to be read, and the client's field that asks for the
     grammar, if there is one."""
 
@@ -34,22 +34,24 @@ class Asked:
     grammar_param: str | None
 
 
-async def ask(
+async def prepare_chat(
     state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
-) -> Asked:
+) -> PreparedChat:
     """Render with these variables for the template, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or
     Unavailable."""
     choice = body.choice
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
-    constraint = await apart(state.threads, lambda: constraint_of(body))
+    constraint = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
     prompt = await _prompt(state, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
     grammar = None
-    if found := await apart(state.threads, lambda: chat_grammar(choice, constraint, notation, place)):
+    if found := await run_off_loop_if_large(
+        state.threads, lambda: chat_grammar(choice, constraint, notation, place)
+    ):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
         new_id("chatcmpl"),
@@ -66,7 +68,7 @@ async def ask(
     )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
     either = constraint is not None and any(function.strict for function in choice.functions)
-    return Asked(asked, reading, None if grammar is None or either else grammar.param)
+    return PreparedChat(asked, reading, None if grammar is None or either else grammar.param)
 
 
 async def _prompt(
@@ -81,7 +83,7 @@ async def _prompt(
         state,
         model,
         body.messages,
-        await apart(state.threads, lambda: body.offered_tools(choice)),
+        await run_off_loop_if_large(state.threads, lambda: body.offered_tools(choice)),
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
@@ -124,7 +126,7 @@ async def _prepared(
     found: tuple[str, str],
     choice: ToolChoice,
     constraint: Constraint | None,
-) -> structured.Judged:
+) -> structured.ValidGrammar:
     """The grammar, judged. What is refused is named by what asked for it: of a constraint beside calls, whichever is at fault."""
     grammar, param = found
     try:

@@ -11,7 +11,7 @@ from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
 from server.grammar.schemas import MAX_GRAMMAR_LENGTH
 from server.http.auth import TENANT
-from server.http.request_timing import apart
+from server.http.request_timing import run_off_loop_if_large
 from server.schemas.structured import StructuredFields
 
 if TYPE_CHECKING:
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ValidGrammar:
     """`text` is what goes into `TextRequest.grammar`; `param` the request's field that asks for it."""
 
     text: str
     param: str
 
 
-async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> Judged | None:
+async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> ValidGrammar | None:
     """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
-    constraint = await apart(state.threads, lambda: constraint_of(body))
+    constraint = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
     if constraint is None:
         return None
     return await prepared(state, model, alone(constraint), constraint.param)
 
 
-async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> Judged:
+async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> ValidGrammar:
     """The grammar, judged and known to the executor. `param` is the field it came from.
 
     Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
@@ -54,7 +54,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
     except InvalidRequest as error:
         message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
         raise InvalidRequest(message, param=param, code=error.code) from None
-    return Judged(text, param)
+    return ValidGrammar(text, param)
 
 
 def _holds_grammars(state: ServerState) -> bool:

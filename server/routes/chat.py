@@ -16,10 +16,10 @@ from engine.text.generation import Generation, TextDelta, Usage
 from server.answer.chat import Answer
 from server.answer.prompt_tokens import encoded_prompt_logprobs
 from server.answer.wire import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
-from server.http.buffered import Room
+from server.http.buffered import AnswerBudget
 from server.http.middleware import RESPONSE_ID
 from server.http.streamed import DONE, EventStream, while_connected
-from server.prepare.chat import Asked, ask
+from server.prepare.chat import PreparedChat, prepare_chat
 from server.routes.common import generation_of, json_response, read, state_of, template_variables
 from server.schemas.chat import ChatRequest
 from server.state import ServedModel, ServerState
@@ -35,7 +35,7 @@ async def chat_completions(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model, generating=True)
     variables = template_variables(request, model, body)
-    asked = await while_connected(request.receive, ask(state, model, body, variables))
+    asked = await while_connected(request.receive, prepare_chat(state, model, body, variables))
     call = _ChatCall(state, model, name, body, asked)
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
@@ -52,7 +52,7 @@ class _ChatCall:
         model: ServedModel,
         name: str,
         body: ChatRequest,
-        asked: Asked,
+        asked: PreparedChat,
     ) -> None:
         self._model = model
         self._name = name
@@ -78,7 +78,7 @@ class _ChatCall:
         """The whole answer."""
         prompt_logprobs = None
         logprobs = [ChatLogprobs() for _ in self._answers]
-        room, by = Room(), "top_logprobs" if self._body.top_logprobs else "logprobs"
+        room, by = AnswerBudget(), "top_logprobs" if self._body.top_logprobs else "logprobs"
         as_ids = bool(self._body.return_tokens_as_token_ids)
         async with self._start() as generation:
             async for delta in generation:

@@ -14,7 +14,7 @@ from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
 from server.http.media import check_media
 from server.http.middleware import IGNORED
-from server.http.request_timing import INLINE_BODY_BYTES, apart, arrives
+from server.http.request_timing import INLINE_BODY_BYTES, mark_received, run_off_loop_if_large
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables
 from server.schemas.extras import MAX_TOLD, screen
@@ -39,14 +39,14 @@ async def read(request: Request, model: type[Model]) -> Model:
     for a body that is not JSON."""
     check_media(request.headers)
     body = await request.body()
-    arrives(body)
+    mark_received(body)
     if len(body) <= INLINE_BODY_BYTES:
         parsed, request.scope[IGNORED] = _parse(model, body)
         return parsed
     with collector_pause():
         # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
         # parser holds up every other thread meanwhile.
-        parsed, request.scope[IGNORED] = await apart(
+        parsed, request.scope[IGNORED] = await run_off_loop_if_large(
             state_of(request).threads, lambda: _parse_large(model, body)
         )
     return parsed

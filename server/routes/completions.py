@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
-from server.answer.completions import Choice, best
+from server.answer.completions import CompletionProgress, best
 from server.answer.prompt_tokens import PromptSide
 from server.answer.wire import Chunks, encode, usage_object
-from server.http.buffered import Pauses, PiecedResponse, Room
+from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.middleware import RESPONSE_ID
 from server.http.streamed import DONE, EventStream, while_connected
 from server.prepare.chat_prompt import INLINE_CHARACTERS, decoded
@@ -47,7 +47,7 @@ async def completions(request: Request) -> Response:
     request.scope[RESPONSE_ID] = call.id
     if body.stream:
         return EventStream(call.stream())
-    return PiecedResponse(await while_connected(request.receive, call.collect()))
+    return ChunkedJSON(await while_connected(request.receive, call.collect()))
 
 
 class _CompletionCall:
@@ -71,7 +71,7 @@ class _CompletionCall:
         self._created = int(time.time())
         self._sides = sides
         self._choices = [
-            Choice(index, body, sides[index // asked.n]) for index in range(len(sides) * asked.n)
+            CompletionProgress(index, body, sides[index // asked.n]) for index in range(len(sides) * asked.n)
         ]
 
     @classmethod
@@ -109,7 +109,7 @@ class _CompletionCall:
 
     async def collect(self) -> list[bytes]:
         """The whole answer, encoded, in pieces."""
-        room = Room()
+        room = AnswerBudget()
         await self._repeat_prompts(room)
         async with self._start() as generation:
             async for delta in generation:
@@ -128,15 +128,15 @@ class _CompletionCall:
             }
         )
         pieces = [head[:-1], b',"choices":[']
-        pauses = Pauses()
+        pauses = YieldRegularly()
         for index, choice in enumerate(self._shown()):
             pieces += [b","] * (index > 0) + choice.answer(index)
             await pauses.pause()
         return [*pieces, b'],"usage":', encode(usage_object(usage)), b"}"]
 
-    async def _repeat_prompts(self, room: Room) -> None:
+    async def _repeat_prompts(self, room: AnswerBudget) -> None:
         """Encode what choices repeat of their prompts. Raises InvalidRequest for too much of it, before anything is computed."""
-        shown, pauses = self._body.n or 1, Pauses()
+        shown, pauses = self._body.n or 1, YieldRegularly()
         for side in self._sides:
             if self._body.echo:
                 room.take(len(side.encoded_echo) * shown, "echo")
@@ -144,7 +144,7 @@ class _CompletionCall:
                 room.take(len(side.encoded_ids) * shown, "return_token_ids")
             await pauses.pause()
 
-    def _shown(self) -> list[Choice]:
+    def _shown(self) -> list[CompletionProgress]:
         """The choices of the answer, in its order."""
         if not self._body.ranks:
             return self._choices

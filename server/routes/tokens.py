@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.http.request_timing import apart
+from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import READ, json_response, read, state_of, tell_ignored, template_variables
@@ -40,7 +40,9 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         variables = template_variables(request, model, body)
         asked = body.tools or ()
-        tools = await apart(state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked])
+        tools = await run_off_loop_if_large(
+            state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked]
+        )
         ids = await chat_prompt(
             state,
             model,

@@ -54,18 +54,18 @@ class AskingExecutor(LlmExecutor):
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         if _is_glutton(self.gluttons, batch):
-            assert self._loaded is not None
-            forward = self._loaded.runner.forward
+            assert self._runtime is not None
+            forward = self._runtime.runner.forward
 
             def greedy(*args: object, **more: object) -> torch.Tensor:
                 torch.empty(4 * _ROOM, dtype=torch.uint8)
                 return forward(*args, **more)  # type: ignore[arg-type]
 
-            self._loaded.runner.forward = greedy  # type: ignore[method-assign]
+            self._runtime.runner.forward = greedy  # type: ignore[method-assign]
             try:
                 return await super().unified_decode(batch)
             finally:
-                self._loaded.runner.forward = forward  # type: ignore[method-assign]
+                self._runtime.runner.forward = forward  # type: ignore[method-assign]
         return await super().unified_decode(batch)
 
 

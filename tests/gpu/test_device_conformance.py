@@ -11,7 +11,7 @@ import torch
 
 from executors.contract.batch import UnifiedBatch
 from executors.llm.executor import LlmExecutor
-from executors.llm.step.launched import Launched
+from executors.llm.step.pending_steps import PendingStep
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
@@ -35,7 +35,7 @@ def injecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None
         sampler, launch, sample = unified.program.sampler, unified.launch, unified.program.sampler.sample
         unified.graphs = None  # they would notice that something else is computed
 
-        def launched(batch: UnifiedBatch) -> Launched:
+        def launched(batch: UnifiedBatch) -> PendingStep:
             ids = batch.seq_ids.tolist()
             if seq_id not in ids:
                 return launch(batch)

@@ -85,7 +85,7 @@ async def test_two_steps_are_out_and_the_loop_turns(path: Path) -> None:
     second = driver.batch([(seq, [-1], True, 0)], pending=np.array([True]))
     one, two = (asyncio.create_task(executor.unified_decode(batch)) for batch in (first, second))
     await asyncio.sleep(0)
-    assert executor.status().state == "Busy" and not one.done() and executor._turns._out == 2
+    assert executor.status().state == "Busy" and not one.done() and executor._steps._out == 2
     assert [event.asked for event in executor.device.events].count(0) == 1  # type: ignore[union-attr]
     done: list[str] = []
     one.add_done_callback(lambda _: done.append("one"))

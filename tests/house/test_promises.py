@@ -61,7 +61,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests/test_marked.py").write_text(
         "import pytest\npytestmark = [pytest.mark.skip]\ndef test_a(): ...\n"
     )
-    (tmp_path / "README.md").write_text(f"# It\n\n{promises.BEGIN}\n{promises.END}\n")
+    (tmp_path / promises.PAGE).write_text(f"# It\n\n{promises.BEGIN}\n{promises.END}\n")
     return tmp_path
 
 
@@ -75,7 +75,7 @@ def found(checkout: Path, *shown_by: str, state: str = "done", **more: object) -
         **more,
     }
     (checkout / "docs/promises.yaml").write_text(yaml.safe_dump([row]))
-    promises.main(["readme"], checkout)
+    promises.main(["write"], checkout)
     return list(promises.problems(checkout))
 
 
@@ -155,25 +155,25 @@ def test_an_id_used_twice_is_found(checkout: Path) -> None:
     found(checkout, "make demo")
     file = checkout / "docs/promises.yaml"
     file.write_text(file.read_text() * 2)
-    promises.main(["readme"], checkout)
+    promises.main(["write"], checkout)
     assert list(promises.problems(checkout)) == ["it: the id is used twice"]
 
 
-def test_a_readme_table_out_of_date_is_found_and_rewritten(checkout: Path) -> None:
+def test_a_page_table_out_of_date_is_found_and_rewritten(checkout: Path) -> None:
     assert found(checkout, "make demo", figure="3 s") == []
-    readme = checkout / "README.md"
-    assert "| all | It works. | done | 3 s |" in readme.read_text()
-    readme.write_text(readme.read_text().replace("3 s", "2 s"))
+    page = checkout / promises.PAGE
+    assert "| all | It works. | done | 3 s |" in page.read_text()
+    page.write_text(page.read_text().replace("3 s", "2 s"))
     [problem] = promises.problems(checkout)
     assert "out of date" in problem
     assert promises.main(["check"], checkout) == 1
-    assert promises.main(["readme"], checkout) == 0
+    assert promises.main(["write"], checkout) == 0
     assert promises.main(["check"], checkout) == 0
 
 
-def test_a_readme_without_markers_is_told_so(checkout: Path) -> None:
+def test_a_page_without_markers_is_told_so(checkout: Path) -> None:
     found(checkout, "make demo")
-    (checkout / "README.md").write_text("# It\n")
+    (checkout / promises.PAGE).write_text("# It\n")
     [problem] = promises.problems(checkout)
-    assert "no place for the feature table" in problem
-    assert promises.main(["readme"], checkout) == 1
+    assert "no place for the table" in problem
+    assert promises.main(["write"], checkout) == 1

@@ -29,7 +29,7 @@ from executors.llm.gpu.inputs import StepShape
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.api import LoadedModel
-from executors.llm.runtime import Loaded
+from executors.llm.runtime import ExecutorRuntime
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
 from tools.gpu_check.child import Found
@@ -145,7 +145,7 @@ class WatchedExecutor(LlmExecutor):
     replayed: Counter[StepShape]
     graphs: StepGraphs | None = None
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> Loaded:
+    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
         loaded = super()._assemble(source, plan)
         self.replayed, self.graphs = Counter(), None
         if isinstance(loaded.unified, DeviceUnifiedRunner) and loaded.unified.graphs is not None:

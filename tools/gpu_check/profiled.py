@@ -21,7 +21,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.api import LoadedModel
-from executors.llm.runtime import Loaded
+from executors.llm.runtime import ExecutorRuntime
 
 NAME = f"{__name__}:ProfiledFactory"
 FOLDER = "GPU_CHECK_PROFILE"
@@ -100,7 +100,7 @@ class ProfiledExecutor(LlmExecutor):
 
     async def warmup(self) -> None:
         """As `LlmExecutor`'s. The profiler is started once before graphs are captured, whose kernels it may not see else."""
-        if self._loaded is None:
+        if self._runtime is None:
             self._marks = Marks(self._event)
             if torch.cuda.is_available():
                 with _profile():
@@ -109,7 +109,7 @@ class ProfiledExecutor(LlmExecutor):
         await super().warmup()
         threading.Thread(target=_wait_and_measure, args=(self._marks,), name="profile", daemon=True).start()
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> Loaded:
+    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
         loaded = super()._assemble(source, plan)
         if isinstance(loaded.unified, DeviceUnifiedRunner):
             loaded.unified.queueing = self._marks.step

@@ -2,7 +2,7 @@
 
 Libraries have been wrong without a word where paging, sequences of different lengths and splits of keys met, so one that is
 chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone. Our own
-kernels are tried with the same problem, and the same words are said of them: see `kernels/triton_check.py`.
+kernels are tried with the same problem, and the same words are said of them: see `gpu/kernel_check.py`.
 """
 
 from __future__ import annotations

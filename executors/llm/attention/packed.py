@@ -1,7 +1,7 @@
 """What attention must know of a step, as tensors on its device; and the seam to backends that read it there.
 
 A backend that keeps to `PackedAttention` has nothing of its own to send: what it needs lies in the step's one copy to the
-device (`device_inputs.py`), at the same place in every step of a shape, which is what a captured graph asks for.
+device (`gpu/inputs.py`), at the same place in every step of a shape, which is what a captured graph asks for.
 """
 
 from __future__ import annotations

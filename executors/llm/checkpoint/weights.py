@@ -1,7 +1,7 @@
 """From a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
 
 Everything is checked before the first byte is copied; each fault is a ConfigError of one line. Weights in FP8 have a scale
-beside them (`models/quantization.py` lists the forms); they are taken as they are, or widened on the way.
+beside them (`model/quantization.py` lists the forms); they are taken as they are, or widened on the way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Are our own Triton kernels right, here, for this model? Each that is going to be used, on small inputs, against torch.
 
-Compilers and drivers have been wrong without a word, too, so what is launched is tried as a library is (`attention_check.py`): at
+Compilers and drivers have been wrong without a word, too, so what is launched is tried as a library is (`attention/check.py`): at
 the start, on GPUs, in the shapes and types of the model, for those decide what is compiled. Whoever is wrong is named, and torch
 computes in its place. Weights are made up: what a checkpoint has in them is nobody's fault here.
 """

@@ -1,4 +1,4 @@
-"""`StepInFlight`: a step that the device computes while the host goes on."""
+"""`PendingDeviceStep`: a step that the device computes while the host goes on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.step.unified import NOT_FINITE
 
 
-class StepInFlight:
-    """A `Launched` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
+class PendingDeviceStep:
+    """A `PendingStep` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
     results among `samples`. `hear` is told the tokens, int32 [places]; `wanted` is in the buffer's `more`."""
 
     def __init__(
@@ -31,7 +31,7 @@ class StepInFlight:
         buffer.owner = self
 
     def ready(self) -> bool:
-        """See `Launched`."""
+        """See `PendingStep`."""
         return self._output is not None or self._buffer.event.query()
 
     def settle(self) -> None:
@@ -39,7 +39,7 @@ class StepInFlight:
         self.result()
 
     def result(self) -> UnifiedOutput:
-        """See `Launched`."""
+        """See `PendingStep`."""
         if self._output is None:
             self._buffer.event.synchronize()
             tokens, bad = host_results(self._buffer.results, self._samples)

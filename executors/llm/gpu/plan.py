@@ -1,4 +1,4 @@
-"""`StepPlan`: a step between the engine's batch and the packed array that the device reads."""
+"""`DevicePlan`: a step between the engine's batch and the packed array that the device reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executors.llm.step_arrays import StepArrays
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class DevicePlan:
     """A step as it is to be packed. `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so
     that none of them is begun when all others are over; `pieces` int32 [k, WORDS] of their keys, their rows being places in
     `decodes`; `sampled` bool [n]; `needed`: columns of the block tables."""

@@ -42,8 +42,8 @@ from executors.llm.gpu.inputs import (
     num_words,
     result_words,
 )
-from executors.llm.gpu.pending_step import StepInFlight
-from executors.llm.gpu.plan import StepPlan
+from executors.llm.gpu.pending_step import PendingDeviceStep
+from executors.llm.gpu.plan import DevicePlan
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.gpu.repeat import RepeatedStep, Rows
 from executors.llm.memory.device_memory import retried
@@ -51,7 +51,7 @@ from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES, ShapedSlots
-from executors.llm.step.launched import Finished, Launched
+from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.unified import UnifiedRunner
 from executors.llm.step_arrays import StepArrays
@@ -248,10 +248,10 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return self.launch(batch).result()
 
     @torch.inference_mode()
-    def launch(self, batch: UnifiedBatch) -> Launched:
+    def launch(self, batch: UnifiedBatch) -> PendingStep:
         """See `UnifiedRunner`."""
         if not len(batch):
-            return Finished(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
+            return ComputedStep(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
         last = self._last
         if last is not None and last.repeats(batch, self.logits_width, self.max_model_len):
             return self._launch_again(batch, last)
@@ -261,7 +261,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if self._needs_host(batch, sampled):
             for slot, history in self.shaped.histories(batch, sampled).items():
                 self.shapers.follow(slot, history)
-            return Finished(self._compute(batch))
+            return ComputedStep(self._compute(batch))
         plan = self._plan(batch, sampled)
         self.shaped.prepare(batch, plan.step, sampled)
         graphs = self.graphs
@@ -273,7 +273,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             self._capture(overdue)
         return self._put(batch, plan, graphs.find(plan.facts))
 
-    def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> Launched:
+    def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> PendingStep:
         """`launch` of a step that repeats the one before it, by the same graph."""
         self._take_in_tables(batch)
         ends = None
@@ -284,7 +284,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         last.move(batch, self._blocks, self.runner.cache.block_size)
         buffer = self._send(batch, last.shape, last.wanted, last.write, last.graph)
         hear = None if ends is None else self._hearing(batch.slots, ends)
-        return StepInFlight(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
+        return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
 
     def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
         return bool(
@@ -298,7 +298,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
         return StepArrays(batch.token_ids, lens, offsets, tables)
 
-    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> StepPlan:
+    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> DevicePlan:
         needed = self._blocks_needed(batch)
         packed = self.program.packed
         tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
@@ -320,11 +320,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
             int(np.count_nonzero(sampled)),
             len(pieces),
         )
-        return StepPlan(step, tiles, decodes, pieces, sampled, needed, facts)
+        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts)
 
     def _put(
-        self, batch: UnifiedBatch, plan: StepPlan, found: tuple[StepShape, Graph] | None
-    ) -> StepInFlight:
+        self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
+    ) -> PendingDeviceStep:
         """Pack a step and set the device to work."""
         shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
@@ -346,7 +346,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         hear = self._hearing(batch.slots[plan.sampled], ends)
-        return StepInFlight(buffer, shape.samples, plan.sampled, places, hear, wanted)
+        return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, hear, wanted)
 
     def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
         """int32 [k, WORDS]: of rows of these lengths, and of those that the shape has beside them."""
@@ -354,7 +354,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         assert packed is not None
         return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
 
-    def _can_repeat(self, shape: StepShape, plan: StepPlan) -> bool:
+    def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
         assert self.graphs is not None
         facts = plan.facts
@@ -423,13 +423,13 @@ class DeviceUnifiedRunner(UnifiedRunner):
         hearing = self.shaped.hearing(slots, positions)
         return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
 
-    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: StepPlan) -> None:
+    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:
         packed, runner = self.program.packed, self.runner
         attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
         device_step = DeviceStep(words, shape)
         retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
 
-    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: StepPlan) -> None:
+    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: DevicePlan) -> None:
         """Everything but the changes of block tables, padding included."""
         step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
         positions = step.positions

@@ -79,7 +79,7 @@ class CudaMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """None for a CPU: its memory is the machine's, see `memory.py`."""
+    """None for a CPU: its memory is the machine's, see `cgroup.py`."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 

@@ -1,4 +1,4 @@
-"""Penalties, biases and bans without the host: what `sampling_edits.py` does with lists, as a table on the device.
+"""Penalties, biases and bans without the host: what `edits.py` does with lists, as a table on the device.
 
     | counted, repetition, frequency, presence | biases | until | words, one per token id | results |
       ------------------------- HEADER --------------------------

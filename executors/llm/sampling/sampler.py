@@ -4,10 +4,10 @@ The token at a position is the first id, in vocabulary order, at which the cumul
 distribution exceeds u(seed, choice, position). What the settings do and in which order: `executors/contract/sampling.py`.
 
     all rows greedy, no edits       one maximum
-    rows whose logits are edited    as the others, after `sampling_edits.py` has changed a few logits: of float32, or with
+    rows whose logits are edited    as the others, after `edits.py` has changed a few logits: of float32, or with
                                     -inf, where they lie (and they are restored), else in a float32 copy of the batch
     rows with few allowed ids       as the others, but of nothing but their ids
-    all others                      block maxima, candidates, sums: `sampling_draw.py`
+    all others                      block maxima, candidates, sums: `draw.py`
 
 Settings that are neutral in every row cost nothing. Logprobs are those of the raw logits.
 """

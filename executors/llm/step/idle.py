@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from executors.llm.step.launched import Turns
+from executors.llm.step.pending_steps import StepQueue
 
 QUIET_S = 0.05
 """How long nothing must have been computed: between two steps of a stream there is less."""
@@ -18,10 +18,10 @@ class IdleWork:
     """On the event loop that computes the steps, which a piece holds up as a step does."""
 
     def __init__(
-        self, turns: Turns, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
+        self, steps: StepQueue, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
     ) -> None:
         """`piece` does some of the work; False: there is no more. `wait`: seconds before which the next is not to be done."""
-        self._turns = turns
+        self._steps = steps
         self._piece = piece
         self._wait = wait
         self._timer: asyncio.TimerHandle | None = None
@@ -40,7 +40,7 @@ class IdleWork:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        if self._turns.busy or time.perf_counter() - self._turns.ended_at < QUIET_S:
+        if self._steps.busy or time.perf_counter() - self._steps.ended_at < QUIET_S:
             self._later(QUIET_S)
         elif (left := self._wait()) > 0:
             self._later(left)

@@ -23,7 +23,7 @@ from executors.llm.sampling.edits import EditsBuilder, LogitEdits, SlotShapers
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling.slot_grammars import Inputs, ItemMasks, SlotGrammars
-from executors.llm.step.launched import Finished, Launched
+from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -139,9 +139,9 @@ class UnifiedRunner:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def launch(self, batch: UnifiedBatch) -> Launched:
+    def launch(self, batch: UnifiedBatch) -> PendingStep:
         """Set a step on its way, behind those launched before. Raises as `run`; here it is done when it is launched."""
-        return Finished(self.run(batch))
+        return ComputedStep(self.run(batch))
 
     def run(self, batch: UnifiedBatch) -> UnifiedOutput:
         """Compute a step. Raises InvalidInput before anything is computed."""

@@ -210,7 +210,7 @@ class FakeExecutor(BatchModelExecutor):
         self._free_guests = list(range(rows - 1, self.num_slots - 1, -1))
         self._pool_tokens = np.zeros((rows, POOL_SIZE), np.int32)
         self._pool_positions = np.full((rows, POOL_SIZE), -1, np.int32)
-        self._sampling = oracle.SamplingRows(
+        self._sampling = oracle.OracleRows(
             np.zeros(rows),
             np.zeros(rows, np.int64),
             np.ones(rows),

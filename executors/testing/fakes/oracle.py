@@ -71,7 +71,7 @@ def adapter_salt(digest: str) -> np.uint64:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRows:
+class OracleRows:
     """Sampling parameters of n rows as arrays, each [n]."""
 
     temperature: NDArray[np.float64]
@@ -81,9 +81,9 @@ class SamplingRows:
     choice: U64
 
     @staticmethod
-    def of(params: Sequence[SamplingParams]) -> SamplingRows:
+    def of(params: Sequence[SamplingParams]) -> OracleRows:
         """Rows from objects."""
-        return SamplingRows(
+        return OracleRows(
             np.array([p.temperature for p in params], np.float64),
             np.array([p.top_k for p in params], np.int64),
             np.array([p.top_p for p in params], np.float64),
@@ -91,9 +91,9 @@ class SamplingRows:
             np.array([p.choice for p in params], np.uint64),
         )
 
-    def take(self, rows: NDArray[np.integer]) -> SamplingRows:
+    def take(self, rows: NDArray[np.integer]) -> OracleRows:
         """The chosen rows."""
-        return SamplingRows(
+        return OracleRows(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.seed[rows], self.choice[rows]
         )
 
@@ -125,7 +125,7 @@ def logits_rows(digests: U64, vocab_size: int) -> NDArray[np.float32]:
 
 
 def sample_tokens(
-    digests: U64, sampling: SamplingRows, positions: NDArray[np.integer], vocab_size: int
+    digests: U64, sampling: OracleRows, positions: NDArray[np.integer], vocab_size: int
 ) -> NDArray[np.int32]:
     """int32 [n]: the token at each of `positions`, as `reference_sampler.sample` chooses it from `logits_rows`."""
     greedy = sampling.temperature == 0.0
@@ -139,7 +139,7 @@ def sample_tokens(
 def _inverse_cdf(
     ids: NDArray[np.int64],
     levels: NDArray[np.float64],
-    sampling: SamplingRows,
+    sampling: OracleRows,
     positions: NDArray[np.integer],
     vocab_size: int,
 ) -> NDArray[np.int64]:
@@ -220,7 +220,7 @@ def expected_tokens(
 ) -> list[int]:
     """The n tokens that every fake must give after `prompt` (greedy by default). A pure function: the oracle of tests."""
     asked = sampling or SamplingParams(temperature=0.0)
-    params, seen = SamplingRows.of([asked]), TokenHistory(prompt)
+    params, seen = OracleRows.of([asked]), TokenHistory(prompt)
     salt = adapter_salt(adapter_digest) if adapter_digest is not None else np.uint64(0)
     history = History.of(prompt, int(salt))
     prefix, digest = history.prefix[-1:], history.digest[-1:]

@@ -139,7 +139,7 @@ class FakeServing(FakeExecutor):
         self, digests: NDArray, params: SamplingParams, drafts: NDArray[np.int32], positions: NDArray
     ) -> tuple[SampledToken, ...]:
         """The drafts that equal what is sampled at their positions, and the one token after them."""
-        rows = oracle.SamplingRows.of([params] * len(digests))
+        rows = oracle.OracleRows.of([params] * len(digests))
         ids = oracle.sample_tokens(digests, rows, positions, self.vocab_size)
         accepted = int(np.cumprod(ids[:-1] == drafts).sum())
         return tuple(

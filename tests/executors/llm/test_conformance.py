@@ -14,7 +14,7 @@ def make_inject(monkeypatch):
     """Steps fail for real: torch raises, or a sequence's hidden states are no numbers."""
 
     def inject(executor: LlmExecutor, kind: str, seq_id: int) -> None:
-        unified = executor._loaded.unified
+        unified = executor._runtime.unified
         original = unified._sample
 
         def sample(batch, step, hidden, where):

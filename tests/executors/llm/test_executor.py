@@ -222,7 +222,7 @@ async def test_kv_memory_is_taken_when_it_is_written(qwen3):
     before = resident_bytes()
     executor = LlmExecutor.from_config(settings)
     await executor.warmup()
-    assert executor._loaded.runner.cache.num_bytes > 1 << 30
+    assert executor._runtime.runner.cache.num_bytes > 1 << 30
     assert resident_bytes() - before < 200 << 20
 
 
@@ -272,4 +272,4 @@ async def test_bf16_decode_in_a_batch_equals_alone(qwen3):
     driver = Driver(executor)
     seqs = [driver.add(list(range(n)), SamplingParams(temperature=0.0)) for n in (3, 40, 17)]
     tokens = await driver.generate(seqs, 6)
-    assert all(len(t) == 6 for t in tokens) and torch.isfinite(executor._loaded.runner.cache.layers[0]).all()
+    assert all(len(t) == 6 for t in tokens) and torch.isfinite(executor._runtime.runner.cache.layers[0]).all()

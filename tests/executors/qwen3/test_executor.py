@@ -34,8 +34,8 @@ async def start(path: Path) -> Qwen3ModelExecutor:
 
 
 def runner_of(executor: Qwen3ModelExecutor) -> Qwen3Runner:
-    assert executor._loaded is not None
-    runner = executor._loaded.runner
+    assert executor._runtime is not None
+    runner = executor._runtime.runner
     assert isinstance(runner, Qwen3Runner)
     return runner
 

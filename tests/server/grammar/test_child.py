@@ -16,10 +16,10 @@ import pytest
 
 from engine.errors import InvalidRequest
 from executors import tiny
-from server.grammar.child import MAX_REASON, Judge, Unusable, check_bytes, first_line
+from server.grammar.child import MAX_REASON, Unusable, Validator, check_bytes, first_line
 from server.grammar.compose import alone, compose
 from server.grammar.forms import constraint_of
-from server.grammar.messages import Setup, Verdict
+from server.grammar.messages import Setup, Validation
 from server.grammar.schemas import FORMATS
 from server.grammar.validator import GrammarJudge
 from server.schemas.structured import StructuredFields
@@ -41,10 +41,10 @@ def grammar(**outputs: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def inside() -> Judge:
+def inside() -> Validator:
     """What runs in the process, in this one, whose heap has no room left from other tests that would hide what grows."""
     release_when_idle()
-    return Judge(Setup(str(tiny.weights_dir()), WIDTH))
+    return Validator(Setup(str(tiny.weights_dir()), WIDTH))
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ async def judge() -> AsyncIterator[GrammarJudge]:
         {"grammar": 'start: <tool_call> "x"'},
     ],
 )  # fmt: skip
-def test_good_grammars(inside: Judge, outputs: dict[str, Any]) -> None:
+def test_good_grammars(inside: Validator, outputs: dict[str, Any]) -> None:
     text = grammar(**outputs)
-    assert inside.verdict(text) == Verdict(grammar=text)
+    assert inside.verdict(text) == Validation(grammar=text)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_good_grammars(inside: Judge, outputs: dict[str, Any]) -> None:
         ({"grammar": "start: @elsewhere"}, "elsewhere"),
     ],
 )
-def test_what_is_wrong_with_it(inside: Judge, outputs: dict[str, Any], reason: str) -> None:
+def test_what_is_wrong_with_it(inside: Validator, outputs: dict[str, Any], reason: str) -> None:
     verdict = inside.verdict(grammar(**outputs))
     assert not verdict.grammar
     assert reason in verdict.refused
@@ -130,14 +130,14 @@ def test_reasons_end_before_the_compilers_state() -> None:
         ('root ::= Expr\nExpr ::= "x" | "(" Expr ")"', ["x", "((x))"], ["(x"]),
     ],
 )
-def test_gbnf(inside: Judge, gbnf: str, good: list[str], bad: list[str]) -> None:
+def test_gbnf(inside: Validator, gbnf: str, good: list[str], bad: list[str]) -> None:
     verdict = inside.verdict(grammar(grammar=gbnf))
     assert "gbnf" not in verdict.grammar, verdict
     assert [accepts(inside, verdict.grammar, text) for text in good] == [True] * len(good)
     assert [accepts(inside, verdict.grammar, text) for text in bad] == [False] * len(bad)
 
 
-def accepts(inside: Judge, grammar: str, text: str) -> bool:
+def accepts(inside: Validator, grammar: str, text: str) -> bool:
     """Whether the text is a whole answer."""
     matcher = inside._matcher(inside._tokenizer, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -157,7 +157,7 @@ NO_RULES = (
 
 
 @pytest.mark.parametrize("format_", FORMATTED)
-def test_formats_that_the_compiler_knows_are_kept(inside: Judge, format_: str) -> None:
+def test_formats_that_the_compiler_knows_are_kept(inside: Validator, format_: str) -> None:
     verdict = inside.verdict(grammar(json={"type": "string", "format": format_}))
     assert accepts(inside, verdict.grammar, json.dumps(FORMATTED[format_]))
     assert not accepts(inside, verdict.grammar, '"no such text!"')
@@ -173,7 +173,7 @@ def test_those_are_all_that_it_knows() -> None:
 
 
 @pytest.mark.parametrize("format_", [*NO_RULES, None])
-def test_any_other_format_is_an_annotation(inside: Judge, format_: str | None) -> None:
+def test_any_other_format_is_an_annotation(inside: Validator, format_: str | None) -> None:
     asked = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3, "format": format_}}}
     verdict = inside.verdict(grammar(json=asked))
     assert accepts(inside, verdict.grammar, '{"a": "555"}')
@@ -195,7 +195,7 @@ ANNOTATIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("note", ANNOTATIONS, ids=str)
-def test_annotations_change_nothing(inside: Judge, note: dict[str, Any]) -> None:
+def test_annotations_change_nothing(inside: Validator, note: dict[str, Any]) -> None:
     inner = {"type": "string", "maxLength": 3, **note}
     for asked in (inner, {"type": "object", "properties": {"a": inner}, "required": ["a"], **note}):
         verdict = inside.verdict(grammar(json=asked))
@@ -222,7 +222,7 @@ def test_annotations_change_nothing(inside: Judge, note: dict[str, Any]) -> None
         ('{"a": 1.5}', False),
     ],
 )
-def test_how_json_is_written(inside: Judge, text: str, accepted: bool) -> None:
+def test_how_json_is_written(inside: Validator, text: str, accepted: bool) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 3}},
@@ -245,14 +245,14 @@ def test_how_json_is_written(inside: Judge, text: str, accepted: bool) -> None:
     ],
 )
 def test_what_follows_a_grammar(
-    inside: Judge, outputs: dict[str, Any], good: list[str], bad: list[str]
+    inside: Validator, outputs: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     text = grammar(**outputs)
     assert [accepts(inside, text, one) for one in good] == [True] * len(good)
     assert [accepts(inside, text, one) for one in bad] == [False] * len(bad)
 
 
-def test_parts_of_a_larger_grammar(inside: Judge) -> None:
+def test_parts_of_a_larger_grammar(inside: Validator) -> None:
     constraint = constraint_of(
         StructuredFields.model_validate({"structured_outputs": {"json": {"const": 1}}})
     )
@@ -264,7 +264,7 @@ def test_parts_of_a_larger_grammar(inside: Judge) -> None:
     assert [accepts(inside, verdict.grammar, one) for one in ("<1>", "<x>", "<y>")] == [True, True, False]
 
 
-def test_a_grammar_that_takes_much_memory(inside: Judge) -> None:
+def test_a_grammar_that_takes_much_memory(inside: Validator) -> None:
     """Also when another has grown the heap before it."""
     for bomb in ("(a{1000}){1000}", "(b{999}){1000}", "(c{1000}){999}"):
         assert "too large" in inside.verdict(grammar(regex=bomb)).refused
@@ -277,22 +277,22 @@ def test_every_kind_of_tokenizer_is_understood_or_refused(kind: str, tmp_path: P
     setup = Setup(str(kinds.write(kind, tmp_path)), 600)
     if kind == "sp_bpe_legacy":  # an added word takes a blank of its own there
         with pytest.raises(Unusable, match="b' two words' in texts and b'two words' to the grammar"):
-            Judge(setup)
+            Validator(setup)
     elif "byte_level" in kind or kind.startswith("sp_bpe"):
-        assert Judge(setup).verdict(grammar(json_object=True)).grammar
+        assert Validator(setup).verdict(grammar(json_object=True)).grammar
     elif kind == "unigram_fallback":
         with pytest.raises(Unusable, match=r"b' ' in texts and b'\\xe2\\x96\\x81' to the grammar"):
-            Judge(setup)
+            Validator(setup)
     else:
         with pytest.raises(ValueError, match="can't determine decoder type"):
-            Judge(setup)
+            Validator(setup)
 
 
 def test_a_token_that_texts_hide(tmp_path: Path) -> None:
     """To the compiler it would be text."""
     ours = kinds.load("byte_level", tmp_path)
     hidden = ours.encode("q", add_special_tokens=False)[0]
-    theirs = Judge(Setup(str(tmp_path), 600))._tokenizer
+    theirs = Validator(Setup(str(tmp_path), 600))._tokenizer
     check_bytes(ours, theirs, ours.vocab_size)
     ours._special_ids |= {hidden}
     with pytest.raises(Unusable, match=f"token {hidden} is b'' in texts and b'q'"):

@@ -115,9 +115,9 @@ def test_memory_counts_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "MAX_KNOWN_BYTES", 10)
     memory = judging._Memory(Clock())
     for key in (b"1", b"2", b"3"):
-        memory.put(key, judging.Verdict(grammar="x" * 4), 10)
+        memory.put(key, judging.Validation(grammar="x" * 4), 10)
     assert list(memory.entries) == [b"2", b"3"] and memory.size == 8
-    memory.put(b"3", judging.Verdict(grammar="y"), 10)
+    memory.put(b"3", judging.Validation(grammar="y"), 10)
     assert list(memory.entries) == [b"2", b"3"] and memory.size == 5
 
 

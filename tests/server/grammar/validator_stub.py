@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.grammar.messages import HEADER, Check, Hello, Setup, Verdict, frame
+from server.grammar.messages import HEADER, Check, Hello, Setup, Validation, frame
 
 
 def read(kind: type[msgspec.Struct]) -> msgspec.Struct:
@@ -45,9 +45,9 @@ def answer(question: str, notes: Path) -> None:
             os.write(1, HEADER.pack(2**31))
             time.sleep(3600)
         case "bad":
-            say(Verdict(refused="no good"))
+            say(Validation(refused="no good"))
             return
-    say(Verdict(grammar=question))
+    say(Validation(grammar=question))
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.text.generation import TextDelta
-from server.answer.completions import Choice
+from server.answer.completions import CompletionProgress
 from server.answer.prompt_tokens import PromptSide
 from server.http import buffered
-from server.http.buffered import PiecedResponse, Room
+from server.http.buffered import AnswerBudget, ChunkedJSON
 from server.schemas.completions import CompletionRequest
 from tests.loop_turns import LoopTurns
 from tests.server.fakes import House, error_of, events, says
@@ -85,7 +85,7 @@ async def test_what_choices_repeat_is_bounded(
 
 def test_each_part_is_refused_by_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffered, "MAX_ANSWER_BYTES", 10)
-    room = Room()
+    room = AnswerBudget()
     room.take(6, "echo")
     room.take(4, "return_token_ids")
     with pytest.raises(Exception, match="10 bytes") as refused:
@@ -99,7 +99,7 @@ def test_each_part_is_refused_by_what_asked_for_it(monkeypatch: pytest.MonkeyPat
 def test_choices_share_what_is_encoded_of_their_prompt() -> None:
     body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "return_token_ids": True, "n": 2})
     side = PromptSide(body, tuple(range(1000)), ODD * 50)
-    choices = [Choice(index, body, side) for index in range(2)]
+    choices = [CompletionProgress(index, body, side) for index in range(2)]
     for choice in choices:
         choice.take(TextDelta(choice.index, f'"{choice.index}', (7,), finish_reason="stop"))
     pieces = [choice.answer(choice.index) for choice in choices]
@@ -167,7 +167,7 @@ async def test_small_pieces_go_out_together() -> None:
     async def send(message: Any) -> None:
         messages.append(message)
 
-    await PiecedResponse(pieces)({"type": "http"}, None, send)  # type: ignore[arg-type]
+    await ChunkedJSON(pieces)({"type": "http"}, None, send)  # type: ignore[arg-type]
     start, *bodies = messages
     assert dict(start["headers"])[b"content-length"] == b"600001"
     assert dict(start["headers"])[b"content-type"] == b"application/json"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from server.http import request_timing
-from server.prepare import chat as prepare_chat
+from server.prepare import chat as preparing
 from server.prepare import structured_output
-from server.prepare.chat import Asked, ask
+from server.prepare.chat import PreparedChat, prepare_chat
 from server.routes import chat
 from server.schemas.chat import ChatRequest
 from tests.server.fakes import House, error_of
@@ -30,11 +30,11 @@ async def test_a_call_arrives_when_its_body_does(monkeypatch: pytest.MonkeyPatch
     """However long its prompt takes to make."""
     house = House()
 
-    async def slowly(*given: Any) -> Asked:
+    async def slowly(*given: Any) -> PreparedChat:
         await asyncio.sleep(0.2)
-        return await ask(*given)
+        return await prepare_chat(*given)
 
-    monkeypatch.setattr(chat, "ask", slowly)
+    monkeypatch.setattr(chat, "prepare_chat", slowly)
     begun = time.monotonic()
     await house.chat()
     took = time.monotonic() - begun
@@ -62,8 +62,8 @@ async def test_large_schemas_are_gone_through_beside_the_loop(
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(prepare_chat, "chat_grammar")
-    watch(prepare_chat, "constraint_of")
+    watch(preparing, "chat_grammar")
+    watch(preparing, "constraint_of")
     watch(structured_output, "constraint_of")
     watch(ChatRequest, "offered_tools")
     house = House()
@@ -86,7 +86,7 @@ async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
         while True:
             pass
 
-    monkeypatch.setattr(prepare_chat, "constraint_of", for_ever)
+    monkeypatch.setattr(preparing, "constraint_of", for_ever)
     monkeypatch.setattr(request_timing, "_DEADLINE", 0.1)
     house = House()
     response = await asyncio.wait_for(house.chat(metadata={"a": "x" * 400}, user="y" * 20_000), 20)

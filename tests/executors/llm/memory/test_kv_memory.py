@@ -135,7 +135,7 @@ async def test_the_start_touches_kv_only_where_its_size_was_given(
     assert executor.kv_layout().blocks_per_span > 0
     assert not any(thread.name == "kv-memory" for thread in threading.enumerate()) and not touched.is_set()
     # The guard goes by what is reserved, memory or not.
-    assert executor.status().memory.allocated_bytes >= executor._loaded.runner.cache.num_bytes
+    assert executor.status().memory.allocated_bytes >= executor._runtime.runner.cache.num_bytes
     executor = await start(qwen3)
     assert touched.wait(10)  # on a thread
     assert executor.kv_layout().blocks_per_span == 0
@@ -143,7 +143,7 @@ async def test_the_start_touches_kv_only_where_its_size_was_given(
 
 async def test_the_executor_gives_back_what_it_is_told(qwen3, roomy: None) -> None:
     executor = await start(qwen3, block_size=64, memory=ExecutorMemoryConfig())
-    cache = executor._loaded.runner.cache
+    cache = executor._runtime.runner.cache
     for layer in cache.layers:
         layer.fill_(1.0)
     executor.release_memory(np.arange(1, cache.num_blocks, dtype=np.int32))

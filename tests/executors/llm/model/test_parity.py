@@ -105,11 +105,11 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     chunked = [i for i, o in enumerate(offsets) if o]
     await executor.batch_prefill([prefill(prompts[i][: offsets[i]], tables[i]) for i in chunked])
 
-    executor._loaded.runner.forwards = 0
+    executor._runtime.runner.forwards = 0
     outputs = await executor.batch_prefill(
         [prefill(p[o:], t, o) for p, o, t in zip(prompts, offsets, tables, strict=True)]
     )
-    assert executor._loaded.runner.forwards == 1
+    assert executor._runtime.runner.forwards == 1
     pairs = [
         (out.logits.numpy()[0], ref.logits(prompt)[offset:])
         for prompt, offset, out in zip(prompts, offsets, outputs, strict=True)
@@ -119,7 +119,7 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     decoded = await executor.batch_decode(
         [DecodeInput(Tensor.of([[7]], "int32"), t, len(p)) for p, t in zip(prompts, tables, strict=True)]
     )
-    assert executor._loaded.runner.forwards == 2
+    assert executor._runtime.runner.forwards == 2
     pairs += [
         (out.last_token_logits(), ref.logits(prompt)[-1])
         for prompt, out in zip(extended, decoded, strict=True)

@@ -61,11 +61,11 @@ def _forgets_the_output_of_a_start(patch: pytest.MonkeyPatch) -> None:
 
 def _starts_over_when_preempted(patch: pytest.MonkeyPatch) -> None:
     def truncate_kv(self: LlmExecutor, handle, new_len: int) -> None:  # type: ignore[no-untyped-def]
-        assert self._loaded is not None
-        slot = self._loaded.unified.slots.slot_of(handle.cache_id)
+        assert self._runtime is not None
+        slot = self._runtime.unified.slots.slot_of(handle.cache_id)
         assert slot is not None
-        self._loaded.unified.grammars._of[slot]._state = None
-        self._loaded.unified.grammars._of[slot].output.output.clear()
+        self._runtime.unified.grammars._of[slot]._state = None
+        self._runtime.unified.grammars._of[slot].output.output.clear()
         patch.setattr(slot_grammars._Output, "sync", lambda *_: None)
 
     patch.setattr(LlmExecutor, "truncate_kv", truncate_kv)

@@ -10,7 +10,7 @@ from executors.contract import OutOfMemory
 from executors.contract.batch import UnifiedBatch
 from executors.contract.status import Pace
 from executors.llm.executor import LlmExecutor
-from executors.llm.runtime import Loaded
+from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.pace import measure_pace
 from tests.executors.llm.driver import Driver, config, start
 
@@ -100,7 +100,7 @@ async def test_an_executor_reports_what_its_steps_take(qwen3) -> None:
     pace = executor.pace()
     assert pace is not None and pace.decode_steps[0][0] == 1
     assert executor.cache_metrics_snapshot()["sequences"] == 0 and executor.metrics().total_steps == 0
-    assert executor._loaded is not None and executor._loaded.runner.forwards == 0
+    assert executor._runtime is not None and executor._runtime.runner.forwards == 0
     await executor.begin_epoch(1)
     driver = Driver(executor)
     prompts = [list(range(1, 200)) for _ in range(3)]
@@ -120,14 +120,14 @@ async def test_answers_are_those_of_an_executor_that_measured_nothing(qwen3, mon
         return list((await driver.generate([sequence], 12))[0])
 
     measured = await answer()
-    monkeypatch.setattr(Loaded, "measure", lambda self, config: None)
+    monkeypatch.setattr(ExecutorRuntime, "measure", lambda self, config: None)
     assert await answer() == measured
 
 
 async def test_want_of_memory_for_it_is_no_reason_not_to_start(qwen3, monkeypatch) -> None:
-    def none(self: Loaded, batch: UnifiedBatch) -> None:
+    def none(self: ExecutorRuntime, batch: UnifiedBatch) -> None:
         raise OutOfMemory("none is left")
 
-    monkeypatch.setattr(Loaded, "run_alone", none)
+    monkeypatch.setattr(ExecutorRuntime, "run_alone", none)
     executor = await start(qwen3)
     assert executor.pace() is None

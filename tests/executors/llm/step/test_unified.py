@@ -60,7 +60,7 @@ async def test_tokens_are_those_of_the_reference_sampler(reference, driver):
 
 
 async def test_intermediate_chunks_give_none_and_run_no_lm_head(driver, monkeypatch):
-    model = driver.executor._loaded.runner.model
+    model = driver.executor._runtime.runner.model
     rows = []
     logits = model.logits_for_sampling
     monkeypatch.setattr(
@@ -197,7 +197,7 @@ async def test_nan_fails_its_item_alone_and_leaves_no_trace(executor):
         driver.release(seq)
     seqs = [driver.add(p) for p in prompts]
     await driver.step([(s, s.tokens, True, 0) for s in seqs])
-    for layer in executor._loaded.runner.cache.layers:
+    for layer in executor._runtime.runner.cache.layers:
         layer[:, seqs[1].blocks] = torch.nan
     output = await driver.step([(s, s.tokens[-1:], True, 0) for s in seqs])
     assert isinstance(output[1], ItemOutput) and "not finite" in output[1].error and output[1].tokens == ()
@@ -219,7 +219,7 @@ async def test_settings_that_leave_nothing_are_told_from_a_broken_model(executor
     await driver.step([(s, s.tokens, True, 0) for s in (stuck, broken, free)])
     await driver.step([(s, s.tokens[-1:], True, 0) for s in (stuck, broken, free)])
     assert stuck.tokens[6:] == [5, 5]
-    for layer in executor._loaded.runner.cache.layers:
+    for layer in executor._runtime.runner.cache.layers:
         layer[:, broken.blocks] = torch.nan
     output = await driver.step([(s, s.tokens[-1:], True, 0) for s in (stuck, broken, free)])
     assert (output[0].error, output[1].error) == (NOTHING_LEFT, NOT_FINITE)
@@ -255,7 +255,7 @@ def _ints(*values):
     (lambda b: replace(b, starts=(replace(b.starts[0], grammar="g"),)), "no grammars"),
 ])  # fmt: skip
 async def test_broken_batches_are_refused_before_anything_is_computed(driver, change, message):
-    runner = driver.executor._loaded.runner
+    runner = driver.executor._runtime.runner
     before = runner.forwards
     seq = driver.add([1, 2, 3])
     batch = driver.batch([(seq, [1, 2, 3], True, 0)])
@@ -277,7 +277,7 @@ async def test_after_a_failed_step_only_a_new_epoch_helps(driver, monkeypatch, r
         raise raised
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._loaded.runner.model, "logits_for_sampling", fail)
+        patch.setattr(executor._runtime.runner.model, "logits_for_sampling", fail)
         with pytest.raises(expected):
             await driver.step([(seq, [1, 2, 3], True, 0)])
     with pytest.raises(Skipped):

@@ -26,7 +26,7 @@ def test_closed_form_equals_the_reference(
 ) -> None:
     digests = np.array([digest], np.uint64)
     row = oracle.logits_rows(digests, vocab)[0]
-    fast = oracle.sample_tokens(digests, oracle.SamplingRows.of([chosen]), np.array([position]), vocab)
+    fast = oracle.sample_tokens(digests, oracle.OracleRows.of([chosen]), np.array([position]), vocab)
     assert int(fast[0]) == reference_sampler.choose(row, chosen, position)
     assert np.count_nonzero(row) == oracle.NUM_FAVOURITES
 

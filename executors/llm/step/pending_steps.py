@@ -1,4 +1,4 @@
-"""Steps that are on their way: launched in the order in which they come, answered in the same order.
+"""Steps submitted to a device: launched in the order in which they come, answered in the same order.
 
 A device computes a step while the host waits, without holding its event loop up: the next step is launched meanwhile. On a
 CPU a step is done when it is launched.
@@ -14,15 +14,15 @@ from typing import Protocol
 from executors.contract.batch import UnifiedOutput
 
 _SPIN_S = 2e-3
-"""How long before the end that is expected, and after it, the device is asked in every turn of the loop; timers of event loops
-are no finer than a millisecond."""
+"""Seconds around the expected end in which the device is asked in every turn of the event loop, whose timers are no finer
+than a millisecond."""
 _NAP_S = 1e-3
 _BREATH_S = 2e-5
-"""For so long each turn lets go of the interpreter: in the microsecond of a poll without a length, the thread that reads messages
-hardly ever gets it, and the next step would wait."""
+"""Seconds to sleep per poll, so that the thread that reads messages can take the interpreter: a poll without a sleep hardly ever
+gives it away, and the next step would wait."""
 
 
-class Launched(Protocol):
+class PendingStep(Protocol):
     """A step that was launched."""
 
     def ready(self) -> bool:
@@ -32,23 +32,23 @@ class Launched(Protocol):
         """Its output; waits if it is not done."""
 
 
-class Finished:
+class ComputedStep:
     """A step that was computed as it was launched."""
 
     def __init__(self, output: UnifiedOutput) -> None:
         self._output = output
 
     def ready(self) -> bool:
-        """See `Launched`."""
+        """See `PendingStep`."""
         return True
 
     def result(self) -> UnifiedOutput:
-        """See `Launched`."""
+        """See `PendingStep`."""
         return self._output
 
 
-class Turns:
-    """Who was launched first answers first. For one event loop; `clock` in seconds."""
+class StepQueue:
+    """Steps in the order of their submission: the first launched answers first. For one event loop; `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -64,8 +64,8 @@ class Turns:
         """A step is out."""
         return self._out > 0
 
-    async def take(
-        self, launch: Callable[[], Launched], check: Callable[[], None]
+    async def run(
+        self, launch: Callable[[], PendingStep], check: Callable[[], None]
     ) -> tuple[UnifiedOutput, float]:
         """The output of what is launched at once, and the seconds it took; the time of a step begins with the end of the one
         before it. `check` is called when its turn has come: what it raises takes the place of the output.

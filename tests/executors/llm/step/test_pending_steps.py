@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from executors.contract.batch import UnifiedOutput
-from executors.llm.step.launched import Turns
+from executors.llm.step.pending_steps import StepQueue
 
 TURN_S = 1e-6
 OUTPUT = UnifiedOutput.from_items([])
@@ -53,13 +53,13 @@ def noticed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
 
     def play(*milliseconds: float) -> list[float]:
         clock = Clock(monkeypatch)
-        turns = Turns(clock)
+        steps = StepQueue(clock)
 
         async def each() -> list[float]:
             late = []
             for duration in milliseconds:
                 end = clock.now + duration / 1e3
-                await turns.take(lambda duration=duration: Step(clock, duration / 1e3), lambda: None)  # type: ignore[misc]
+                await steps.run(lambda duration=duration: Step(clock, duration / 1e3), lambda: None)  # type: ignore[misc]
                 late.append(1e3 * (clock.now - end))
             return late
 

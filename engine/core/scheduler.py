@@ -25,7 +25,7 @@ from engine.policies.drafter import Drafter
 from engine.request import FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.wait_estimate import Backlog
-from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
@@ -293,7 +293,7 @@ class Scheduler(Roster):
             if detail is not None and detail.prompt_logprobs:
                 self.journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
             if detail is not None and detail.error is not None:
-                if (failed := self._fail(seq, detail.error)) is not None:
+                if (failed := self._fail(seq, detail.fault, detail.error)) is not None:
                     deltas.append((seq, failed))
             elif at > begin:
                 tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
@@ -301,7 +301,9 @@ class Scheduler(Roster):
             elif detail is not None and detail.pooled is not None:
                 if np.isfinite(detail.pooled).all():
                     deltas.append((seq, self._pooled(seq, detail.pooled)))
-                elif (failed := self._fail(seq, "the vector is not finite")) is not None:
+                elif (
+                    failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
+                ) is not None:
                     deltas.append((seq, failed))
         return deltas
 
@@ -348,13 +350,13 @@ class Scheduler(Roster):
             seq.clear_failed_steps()
             self._suspects.pop(seq, None)
 
-    def _fail(self, seq: Sequence, message: str) -> TokenDelta | None:
+    def _fail(self, seq: Sequence, fault: ItemFault, message: str) -> TokenDelta | None:
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
-        if seq.request.grammar is not None and message.startswith(GRAMMAR_TOO_LARGE):
+        if fault is ItemFault.GRAMMAR_TOO_LARGE:
             self.finish(seq, FinishReason.ABORT)
             refused = InvalidRequest(message, "grammar", "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
-        if message == NOTHING_LEFT:
+        if fault is ItemFault.NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
             self.finish(seq, FinishReason.ABORT)
             culprit = seq.request.sampling.restricted_by()

@@ -182,8 +182,8 @@ def _void_results_count(patch: pytest.MonkeyPatch) -> None:
     """Tokens sampled behind a failed one are taken in."""
     fail = Scheduler._fail
 
-    def keep(self: Scheduler, seq: Sequence, message: str) -> Any:
-        failed = fail(self, seq, message)
+    def keep(self: Scheduler, seq: Sequence, *failure: Any) -> Any:
+        failed = fail(self, seq, *failure)
         seq.num_void_results = 0
         return failed
 

@@ -8,9 +8,7 @@ import sys
 from typing import Annotated
 
 from server.commands.common import INTERRUPTED, fail, lost_output, take_interrupts
-from server.commands.options import Text, flag
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from server.commands.options import DEFAULT_URL, Text, flag
 
 Real = float | None
 

@@ -21,25 +21,20 @@ RUN apt-get update \
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 
-# --- the project as a wheel: its build tools stay here ----------------------------------------------------------------
+# --- the project as a wheel with compiled CPU kernels: compiler and build tools stay here -----------------------------
 FROM builder AS wheel
-COPY constraints.txt ./
-RUN python3 -m venv /opt/build && /opt/build/bin/pip install -c constraints.txt hatchling
-COPY pyproject.toml README.md LICENSE ./
-COPY configs configs
-COPY server server
-COPY engine engine
-COPY executors executors
-RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
-
-# --- Cohort's CPU kernels, for three sets of instructions: what runs has no compiler ----------------------------------
-FROM builder AS kernels
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
-COPY executors/__init__.py executors/__init__.py
-COPY executors/kernels executors/kernels
-RUN python3 -m executors.kernels.compiler /prebuilt
+COPY constraints.txt ./
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install -c constraints.txt hatchling
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY configs configs
+COPY cohort_server cohort_server
+COPY server server
+COPY engine engine
+COPY executors executors
+RUN COHORT_WHEEL_KERNELS=required /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # --- the environment: torch first and pinned, then the other dependencies, and the project last, which changes most ---
 FROM builder AS dependencies
@@ -55,10 +50,8 @@ RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 
 FROM dependencies AS environment
 COPY --from=wheel /wheels /wheels
-COPY --from=kernels /prebuilt /prebuilt
 RUN /opt/cohort/bin/pip install --no-deps --no-index /wheels/*.whl \
- && /opt/cohort/bin/pip check \
- && cp -r /prebuilt "$(/opt/cohort/bin/python -c 'import executors.kernels; print(executors.kernels.__path__[0])')"
+ && /opt/cohort/bin/pip check
 
 # --- what runs --------------------------------------------------------------------------------------------------------
 FROM python AS runtime
@@ -83,7 +76,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # Loading a large model takes minutes; from the first success on, three misses mean unhealthy.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
-  CMD ["python", "-I", "-m", "server.healthcheck"]
+  CMD ["python", "-I", "-m", "cohort_server.run", "server.healthcheck"]
 ENTRYPOINT ["cohort"]
 CMD ["serve"]
 

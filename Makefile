@@ -14,6 +14,13 @@ STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)
 # Interprets the GPU kernels in tests. CUDA builds of torch bring it along, CPU builds have no use for it otherwise.
 TRITON_VERSION ?= 3.6.0
 TRITON := $(VENV)/.triton-$(TRITON_VERSION)
+FAST := tests/engine tests/server tests/executors/contract
+FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/http/test_bad_requests server/http/test_head \
+	server/http/test_upgrade server/grammar/test_validator server/templates/test_template_shapes \
+	server/templates/test_sandbox_attacks server/answer/tools/test_detect server/settings/test_settings \
+	server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
+	server/routes/test_garbage server/http/test_streamed server/prepare/test_sampling_settings engine/test_mailbox engine/waiting/test_fair \
+	engine/test_grammars engine/test_core engine/text/test_garbage engine/text/test_slow_readers engine/text/test_special_tokens
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 REPORT_LONG := .reports/junit-long.xml
@@ -25,7 +32,7 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install serve demo test test-fast test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +48,9 @@ demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answ
 
 test: $(STAMP) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
+
+test-fast: $(STAMP)  ## unit tests of server, engine and contract, without the files that take seconds: under 30 s on two cores
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile $(FAST) $(FAST_WITHOUT:%=--ignore=tests/%.py) $(ARGS)
 
 test-long: $(STAMP) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)

@@ -55,4 +55,4 @@ def matrix_flops(name: str, rows: int) -> float:
     hidden, head = shape["hidden_size"], shape["head_dim"]
     q, kv = head * shape["num_attention_heads"], head * shape["num_key_value_heads"]
     weights = hidden * (2 * q + 2 * kv) + 3 * hidden * shape["intermediate_size"]
-    return 2.0 * rows * weights * int(shape["num_hidden_layers"])
+    return float(2.0 * rows * weights * int(shape["num_hidden_layers"]))

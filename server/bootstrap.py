@@ -349,11 +349,21 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
+def embedded_directory() -> Path:
+    """Where the model in the package lies."""
+    return tiny.weights_dir()
+
+
+def embedded(name: str | None) -> bool:
+    """True for the model in the package: no name, or its own where no such directory is here."""
+    return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
+
+
 def model_source(settings: Settings) -> Path | hub.HubModel:
     """A directory that is there, or what to fetch. Raises SettingsError for what is neither."""
     name = settings.model
-    if name is None:
-        return _local(settings, tiny.weights_dir())
+    if name is None or embedded(name):
+        return _local(settings, embedded_directory())
     path = Path(name).expanduser()
     if path.is_dir():
         return _local(settings, path.resolve())
@@ -385,7 +395,7 @@ def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
     """The id clients use: the repository's name or the directory's own, for a path is nobody's business."""
     if isinstance(source, hub.HubModel):
         return source.name
-    return EMBEDDED_NAME if settings.model is None else source.name
+    return EMBEDDED_NAME if embedded(settings.model) else source.name
 
 
 def _reporter(

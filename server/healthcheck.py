@@ -1,4 +1,4 @@
-"""The container's health check: exit code 0 when /ready answers 200, else 1. `python -I -m server.healthcheck`.
+"""The container's health check: exit code 0 when /ready answers 200, else 1. `python -I -m cohort_server.run server.healthcheck`.
 
 The port is COHORT_PORT's, or 8000: a container that serves elsewhere says so by the environment and not by --port, which
 this process cannot see. Likewise COHORT_SSL_CERTFILE makes it ask over TLS. It never leaves the machine and sends nothing

@@ -6,6 +6,8 @@ Where there is no compiler, in a container say, all variants may have been built
 
     python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of source, headers and flags
 
+What <folder> has already is kept.
+
 A folder `prebuilt` beside the source is looked into first.
 
 <cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so it must be this user's
@@ -116,13 +118,16 @@ def compiled(source: Path, isa: Isa) -> Path:
 
 
 def prebuild(source: Path, folder: Path) -> list[Path]:
-    """Compile all variants into `folder`, for machines without a compiler. Raises KernelUnavailable."""
+    """Paths of all variants in `folder`, for machines without a compiler; those not there yet are compiled.
+
+    Raises KernelUnavailable.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = find_compiler()
     targets = [folder / _name(source, isa) for isa in ISAS]
     for isa, target in zip(ISAS, targets, strict=True):
-        _compile(command, source, isa, target)
-        target.chmod(0o644)
+        if not target.exists():
+            _compile(find_compiler(), source, isa, target)
+            target.chmod(0o644)
     return targets
 
 
@@ -206,8 +211,11 @@ def main(folder: str) -> None:
     if platform.machine() not in _X86:
         print(f"no kernels for {platform.machine()}: torch's are used")
         return
-    for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):
-        print(made)
+    try:
+        for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):
+            print(made)
+    except KernelUnavailable as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from cohort_server import run
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
 from executors.process.messages import (
     EXIT_MEMORY,
@@ -53,8 +53,8 @@ Command = Callable[[int], list[str]]
 
 
 def child_command(fd: int) -> list[str]:
-    """`-P`: what happens to lie in the working directory must not shadow a module."""
-    return [sys.executable, "-P", "-m", "executors.process.child", str(fd)]
+    """The executor process at its end of a socketpair."""
+    return run.command("executors.process.child", str(fd))
 
 
 def child_environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
+from typer.models import CommandInfo
 
 from server import __version__
 from server.commands.bench.command import BenchCommand, bench
@@ -15,6 +16,7 @@ from server.commands.common import fail, lost_output
 from server.commands.demo.command import demo
 from server.commands.doctor import doctor
 from server.commands.info import info
+from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
 from server.commands.verify.command import verify
 from server.settings.foreign_flags import complaint
@@ -84,6 +86,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 
 for _verb in (chat, info, verify, doctor, demo):
     app.command()(_verb)
+app.command(name="list")(list_models)
 app.command(cls=BenchCommand)(bench)
 
 
@@ -116,6 +119,10 @@ def main() -> None:
     except OSError as error:
         lost_output(error)
     sys.exit(code or 0)
+
+
+def _name(verb: CommandInfo) -> str:
+    return verb.name or str(getattr(verb.callback, "__name__", ""))
 
 
 def _refuse(error: TyperException) -> NoReturn:

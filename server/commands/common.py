@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from cohort_server import run
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,7 +68,7 @@ def ask(tool: str, job: Mapping[str, Any], stage: Stage | None = None) -> Any:
     Raises ToolError. KeyboardInterrupt ends the process, too.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", TOOL_PROCESS, tool],
+        run.command(TOOL_PROCESS, tool),
         stdin=subprocess.PIPE,  # its end tells the child that we are gone
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

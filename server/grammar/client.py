@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from cohort_server import run
 from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Validation, frame
 
-COMMAND = (sys.executable, "-P", "-m", "server.grammar.child")
-"""`-P`: what happens to lie in the working directory must not shadow a module."""
+COMMAND = tuple(run.command("server.grammar.child"))
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cohort_server import run
 from server.hub.files import HubError
 
 Report = Callable[[int, int], None]
@@ -42,7 +42,7 @@ async def fetch(model: HubModel, report: Report, check: Check | None = None) -> 
     where it stopped. Raises HubError, one sentence.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "server.hub.child", json.dumps(asdict(model))),
+        *run.command("server.hub.child", json.dumps(asdict(model))),
         stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

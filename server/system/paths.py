@@ -4,7 +4,5 @@ from pathlib import Path
 
 
 def configs_dir() -> Path:
-    """The folder of YAML presets: part of the package when installed from a wheel, `configs/` in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    packaged = package / "_configs"
-    return packaged if packaged.is_dir() else package.parent / "configs"
+    """The folder of YAML presets: it lies beside `server/`, in a checkout and in a wheel."""
+    return Path(__file__).resolve().parents[2] / "configs"

@@ -83,8 +83,8 @@ class CrashingExecutor(LlmExecutor):
     async def warmup(self) -> None:
         await super().warmup()
         _hold()
-        assert self._loaded is not None
-        runner = self._loaded.runner
+        assert self._runtime is not None
+        runner = self._runtime.runner
         compute = runner.logits_for_sampling
 
         def spoiled(hidden: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -95,7 +95,7 @@ async def test_failed_steps_change_no_token(drafts: int, monkeypatch: pytest.Mon
     """Every ninth step fails when all is computed: sequences begin again with the tokens they have."""
     expected = await undisturbed()
     async with served(max_in_flight=2, num_speculative_tokens=drafts) as core:
-        unified = core.executor.inner._loaded.unified  # type: ignore[attr-defined]
+        unified = core.executor.inner._runtime.unified  # type: ignore[attr-defined]
         sample, steps = unified._sample, iter(range(10**6))
 
         def fail(*args: Any) -> Any:

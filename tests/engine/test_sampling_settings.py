@@ -207,7 +207,7 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
     core = EngineCore(made, EngineConfig(max_num_seqs=16, max_num_batched_tokens=128))
     await core.start()
     rows: dict[tuple[int, int], np.ndarray] = {}
-    unified = made._loaded.unified  # type: ignore[union-attr]
+    unified = made._runtime.unified  # type: ignore[union-attr]
     sample = unified._sample
 
     def keep(batch, step, hidden, where):  # type: ignore[no-untyped-def]

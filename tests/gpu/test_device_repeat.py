@@ -12,6 +12,7 @@ import pytest
 
 from executors.contract import InvalidInput
 from executors.contract.batch import SamplingParams, UnifiedBatch
+from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
 from executors.llm.gpu import repeat
 from executors.llm.gpu.inputs import StepBuffer, StepShape, Tail, layout, num_words
@@ -296,6 +297,15 @@ async def test_a_word_that_is_not_written_anew_is_caught(
 
     monkeypatch.setattr(RepeatedStep, "move", stale)
     assert _caught(executor) == {name}
+
+
+async def test_a_list_of_pieces_that_is_kept_for_a_step_too_long_is_caught(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = await idle(path)
+    lasts = PieceRule.lasts
+    monkeypatch.setattr(PieceRule, "lasts", lambda self, lengths: lasts(self, lengths) + 1)
+    assert _caught(executor) == {"pieces"}
 
 
 async def test_settings_that_change_unnoticed_are_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,48 +1,81 @@
-"""The wheel is whole: installed apart from this checkout, it serves the embedded model from an empty folder."""
+"""What is installed is whole and keeps to itself: it serves from an empty folder, without a compiler, and beside packages
+that have the names of its own."""
 
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from executors.kernels.compiler import ISAS, usable_isas
+
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("server", "engine", "executors")
+with_compiler = pytest.mark.skipif(
+    not usable_isas() or shutil.which("g++") is None, reason="no compiler, or no kernels for this CPU"
+)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of a virtual environment that holds the wheel.
-
-    Its dependencies come from the environment of this run, by a .pth file: such a file adds a folder without
-    reading the .pth files in it, so an editable install of this checkout does not come along.
-    """
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    python = folder / "venv/bin/python"
     _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    [made] = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a virtual environment that holds the wheel."""
+    return _install(wheel, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a virtual environment with an editable install of this checkout, as `make install` makes it."""
+    folder = tmp_path_factory.mktemp("editable")
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    name = _run(sys.executable, "-c", code, str(folder), cwd=ROOT).split()[-1]
+    return _install(folder / name, folder)
+
+
+def _install(wheel: Path, folder: Path) -> Path:
+    """Its dependencies come from the environment of this run, by a .pth file: such a file adds a folder without reading the
+    .pth files in it, so an editable install of this checkout does not come along. The folders are those of `sys.path`: a
+    .pth file may have added some to the environment of this run, too."""
+    python = folder / "venv/bin/python"
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
-    [wheel] = folder.glob("*.whl")
     _run(
         sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)
     )
-    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     [site] = (folder / "venv/lib").glob("python*/site-packages")
-    (site / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
+    (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
     return python.parent
 
 
-def _run(*command: str, cwd: Path | None = None) -> str:
-    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=_environment())
+def _site(installed: Path) -> Path:
+    [site] = (installed.parent / "lib").glob("python*/site-packages")
+    return site
+
+
+def _run(*command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    run = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env={**_environment(), **(env or {})}
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
@@ -53,9 +86,25 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _foreign(folder: Path) -> Path:
+    """A folder of packages with the application's names, none of which can be imported."""
+    for name in ROOMS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise RuntimeError('the foreign {name} was imported')\n")
+    return folder
+
+
+def test_wheel_keeps_its_packages_inside_one(installed: Path) -> None:
+    names = {path.name for path in _site(installed).iterdir()} - {"dependencies.pth"}
+    [metadata] = [name for name in names if name.endswith(".dist-info")]
+    assert names == {"cohort_server", metadata}
+
+
 @pytest.mark.timeout(120)
 def test_wheel_carries_presets_and_answers_help(installed: Path, tmp_path: Path) -> None:
     code = (
+        "from cohort_server import rooms\n"
+        "rooms.enter()\n"
         "import engine, executors, server, server.system.paths\n"
         "print(*(p.__file__ for p in (engine, executors, server)), server.system.paths.configs_dir(), sep='\\n')"
     )
@@ -71,27 +120,98 @@ def _files(folder: Path) -> set[Path]:
     return {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
 
 
+@with_compiler
+def test_wheel_has_kernels_for_each_instruction_set(wheel: Path) -> None:
+    assert not wheel.name.endswith("-none-any.whl")  # its kernels are for one platform
+    prefix = "cohort_server/_app/executors/kernels/prebuilt/cohort_cpu-"
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
+    assert {name.removeprefix(prefix).partition("-")[0] for name in names} == {isa.name for isa in ISAS}
+
+
+@pytest.mark.timeout(120)
+def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
+    """`auto` warns and makes a wheel for every platform, `required` fails; both in words."""
+    copy = tmp_path / "checkout"
+    skip = shutil.ignore_patterns("__pycache__", "build", "prebuilt")
+    for name in (*ROOMS, "cohort_server", "configs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=skip)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    environment = {**_environment(), "PATH": str(tmp_path)}
+    environment.pop("CXX", None)
+    run = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "This wheel has no compiled CPU kernels: no C++ compiler found" in run.stdout + run.stderr
+    [made] = tmp_path.glob("*-py3-none-any.whl")
+    assert not any("/prebuilt/" in name for name in zipfile.ZipFile(made).namelist())
+    environment["COHORT_WHEEL_KERNELS"] = "required"
+    run = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
+    assert run.returncode and "COHORT_WHEEL_KERNELS=required" in run.stdout + run.stderr
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    with _server(installed / "cohort", tmp_path) as url:
+@with_compiler
+def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(installed: Path, tmp_path: Path) -> None:
+    """The working directory, PYTHONPATH and the environment's own folder of packages hold a foreign `server`, and PATH
+    leads to no compiler."""
+    folder = _foreign(tmp_path / "work")
+    foreign = _foreign(tmp_path / "elsewhere")
+    environment = {
+        "PYTHONPATH": str(foreign),
+        "PATH": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    with _server(installed / "cohort", folder, environment) as url:
         message = {"role": "user", "content": "Count from 3 to 9."}
         body = {"model": "cohort-tiny", "messages": [message], "temperature": 0}
         answer = _post(f"{url}/v1/chat/completions", body)
+        log = (folder / "server.log").read_text()
     words = answer["choices"][0]["message"]["content"]
     assert re.findall(r"\d+", words) == ["3", "4", "5", "6", "7", "8", "9"], words
-    assert list(tmp_path.iterdir()) == [tmp_path / "server.log"]
+    assert f"linears: cohort-cpu {usable_isas()[0].name}" in log, log
+    assert "compiled cohort_cpu.cpp" not in log
+    assert not list((tmp_path / "cache").rglob("*.so"))
+    assert {path.name for path in folder.iterdir()} == {*ROOMS, "server.log"}
+
+
+@pytest.mark.timeout(120)
+def test_an_editable_install_shows_one_package(editable: Path, tmp_path: Path) -> None:
+    site = {path.name for path in _site(editable).iterdir()} - {"dependencies.pth"}
+    assert {name for name in site if not name.endswith(".dist-info")} == {"_cohort_server.pth"}
+    code = (
+        "from importlib.util import find_spec\n"
+        "import cohort_server.rooms\n"
+        "specs = [find_spec(name) for name in ('server', 'engine', 'executors', 'tests', 'tools')]\n"
+        "print(cohort_server.rooms.folder(), *(spec.origin for spec in specs if spec and spec.origin))"
+    )
+    python = str(editable / "python")
+    assert _run(python, "-c", code, cwd=tmp_path).split() == [str(ROOT)]
+    foreign = {"PYTHONPATH": str(_foreign(tmp_path))}
+    assert "serve" in _run(str(editable / "cohort"), "--help", cwd=tmp_path, env=foreign)
+    child = [python, "-P", "-m", "cohort_server.run", "server.healthcheck"]
+    run = subprocess.run(
+        child,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**_environment(), **foreign, "COHORT_PORT": "1"},
+    )
+    assert run.returncode == 1 and run.stderr.startswith("not ready"), run.stderr
 
 
 @contextmanager
-def _server(cohort: Path, folder: Path) -> Iterator[str]:
+def _server(cohort: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
     command = [str(cohort), "serve", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=folder, env=_environment(), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, cwd=folder, env={**_environment(), **environment}, stdout=output, stderr=output
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 90

@@ -342,6 +342,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
                 batch, order, lambda: self._rows(batch.slots[order]), lambda lengths: self._pieces(lengths, shape),
+                self._pieces_last,
                 buffer.words, found, places, wanted, shaped,
             )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
@@ -353,6 +354,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
         packed = self.program.packed
         assert packed is not None
         return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
+
+    def _pieces_last(self, lengths: np.ndarray) -> int:
+        """Tokens by which rows may grow until their pieces are to be cut anew."""
+        packed = self.program.packed
+        assert packed is not None
+        return packed.pieces_last(lengths)
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""

@@ -1,6 +1,6 @@
 """`cohort demo`: many streams, a dead executor, and nothing lost.
 
-server.py    a server of its own; child.py: what makes that end with this process
+demo/server.py  the server that it starts, whose executor it kills
 prompts.py   what is asked
 stream.py    one answer, and whether two are equal
 session.py   both runs, the kills, the verdict
@@ -59,9 +59,9 @@ def _demonstrate(job: Job) -> Outcome:
 
     import uvloop
 
-    from server.commands.demo.server import DemoFault, Unserved
     from server.commands.demo.session import demonstrate
     from server.commands.demo.view import PlainView, TerminalView
+    from server.commands.own_server import OwnServerFault, Unserved
 
     view = PlainView()
     if view.screen.is_terminal and not view.screen.is_dumb_terminal:
@@ -86,9 +86,9 @@ def _demonstrate(job: Job) -> Outcome:
             return runner.run(work())
     except Unserved as error:
         message, code = str(error), 2
-    except DemoFault as error:
+    except OwnServerFault as error:
         message, code = str(error), 1
-    except OSError as error:  # of stdout: what the network does is a DemoFault
+    except OSError as error:  # of stdout: what the network does is an OwnServerFault
         lost_output(error)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

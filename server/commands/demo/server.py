@@ -1,101 +1,23 @@
-"""The server that `cohort demo` starts for itself: a `cohort serve` on a free port of the loopback interface."""
+"""The server of `cohort demo`: one whose executor can be killed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import re
 import signal
-import sys
-from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from server.commands.bench.http import Broken, Client, Refused, reason
-
-_CHILD = "server.commands.demo.child"
-_LISTENING = re.compile(rb"listening on (http://\S+)")
-_LOOK_EVERY = 0.05
-"""Seconds between two looks at a server that is not ready."""
-_GRACE = 5.0
-"""Seconds that it gets to end by itself, twice; nothing runs in it then."""
-_COMPLAINT = "cohort: error: "
-_LINES = 20
-"""Of its log that are kept, for the case that it ends."""
-
-Loading = Callable[[str], None]
+from server.commands.bench.http import Broken, Refused
+from server.commands.own_server import LOOK_EVERY, OwnServer, OwnServerFault
 
 
-class DemoFault(Exception):
+class DemoFault(OwnServerFault):
     """There is nothing to show. One line."""
 
 
-class OwnServer:
-    """async with OwnServer(arguments) as server: ...  Entering waits until it is ready, leaving ends it.
-
-    `arguments` are those of `cohort serve`. `loading` hears what it is doing. Raises DemoFault with its last words where it
-    ends, and Unserved where it could not serve what it was asked to.
-    """
-
-    def __init__(self, arguments: Sequence[str], loading: Loading | None = None) -> None:
-        self._arguments = arguments
-        self._loading = loading
-        self._log: deque[str] = deque(maxlen=_LINES)
-        self._url: asyncio.Future[str]
-        self._process: asyncio.subprocess.Process
-        self._reading: asyncio.Task[None]
-        self.client: Client
-
-    async def __aenter__(self) -> OwnServer:
-        self._url = asyncio.get_running_loop().create_future()
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", _CHILD, str(os.getpid()), "serve", *self._arguments,
-                "--host", "127.0.0.1", "--port", "0",
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C in the terminal is ours to answer
-            )  # fmt: skip
-        except OSError as error:
-            raise DemoFault(f"the server cannot be started: {reason(error)}") from None
-        self._reading = asyncio.create_task(self._read())
-        try:
-            self.client = Client(await self._url, None)
-            await self.until_ready()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def until_ready(self) -> None:
-        """Wait until new work is welcome. Raises DemoFault where the server ends instead."""
-        while True:
-            try:
-                await self.client.ask("GET", "/ready")
-                return
-            except Refused as refused:
-                if self._loading is not None and refused.message:
-                    self._loading(refused.message)
-            except (Broken, OSError):
-                pass  # if it has ended, its exit code is there soon
-            await self.check()
-            await asyncio.sleep(_LOOK_EVERY)
-
-    async def ask(self, path: str) -> Any:
-        """What a GET answers. Raises DemoFault where that is nothing."""
-        try:
-            return await self.client.ask("GET", path)
-        except (Refused, Broken, OSError) as error:
-            await self.check()
-            raise DemoFault(f"the server does not answer {path}: {reason(error)}") from None
+class DemoServer(OwnServer):
+    """`OwnServer` with an executor in a process of its own."""
 
     async def executor(self) -> dict[str, Any]:
         """What GET /v1/executors says of its one executor. Raises DemoFault where that is no process of its own."""
@@ -120,64 +42,4 @@ class OwnServer:
                     await self.until_ready()
                     return int(card["pid"])
             await self.check()
-            await asyncio.sleep(_LOOK_EVERY)
-
-    async def check(self) -> None:
-        """Raises DemoFault with its last words if it has ended."""
-        if self._process.returncode is not None:
-            await self._reading
-            raise self._gone()
-
-    def _gone(self) -> DemoFault:
-        code = self._process.returncode or 0
-        for line in reversed(self._log):
-            if line.startswith(_COMPLAINT):
-                return (
-                    Unserved(line.removeprefix(_COMPLAINT))
-                    if code == 2
-                    else DemoFault(line[len(_COMPLAINT) :])
-                )
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        last = f": {self._log[-1][:300]}" if self._log else ""
-        return DemoFault(f"the server ended with {how}{last}")
-
-    async def _read(self) -> None:
-        """Its log, until it closes that: where it listens, and its last words."""
-        assert self._process.stderr is not None
-        rest = b""
-        while data := await self._process.stderr.read(1 << 16):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if not self._url.done() and (match := _LISTENING.search(line)):
-                    self._url.set_result(match[1].decode())
-                self._log.append(line.decode("utf-8", "replace").strip())
-        await self._process.wait()
-        if not self._url.done():
-            self._url.set_exception(self._gone())
-
-    async def _end(self) -> None:
-        """End it and wait for that. Whatever happens here, its process is gone afterwards."""
-        try:
-            for _ in range(2):  # the second SIGTERM means at once
-                if self._process.returncode is not None:
-                    break
-                self._process.terminate()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), _GRACE)
-        finally:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
-            await self._reading
-            if self._url.done():
-                self._url.exception()  # heard
-
-
-class Unserved(DemoFault):
-    """The server refuses what it was started with (exit code 2)."""
-
-
-def _environment() -> dict[str, str]:
-    """Ours without the settings: what this server is told is all said in its arguments."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+            await asyncio.sleep(LOOK_EVERY)

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from server.commands.bench.http import Broken, Client, Refused, reason
 from server.commands.demo import prompts
-from server.commands.demo.server import DemoFault, OwnServer, Unserved
+from server.commands.demo.server import DemoFault, DemoServer
 from server.commands.demo.stream import Answer, difference
+from server.commands.own_server import Unserved
 
 _EXACT = ("--deterministic",)
 _CLOSE = ("--dtype", "float32", "--no-enable-prefix-caching")
@@ -124,7 +125,7 @@ class Outcome:
 
 
 class Server(Protocol):
-    """What of OwnServer is used once it runs."""
+    """What of DemoServer is used once it runs."""
 
     client: Client
 
@@ -152,12 +153,12 @@ async def demonstrate(job: Job, view: View) -> Outcome:
     arguments += ["--max-num-seqs", str(job.streams)]
     async with AsyncExitStack() as stack:
         try:
-            server = await stack.enter_async_context(OwnServer([*arguments, *_EXACT], view.loading))
+            server = await stack.enter_async_context(DemoServer([*arguments, *_EXACT], view.loading))
             exact = True
         except Unserved as error:
             if "deterministic:" not in str(error):
                 raise
-            server = await stack.enter_async_context(OwnServer([*arguments, *_CLOSE], view.loading))
+            server = await stack.enter_async_context(DemoServer([*arguments, *_CLOSE], view.loading))
             exact = False
         return await compare(job, view, server, exact=exact)
 

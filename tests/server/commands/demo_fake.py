@@ -17,7 +17,7 @@ STEP = 0.002
 
 @dataclass
 class FakeOwn:
-    """The part of OwnServer that a session uses. An answer is a word per token; `length` and `word` decide, by the number of
+    """The part of DemoServer that a session uses. An answer is a word per token; `length` and `word` decide, by the number of
     the stream and whether an executor has died, what a client gets."""
 
     length: Callable[[int], int] = lambda number: 30 + number

@@ -157,10 +157,10 @@ async def test_a_server_that_hangs_up_on_everybody() -> None:
 
 
 async def test_silence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.commands.bench import load
+    from server.commands.bench import load as loading
 
-    monkeypatch.setattr(load, "PATIENCE", 0.05)
-    monkeypatch.setattr(load, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+    monkeypatch.setattr(loading, "LOOK_EVERY", 0.01)
     with FakeServer(delay=3600) as server:
         assert (await load(server, 1)).failures == ["nothing came for 0.05 s"]
 

@@ -15,11 +15,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from server.commands.demo import prompts, session
-from server.commands.demo.server import DemoFault, Unserved
+from server.commands.demo.server import DemoFault
 from server.commands.demo.session import Job, Kill, Outcome, Pass, compare
 from server.commands.demo.stream import Answer, difference
 from server.commands.demo.text import marks_for, row_of
 from server.commands.demo.view import PlainView, TerminalView, frame
+from server.commands.own_server import Unserved
 from tests.server.commands.demo_fake import FakeOwn
 
 pytestmark = pytest.mark.long
@@ -265,7 +266,7 @@ async def test_deterministic_where_it_can_be_had(
         async with FakeOwn().running() as own:
             yield own
 
-    monkeypatch.setattr(session, "OwnServer", own_server)
+    monkeypatch.setattr(session, "DemoServer", own_server)
     console = screen()
     job = Job("m", streams=4)
     if len(started) == 1 and complaint is not None:

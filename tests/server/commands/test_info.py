@@ -42,7 +42,7 @@ async def loaded(chosen: ExecutorConfig) -> Any:
     """What the executor holds after warmup."""
     executor = LlmExecutor.from_config(chosen)
     await executor.warmup()
-    return executor._loaded
+    return executor._runtime
 
 
 def agree(facts: dict[str, Any], real: Any) -> None:

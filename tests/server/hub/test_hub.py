@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cohort_server import run
 from server.hub import HubError, HubModel, fetch, hub_name
 from server.hub.files import small_files, weight_files
 from tests.server.hub.fake_hub import COMMIT, FakeHub, sha256
@@ -363,7 +364,7 @@ def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> 
     hub.hold_after = MIB
     job = json.dumps({"name": NAME, "revision": None, "download_dir": str(cache), "weights": True})
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "server.hub.child", job],
+        run.command("server.hub.child", job),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},

@@ -1,6 +1,6 @@
-"""`cohort serve` as the child of `cohort demo`: told by the kernel when its parent is gone, however that ended.
+"""`cohort serve` as the child of another command: the kernel ends it when its parent is gone, however that ended.
 
-`python -m server.commands.demo.child PARENT_PID serve ...`
+`python -P -m cohort_server.run server.commands.own_child PARENT_PID serve ...`
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import ctypes
 import os
 import signal
 import sys
+
+from cohort_server import run
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,11 +21,11 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     # SIGTERM, not SIGKILL: the server takes its own children along.
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        print(f"demo: no PDEATHSIG: {os.strerror(ctypes.get_errno())}", file=sys.stderr, flush=True)
+        print(f"no PDEATHSIG: {os.strerror(ctypes.get_errno())}", file=sys.stderr, flush=True)
     if os.getppid() != parent:  # it died in between
         return
     # The wish outlives exec, and the server is not this module's to import.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "server.cli", *sys.argv[2:]])
+    os.execv(sys.executable, run.command("server.cli", *sys.argv[2:]))
 
 
 if __name__ == "__main__":

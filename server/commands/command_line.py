@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
-from typer.models import CommandInfo
 
 from server import __version__
 from server.commands.bench.command import BenchCommand, bench
@@ -93,11 +93,7 @@ app.command(cls=BenchCommand)(bench)
 def main() -> None:
     """Run the command line. Unknown flags are answered before Typer sees them: it would only say that there is no such one."""
     argv = sys.argv[1:]
-    # Typer inspects every verb before it runs one of them, which takes as long as the help of one.
-    if asked := [
-        one for one in app.registered_commands if one.callback and [one.callback.__name__] == argv[:1]
-    ]:
-        app.registered_commands = asked
+    _limit_to(argv[0] if argv else None)
     command: Any = typer.main.get_command(app)
     verb = command.commands.get(argv[0]) if argv else None
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
@@ -121,8 +117,23 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _name(verb: CommandInfo) -> str:
-    return verb.name or str(getattr(verb.callback, "__name__", ""))
+def _limit_to(word: str | None) -> None:
+    """Keep one verb of `app`; where `word` is none of them, keep names and descriptions of all, which the help shows.
+
+    Typer inspects the parameters of all verbs before it runs one of them, which takes longer than the help of that one.
+    """
+    names = {
+        verb.name or str(getattr(verb.callback, "__name__", "")): verb for verb in app.registered_commands
+    }
+    if word in names:
+        app.registered_commands = [names[word]]
+        return
+    for name, verb in names.items():
+        verb.name, verb.help, verb.callback = name, verb.help or inspect.getdoc(verb.callback), _nothing
+
+
+def _nothing() -> None:
+    """Stands for a verb that is not run."""
 
 
 def _refuse(error: TyperException) -> NoReturn:

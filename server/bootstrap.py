@@ -47,7 +47,8 @@ from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
-from server.settings.settings import Settings, SettingsError
+from server.settings.load import SettingsError
+from server.settings.table import Settings
 from server.state import Progress, ServedModel, ServerState
 from server.system import gc_tuning, logs
 from server.system.worker_threads import DeadlineExceeded
@@ -312,7 +313,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.model_fields_set,
+        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.given,
         seed=settings.seed,
         attention=ExecutorAttentionConfig(settings.block_size, settings.attention_backend),
         memory=ExecutorMemoryConfig(

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from server.commands.common import INTERRUPTED, fail, lost_output, take_interrupts
-from server.commands.options import Device, Dtype, MaxModelLen, Quantization, Text, flag
+from server.commands.options import DEFAULT_URL, Text, flag, with_settings
+from server.settings.table import TABLE
 
 if TYPE_CHECKING:
     from server.commands.chat.client import ChatClient
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 Real = float | None
 Target = Annotated[
@@ -37,6 +36,7 @@ Target = Annotated[
 ]
 
 
+@with_settings(("max_model_len", "dtype", "quantization", "device"), short={"quantization": "-q"})
 def chat(
     target: Target = None,
     url: Annotated[Text, flag("Address of a running server, another way to write URL.", "--url")] = None,
@@ -57,10 +57,7 @@ def chat(
         int | None, flag("Tokens an answer may have [what the context leaves].", "--max-tokens")
     ] = None,
     seed: Annotated[int | None, flag("Seed of sampling [random].", "--seed")] = None,
-    max_model_len: MaxModelLen = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    device: Device = None,
+    **serving: Any,
 ) -> None:
     """Chat with a model, or with a running server. Piped text is one message, whose answer alone is printed.
 
@@ -72,10 +69,9 @@ def chat(
         "seed": seed,
     }  # fmt: skip
     options = {name: value for name, value in values.items() if value is not None}
-    serving = {
-        "--max-model-len": max_model_len, "--dtype": dtype, "--quantization": quantization, "--device": device,
-    }  # fmt: skip
-    arguments = [part for name, value in serving.items() if value is not None for part in (name, str(value))]
+    arguments = [
+        part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
+    ]
     take_interrupts()
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):

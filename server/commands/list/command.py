@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.commands.common import ToolError, ask, console, fail, print_json, size, take_interrupts
-from server.commands.options import AsJson, DownloadDir
+from server.commands.options import AsJson, with_settings
 
 if TYPE_CHECKING:
     from server.commands.list.folders import Found
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 NOT_SERVED = "GGUF files are not served yet"
 
 
-def list_models(as_json: AsJson = False, download_dir: DownloadDir = None) -> None:
+@with_settings(("download_dir",))
+def list_models(as_json: AsJson = False, **flags: Any) -> None:
     """List the models on this disk, with size and the context that fits into memory.
 
     Looks into the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and into --download-dir."""
@@ -24,8 +25,8 @@ def list_models(as_json: AsJson = False, download_dir: DownloadDir = None) -> No
 
     take_interrupts()
     folders = roots(os.environ, Path.home())
-    if download_dir is not None:
-        folders["Cohort"] = [Path(download_dir).expanduser()]
+    if flags["download_dir"] is not None:
+        folders["Cohort"] = [Path(flags["download_dir"]).expanduser()]
     rows = _rows([_embedded(), *find(folders)])
     if as_json:
         print_json(rows)
@@ -45,9 +46,9 @@ def _embedded() -> Found:
 def _rows(models: list[Found]) -> list[dict[str, Any]]:
     """A row per model as plain data: `context` in tokens, or None and `problem`."""
     from server.bootstrap import executor_config
-    from server.settings import settings
+    from server.settings.load import load
 
-    chosen, _ = settings.load({}, {})
+    chosen, _ = load({}, {})
     served = [one for one in models if one.problem is None and not one.is_gguf]
     try:
         fits = ask("fits", {"configs": [asdict(executor_config(chosen, one.path)) for one in served]})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from server.commands.bench import load as load_module
 from server.commands.bench.http import BenchFault, Broken, Client, Refused, complaint
 from server.commands.bench.load import Run, run
 from server.commands.bench.stream import EventReader, Served
@@ -157,10 +158,8 @@ async def test_a_server_that_hangs_up_on_everybody() -> None:
 
 
 async def test_silence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.commands.bench import load
-
-    monkeypatch.setattr(load, "PATIENCE", 0.05)
-    monkeypatch.setattr(load, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(load_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(load_module, "LOOK_EVERY", 0.01)
     with FakeServer(delay=3600) as server:
         assert (await load(server, 1)).failures == ["nothing came for 0.05 s"]
 

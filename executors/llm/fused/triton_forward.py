@@ -120,4 +120,6 @@ class TritonForward:
         if not isinstance(mlp, Mlp):
             return mlp(x)
         gate_up, down = mlp.linears
-        return down(gated(gate_up(x), self._decoder.config.activation))
+        activation = self._decoder.config.activation
+        inner = gate_up.gated(x, activation)
+        return down(gated(gate_up(x), activation) if inner is None else inner)

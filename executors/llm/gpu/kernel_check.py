@@ -352,7 +352,11 @@ def fp8_fault(device: torch.device) -> str | None:
             "quantize": (lambda: max(_quantized(draw, blocks) for blocks in (False, True)), _E4M3_LIMIT),
             # Tiles are of 16, 32, 64 or 128 rows, and each is another kernel.
             "block_matmul": (
-                lambda: max(_product(draw, rows) for rows in (3, 24, 40, 200)),
+                lambda: max(_product(draw, rows, None) for rows in (3, 24, 40, 200)),
+                LIMITS[torch.bfloat16],
+            ),
+            "block_gated": (
+                lambda: max(_product(draw, rows, "silu") for rows in (3, 24, 40, 200)),
                 LIMITS[torch.bfloat16],
             ),
         }
@@ -365,12 +369,14 @@ def _quantized(draw: _Draw, blocks: bool) -> float:
     return max(distance(widened(found, scales), widened(wanted, factors)), distance(scales, factors))
 
 
-def _product(draw: _Draw, rows: int) -> float:
-    outputs, columns = 3 * GROUP, 5 * GROUP
+def _product(draw: _Draw, rows: int, activation: str | None) -> float:
+    outputs, columns = 4 * GROUP, 5 * GROUP
     x, x_scales = quantized(draw(rows, columns), True)
     weight = Fp8Weight(outputs, columns, draw.device, True, GROUP)
     weight.fill(draw(outputs, columns), 0)
-    found = fp8_kernels.block_matmul(x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16)
-    return distance(
-        found, widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
-    )
+    given = x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16
+    wanted = widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
+    if activation is None:
+        return distance(fp8_kernels.block_matmul(*given), wanted)
+    gate, up = wanted.chunk(2, -1)
+    return distance(fp8_kernels.block_gated(*given, activation), ACTIVATIONS[activation](gate) * up)

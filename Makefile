@@ -101,6 +101,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.parity check

@@ -27,6 +27,7 @@ from benchmarks.shapes import write_shape
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.llm.attention.backend import AttentionBackend
+from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvCache
@@ -42,6 +43,12 @@ _BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
 _MOST_TOKENS = 512
 
 
+class ServedPieces(PagedTorch):
+    """Cuts keys as an H200 does for the 0.6B shape in bf16: 49 programs at once for each key head, tiles of 64 keys."""
+
+    rule = PieceRule(programs=49, tile=64)
+
+
 class IdleExecutor(LlmExecutor):
     """`LlmExecutor` over an `IdleDevice`."""
 
@@ -49,7 +56,7 @@ class IdleExecutor(LlmExecutor):
         return IdleDevice()
 
     def _attention(self, cache: KvCache) -> AttentionBackend:
-        return PagedTorch()
+        return ServedPieces()
 
     @property
     def runner(self) -> DeviceUnifiedRunner:

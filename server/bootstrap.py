@@ -47,7 +47,8 @@ from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
-from server.settings.settings import Settings, SettingsError
+from server.settings.load import SettingsError
+from server.settings.table import Settings
 from server.state import Progress, ServedModel, ServerState
 from server.system import gc_tuning, logs
 from server.system.worker_threads import DeadlineExceeded
@@ -320,7 +321,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.model_fields_set,
+        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.given,
         seed=settings.seed,
         attention=ExecutorAttentionConfig(settings.block_size, settings.attention_backend),
         memory=ExecutorMemoryConfig(
@@ -356,6 +357,11 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
+def embedded_directory() -> Path:
+    """Where the model in the package lies."""
+    return tiny.weights_dir()
+
+
 def embedded(name: str | None) -> bool:
     """True for the model in the package: no name, or its own where no such directory is here."""
     return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
@@ -365,7 +371,7 @@ def model_source(settings: Settings) -> Path | hub.HubModel:
     """A directory that is there, or what to fetch. Raises SettingsError for what is neither."""
     name = settings.model
     if name is None or embedded(name):
-        return _local(settings, tiny.weights_dir())
+        return _local(settings, embedded_directory())
     path = Path(name).expanduser()
     if path.is_dir():
         return _local(settings, path.resolve())

@@ -23,7 +23,7 @@ _TIMEOUT = 4.0
 def main(environ: Mapping[str, str]) -> int:
     """Ask once. What is wrong goes to stderr, in one line."""
     port = environ.get("COHORT_PORT", "")
-    # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.settings.
+    # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.load.
     number = int(port) if port.isdecimal() else _DEFAULT_PORT
     try:
         connection = _connection(number, environ)

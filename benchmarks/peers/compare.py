@@ -57,7 +57,8 @@ def results(
 ) -> dict[str, dict[str, Any]]:
     """For each workload: both sides' median, least and greatest over all rounds, the first side's advantage over the second,
     of the medians and of each round, and what share of the machine's limit each side reaches. Above 1 the first side is
-    better, whatever the figure. `small` is the shape of the workloads that have a small model."""
+    better, whatever the figure. A measured 0 that would be divided by leaves the ratio of the medians and the share out, and
+    makes its round's ratio None. `small` is the shape of the workloads that have a small model."""
     found = {}
     for name, by_side in values.items():
         compared = COMPARED[name]
@@ -67,13 +68,17 @@ def results(
         }  # fmt: skip
         if all(by_side.get(side) for side in sides):
             ours, theirs = (by_side[side] for side in sides)
-            entry["ratio"] = _advantage(compared, _flat(ours), _flat(theirs))
+            ratio = _advantage(compared, _flat(ours), _flat(theirs))
+            if ratio is not None:
+                entry["ratio"] = ratio
             entry["ratio_of_each_round"] = [
                 _advantage(compared, a, b) for a, b in zip(ours, theirs, strict=False)
             ]
         entry["limit"] = _limit(name, shape, small, limits)
         entry["share_of_limit"] = {
-            side: _share(compared, of["median"], entry["limit"]) for side, of in entry["sides"].items()
+            side: _share(compared, of["median"], entry["limit"])
+            for side, of in entry["sides"].items()
+            if of["median"] > 0 or not compared.lower_is_better
         }
         found[name] = entry
     return found
@@ -86,7 +91,7 @@ def table(found: dict[str, dict[str, Any]], sides: Sequence[str]) -> str:
     for name, entry in found.items():
         cells = [_cell(entry["sides"].get(side)) for side in sides]
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
-        each = ", ".join(f"{one:.2f}" for one in entry.get("ratio_of_each_round", ()))
+        each = ", ".join("-" if one is None else f"{one:.2f}" for one in entry.get("ratio_of_each_round", ()))
         line = f"{name:<10} {entry['unit']:<19} {cells[0]:>24} {cells[1]:>24} {ratio:>7}   {each}"
         reached = ", ".join(f"{100 * share:.0f}%" for share in entry["share_of_limit"].values())
         lines.append(f"{line}   (limit {_number(entry['limit'])}: {reached})")
@@ -99,9 +104,11 @@ def table(found: dict[str, dict[str, Any]], sides: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _advantage(compared: Compared, ours: Sequence[float], theirs: Sequence[float]) -> float:
+def _advantage(compared: Compared, ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """How many times better the first side's median is; None where it would be divided by a median of zero."""
     a, b = statistics.median(ours), statistics.median(theirs)
-    return b / a if compared.lower_is_better else a / b
+    better, worse = (b, a) if compared.lower_is_better else (a, b)
+    return better / worse if worse else None
 
 
 def _limit(name: str, shape: str, small: str, limits: dict[str, float]) -> float:

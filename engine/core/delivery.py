@@ -81,10 +81,10 @@ class Delivery:
             self._idle.set()
 
     def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
-        if seq.last_token_time is None:
+        previous = seq.stamp_tokens(now)
+        if previous is None:
             self._observer.first_token(now - seq.request.arrival_time)
             if count > 1:
                 self._observer.tokens(count - 1, 0.0)
         else:
-            self._observer.tokens(count, now - seq.last_token_time)
-        seq.last_token_time = now
+            self._observer.tokens(count, now - previous)

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import NoReturn
 
 from engine.config import EngineConfig
 from engine.core.assembly import make_scheduler, steps_in_flight
@@ -27,7 +28,7 @@ from engine.core.delivery import Delivery
 from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.journal import Journal
-from engine.core.recovery import Recovery
+from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
 from engine.core.steps import StepQueue
@@ -51,6 +52,8 @@ from executors.contract import (
 
 logger = logging.getLogger("cohort.engine")
 
+_TICK = 0.25
+"""Seconds between looks at the sequences that wait while the executor is away."""
 _TIMER_STEP = 1e-3
 """Seconds. Timers of event loops are no finer, and may fire a little early: what is left then is waited for in one go."""
 
@@ -124,16 +127,7 @@ class EngineCore:
         self._steps.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._spare_memory = SpareMemory(self.executor, self._scheduler.kv, self.config, self.clock)
-        self._recovery = Recovery(
-            self.executor,
-            self._scheduler,
-            self.config,
-            self._health,
-            self.clock,
-            self._fail,
-            self._look_after_waiting,
-            self._trying_again,
-        )
+        self._recovery = Recovery(self._scheduler, self.config, self.clock)
         await self.executor.begin_epoch(self.journal.open_epoch())
         self._health.stage = Stage.READY
         self._task = asyncio.create_task(self._run(self._scheduler, self._recovery), name="engine loop")
@@ -215,7 +209,8 @@ class EngineCore:
         self._let_in.add(mailbox)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
         for seq in seqs:
-            seq.siblings, seq.is_first = seqs if len(seqs) > 1 else [], seq is seqs[0]
+            if len(seqs) > 1:
+                seq.link_siblings(seqs)
             self._delivery.expect(seq)
             end = self.journal.restore(seq, committed) if committed else None
             if end is None:
@@ -430,17 +425,70 @@ class EngineCore:
         self._inbox.wake()
 
     async def _recover(self, recovery: Recovery, batch: UnifiedBatch | None, error: ExecutorError) -> None:
-        """See `Recovery.recover`. Returns only if things can go on."""
-        reason = await recovery.recover(batch, error)
-        if reason is not None:
-            self._give_up(ExecutorFailed(reason))
-            await asyncio.Event().wait()  # nothing more to do until stop() cancels the loop
+        """A step failed, or the executor died between steps (`batch` None): act on what `Recovery` decides. Returns only if
+        the engine can go on."""
+        health = self._health
+        health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
+        health.detail = str(error)
+        plan = recovery.plan(batch, error)
+        self._fail(plan.culprits, plan.blame)
+        if plan.hopeless is not None:
+            health.detail = plan.hopeless
+            await self._stay_failed(plan.hopeless)
+        if not await self._restart(plan, error):
+            await self._stay_failed(f"the executor cannot be restarted: {health.detail}")
+        recovery.is_back()
+        health.detail = ""
+        if health.stage is Stage.RECOVERING:
+            health.stage = Stage.READY
 
-    def _trying_again(self, died: ExecutorDied | None) -> None:
-        """The executor is about to be brought back: a death heard from here on is another one."""
-        death, self._death = self._death or died, None
+    async def _restart(self, plan: RecoveryPlan, error: ExecutorError) -> bool:
+        """Bring the executor back, and look after the sequences that wait meanwhile. False if the last try has failed. A child
+        that is still loading when its time is over is killed by `shutdown`, which follows."""
+        coming = asyncio.create_task(self._begin_epoch(plan, error))
+        try:
+            while not (await asyncio.wait((coming,), timeout=_TICK))[0]:
+                self._look_after_waiting()
+            return coming.result()
+        finally:
+            coming.cancel()
+
+    async def _begin_epoch(self, plan: RecoveryPlan, error: ExecutorError) -> bool:
+        """Begin the plan's epoch, trying again after errors; False if no further try is to be made. `error` ended the epoch
+        before."""
+        tries, health = plan.tries, self._health
+        while True:
+            self._count_restart(error)
+            timeout = tries.load_timeout(self.clock())
+            try:
+                async with asyncio.timeout(timeout) as over:
+                    await self.executor.begin_epoch(plan.epoch)
+                return True
+            except TimeoutError:
+                if not over.expired():
+                    raise  # the executor's own, which is no such error: a bug
+                health.detail = f"its load had not ended after {timeout:.0f} s"
+                logger.error("restart failed: %s", health.detail)
+                return False
+            except ExecutorError as failure:
+                error, health.detail = failure, str(failure)
+                logger.error("restart failed, next try in %.1f s: %s", tries.pause, error)
+            if (pause := tries.next_pause(self.clock())) is None:
+                return False
+            await asyncio.sleep(pause)
+
+    def _count_restart(self, error: ExecutorError) -> None:
+        """The executor is about to be brought back: a death heard from here on is another one. A restart is counted if it
+        follows a death, heard or raised as `error`."""
+        death, self._death = self._death or (error if isinstance(error, ExecutorDied) else None), None
         if death is not None:
             self.observer.restarted(death.cause)
+
+    async def _stay_failed(self, reason: str) -> NoReturn:
+        """Nothing can be served any more: there is nothing left to do until `stop` cancels the loop."""
+        self._give_up(ExecutorFailed(reason))
+        while True:
+            await asyncio.Event().wait()
 
     def _give_up(self, error: EngineError) -> None:
         """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""

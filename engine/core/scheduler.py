@@ -25,7 +25,7 @@ from engine.policies.drafter import Drafter
 from engine.request import FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.wait_estimate import Backlog
-from executors.contract import GRAMMAR_TOO_LARGE, NOTHING_LEFT, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
@@ -145,7 +145,7 @@ class Scheduler(Roster):
 
     def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:
         """A token for each. Most need neither a block nor a name for one: their `_grant` comes down to this."""
-        charge, grants, number = self.policies.queue.charge, plan.grants, self.num_steps
+        grants, charge = plan.grants, self.policies.queue.charge if self.policies.queue.charges else None
         for seq in decodes:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
@@ -153,11 +153,9 @@ class Scheduler(Roster):
             if plan.budget < 1 or end > seq.num_prepared_tokens:
                 self._grant(seq, 1, plan)
                 continue
-            if seq.num_charged_tokens < end:
-                seq.num_charged_tokens = end
-                charge(seq, 1)
+            if charge is not None and (count := seq.charge(end - 1, end)):
+                charge(seq, count)
             grants[seq] = 1
-            seq.last_step = number
             plan.budget -= 1
 
     def _in_turn(
@@ -179,7 +177,7 @@ class Scheduler(Roster):
         drafts = drafter.propose(seq)[: max(0, min(seq.num_to_generate - 1, most))]
         if self._grant(seq, 1 + len(drafts), plan) and drafts:
             plan.drafts[seq] = drafts
-            seq.drafting = True
+            seq.verify_drafts()
 
     def _grant(self, seq: Sequence, count: int, plan: StepPlan) -> bool:
         """Let the step compute the next `count` tokens of a running sequence, if there is budget and room."""
@@ -196,15 +194,14 @@ class Scheduler(Roster):
         # Drafts lie behind what is known: they are charged when it turns out which are accepted.
         self._charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))
         plan.grants[seq] = count
-        seq.last_step = self.num_steps
         plan.budget -= count
         return True
 
     def _charge(self, seq: Sequence, begin: int, end: int) -> None:
-        """Its tenant has had positions begin .. end - 1, and pays for those that it has not been charged with before."""
-        if (count := end - max(begin, seq.num_charged_tokens)) > 0:
-            seq.num_charged_tokens = end
-            self.policies.queue.charge(seq, count)
+        """Charge the queue policy with those of positions begin .. end - 1 that it was not charged with before."""
+        queue = self.policies.queue
+        if queue.charges and (count := seq.charge(begin, end)):
+            queue.charge(seq, count)
 
     def _admit_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
         """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort. With
@@ -276,30 +273,27 @@ class Scheduler(Roster):
         self.step_budget.went_well()
         deltas: list[tuple[Sequence, TokenDelta]] = []
         ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
-        final, drafts = batch.is_final_chunk.tolist(), batch.num_draft_tokens.tolist()
+        drafted = batch.num_draft_tokens > 0
+        drafts, sampled = drafted.tolist(), (batch.is_final_chunk & ~drafted).tolist()
         at = 0
-        for i, seq in enumerate(seqs):
-            begin, at = at, at + counts[i]
-            seq.in_flight -= 1
-            if seq.status is SequenceStatus.FINISHED:
-                if not seq.in_flight:
+        for i, (seq, count) in enumerate(zip(seqs, counts, strict=True)):
+            begin, at = at, at + count
+            if not seq.receive(sampled[i]):
+                if seq.finished and not seq.in_flight:
                     self._let_go(seq)
                 continue
-            if seq.num_void_results:
-                seq.num_void_results -= 1
-                continue
             if drafts[i]:
-                self._settle(seq, int(batch.pos_offsets[i]) + counts[i])
-            elif final[i]:
-                seq.num_pending_tokens -= 1
+                computed = int(batch.pos_offsets[i]) + count
+                seq.settle(computed)
+                self._charge(seq, 0, computed)
             detail = details.get(i) if details else None
-            if detail is None and counts[i] == 1:
+            if detail is None and count == 1:
                 deltas.append((seq, self._append_plain(seq, ids[begin])))
                 continue
             if detail is not None and detail.prompt_logprobs:
                 self.journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
             if detail is not None and detail.error is not None:
-                if (failed := self._fail(seq, detail.error)) is not None:
+                if (failed := self._fail(seq, detail.fault, detail.error)) is not None:
                     deltas.append((seq, failed))
             elif at > begin:
                 tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
@@ -307,16 +301,11 @@ class Scheduler(Roster):
             elif detail is not None and detail.pooled is not None:
                 if np.isfinite(detail.pooled).all():
                     deltas.append((seq, self._pooled(seq, detail.pooled)))
-                elif (failed := self._fail(seq, "the vector is not finite")) is not None:
+                elif (
+                    failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
+                ) is not None:
                     deltas.append((seq, failed))
         return deltas
-
-    def _settle(self, seq: Sequence, num_computed: int) -> None:
-        """Drafts were verified: the KV of the rejected ones counts as not written."""
-        seq.drafting = False
-        self._charge(seq, 0, num_computed)
-        if seq.status is SequenceStatus.RUNNING:
-            seq.num_computed_tokens = num_computed
 
     def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
         """`_append` of one token of which nothing more is told, as nearly all are."""
@@ -324,7 +313,7 @@ class Scheduler(Roster):
         ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
         if ends or not output or seq.num_failed_steps:
             return self._append(seq, (token,))
-        self.journal.commit_one(seq, token_id)
+        seq.commit_one(token_id)
         return TokenDelta([token], None, None, seq.num_cached_tokens)
 
     def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
@@ -344,10 +333,8 @@ class Scheduler(Roster):
         self._clear(seq)
         if reason is not None:
             self.finish(seq, reason)
-        delta = TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens)
-        if first and request.prompt_logprobs is not None:
-            delta.prompt_logprobs = tuple(seq.prompt_logprobs)
-        return delta
+        told = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
+        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=told)
 
     def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
         """An embedding request ends with its prompt."""
@@ -360,16 +347,16 @@ class Scheduler(Roster):
     def _clear(self, seq: Sequence) -> None:
         """A step with this sequence in it went well: no failure is its fault."""
         if seq.num_failed_steps:
-            seq.num_failed_steps = 0
+            seq.clear_failed_steps()
             self._suspects.pop(seq, None)
 
-    def _fail(self, seq: Sequence, message: str) -> TokenDelta | None:
+    def _fail(self, seq: Sequence, fault: ItemFault, message: str) -> TokenDelta | None:
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
-        if seq.request.grammar is not None and message.startswith(GRAMMAR_TOO_LARGE):
+        if fault is ItemFault.GRAMMAR_TOO_LARGE:
             self.finish(seq, FinishReason.ABORT)
             refused = InvalidRequest(message, "grammar", "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
-        if message == NOTHING_LEFT:
+        if fault is ItemFault.NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
             self.finish(seq, FinishReason.ABORT)
             culprit = seq.request.sampling.restricted_by()
@@ -379,8 +366,7 @@ class Scheduler(Roster):
         self.kv.withdraw(seq)
         if seq.num_shared_blocks:
             # Whoever wrote that may have failed itself, a moment too late for this one to know.
-            seq.alone, seq.num_pending_tokens, seq.drafting = True, 0, False
-            seq.num_void_results = seq.in_flight
+            seq.void_in_flight()
             if seq.status is SequenceStatus.RUNNING:
                 self._preempt(seq)
             return None

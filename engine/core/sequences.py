@@ -74,7 +74,7 @@ class Roster:
             self.waiting.remove(seq)
         if self._backlog is not None:
             self._backlog.end(seq)
-        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        seq.finish(reason)
         self._suspects.pop(seq, None)
         self.waiting.gone(seq)
         if not seq.in_flight:
@@ -83,13 +83,11 @@ class Roster:
     def _let_go(self, seq: Sequence) -> None:
         """Give back all a finished sequence holds, once no step in flight uses it."""
         self.kv.free(seq)
-        if seq.slot is not None:
-            self._free_slots.append(seq.slot)
-            seq.slot = None
         if seq.started_epoch == self.journal.epoch:
             self._released.append(seq.seq_id)
-        seq.started_epoch = None
-        seq.siblings = []
+        slot = seq.release()
+        if slot is not None:
+            self._free_slots.append(slot)
 
     def take_released(self) -> list[int]:
         """Ids of sequences the executor must release, each exactly once."""
@@ -103,25 +101,24 @@ class Roster:
 
     def _admit(self, seq: Sequence, hit: Hit) -> None:
         if seq.slot is None:
-            seq.slot = self._free_slots.popleft()
+            seq.take_slot(self._free_slots.popleft())
             self.waiting.took_slot(seq)
         self.kv.begin(seq, hit)
-        if seq.status is SequenceStatus.WAITING:
-            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
+        first = seq.status is SequenceStatus.WAITING
+        seq.admit(hit.num_tokens)
+        if first:
             if self._backlog is not None:
                 self._backlog.begin(seq)
                 self._num_spared += min(seq.num_cached_tokens, self._backlog.tokens_of(seq))
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len
                 self.prefix_hits += seq.num_cached_tokens
-        seq.status = SequenceStatus.RUNNING
         self.running[seq] = None
 
     def _preempt(self, seq: Sequence) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue."""
         self.kv.free(seq)
-        seq.num_computed_tokens = 0
-        seq.status = SequenceStatus.PREEMPTED
+        seq.roll_back()
         del self.running[seq]
         self.waiting.add(seq)
         if seq.started_epoch == self.journal.epoch:
@@ -156,8 +153,7 @@ class Roster:
         to the older epoch; their results are dropped.
         """
         for seq in _once([*self.running, *self.waiting, *self._flying()]):
-            seq.in_flight, seq.num_pending_tokens, seq.num_void_results = 0, 0, 0
-            seq.drafting = False
+            seq.drop_in_flight()
             if seq.finished:
                 self._let_go(seq)
         self.num_resumed += 0 if blameless else len(self.running)
@@ -172,11 +168,10 @@ class Roster:
         involved = self._in_flight.pop(failed.step_id) if failed is not None else []
         live = [seq for seq in involved if not (seq.finished or blameless)]
         for seq in live:
-            seq.num_failed_steps = max(seq.num_failed_steps + 1, FAILED_STEPS_BEFORE_ALONE if at_fault else 0)
+            seq.count_failed_step(least=FAILED_STEPS_BEFORE_ALONE if at_fault else 0)
             if seq.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE:
-                self._suspects.pop(
-                    seq, None
-                )  # behind the others: the next death, if by chance, meets another one
+                # Behind the others: if the next death is by chance, it meets another one.
+                self._suspects.pop(seq, None)
                 self._suspects[seq] = None
         return live
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
+from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
 from engine.waiting.wait_estimate import Backlog
@@ -53,7 +53,7 @@ class Admission:
                 "prompt",
             )
         if committed > request.max_tokens and request.pooling is None:
-            said = f"{committed} tokens of the output exist already, and max_tokens is {request.max_tokens}"
+            said = f"{committed} tokens of the output exist already, and {FIELD} is {request.max_tokens}"
             raise InvalidRequest(said, "max_tokens", "invalid_value")
         if request.pooling is None:
             self._check_output(request)
@@ -94,7 +94,7 @@ class Admission:
                 "unsupported_value",
             )
         if request.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+            raise InvalidRequest(f"{FIELD} must be at least 1", "max_tokens")
         self.check_length(len(request.prompt_token_ids), request.max_tokens)
         check_min_tokens(request.sampling.min_tokens, request.max_tokens)
         self._check_ids(request.sampling)
@@ -131,7 +131,7 @@ class Admission:
             )
         if max_tokens is not None and prompt_tokens + max_tokens > limit:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {limit} tokens: the prompt has {prompt_tokens} and max_tokens "
+                f"this model's maximum context length is {limit} tokens: the prompt has {prompt_tokens} and {FIELD} "
                 f"is {max_tokens}, together {prompt_tokens + max_tokens}",
                 "max_tokens",
             )

@@ -30,6 +30,8 @@ _FIRST_WITHOUT_SLOT: _Place = (True, -1)
 class Fair:
     """Waiting sequences by tenant (`Request.tenant`); within a tenant first come, first served, but preempted ones first."""
 
+    charges = True
+
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Entry]] = {}
         self._places: dict[Sequence, _Place] = {}

@@ -15,6 +15,9 @@ class QueuePolicy(Protocol):
     """The waiting sequences. A preempted sequence comes back to its place; adding and removing while iterating is not
     allowed."""
 
+    charges: bool
+    """False if `charge` has no effect, so that the scheduler need not call it for each token."""
+
     def add(self, seq: Sequence) -> None: ...
 
     def remove(self, seq: Sequence) -> None: ...
@@ -48,6 +51,8 @@ class QueuePolicy(Protocol):
 
 class _Indifferent:
     """A policy to which it is all one who has been served how much."""
+
+    charges = False
 
     def owed(self, seq: Sequence) -> int:
         """None."""

@@ -16,7 +16,7 @@ from cohort_server import run
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from server.settings.settings import Settings
+    from server.settings.table import Settings
 
 TOOL_PROCESS = "executors.llm.tools.child"
 """Run, never imported: what it does takes torch, which no process of the server's packages imports."""
@@ -127,10 +127,10 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from dataclasses import replace
 
     from server import banner, bootstrap, hub
-    from server.settings import settings
+    from server.settings.load import SettingsError, load
 
     try:
-        chosen, _ = settings.load(flags, os.environ)
+        chosen, _ = load(flags, os.environ)
         source = bootstrap.model_source(chosen)
         if isinstance(source, Path):
             return chosen, source
@@ -146,7 +146,7 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
         finally:
             if display is not None:
                 display.close()
-    except (settings.SettingsError, hub.HubError) as error:
+    except (SettingsError, hub.HubError) as error:
         fail(str(error))
 
 
@@ -154,15 +154,13 @@ def as_bytes(text: str | None, name: str) -> int | None:
     """4GiB, 512MiB, 1000000, as every setting of the server reads them. Ends the process for anything else."""
     if text is None:
         return None
-    from server.settings.settings import parse_bytes
+    from server.settings.kinds import read_size
+    from server.settings.readers import Unfit
 
     try:
-        value = int(parse_bytes(text))
-    except ValueError as error:
-        fail(f"{name}: {error} (not {text[:100]!r})")
-    if value < 1:
-        fail(f"{name}: it should be greater than 0 (not {text[:100]!r})")
-    return value
+        return read_size(text)
+    except Unfit as fault:
+        fail(f"{name}: {fault} (not {text[:100]!r})")
 
 
 def size(number: int) -> str:

@@ -5,25 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from server.commands.common import as_bytes, console, count, fail, find_model, print_json, size
-from server.commands.options import (
-    AsJson,
-    BlockSize,
-    ConfigFile,
-    Device,
-    DownloadDir,
-    Dtype,
-    GpuMemoryUtilization,
-    KvCacheDtype,
-    KvCacheMemory,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    ModelArgument,
-    Quantization,
-    Revision,
-    Text,
-    flag,
-)
+from server.commands.options import AsJson, ModelArgument, Text, flag, with_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +13,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+@with_settings(
+    (
+        "revision", "download_dir", "dtype", "quantization", "device", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization", "config",
+    ),
+    short={"quantization": "-q"},
+)  # fmt: skip
 def info(
     model: ModelArgument = None,
     memory: Annotated[
@@ -42,30 +31,17 @@ def info(
         ),
     ] = None,
     as_json: AsJson = False,
-    revision: Revision = None,
-    download_dir: DownloadDir = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    device: Device = None,
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    block_size: BlockSize = None,
-    kv_cache_memory_bytes: KvCacheMemory = None,
-    kv_cache_dtype: KvCacheDtype = None,
-    gpu_memory_utilization: GpuMemoryUtilization = None,
-    config: ConfigFile = None,
+    **flags: Any,
 ) -> None:
     """Tell what a model takes.
 
     Its size, its KV, and how many sequences fit into memory; no weights are loaded.
     Flags, environment and file mean what they mean to `cohort serve`.
     """
-    flags = {name: value for name, value in locals().items() if name not in ("memory", "as_json")}
     given = as_bytes(memory, "--memory")
-    if given is not None and kv_cache_memory_bytes is not None:
+    if given is not None and flags["kv_cache_memory_bytes"] is not None:
         fail("--memory is for weights, KV and all, --kv-cache-memory-bytes for KV alone: give one of them")
-    settings, directory = find_model(flags, weights=False)
+    settings, directory = find_model({"model": model, **flags}, weights=False)
     facts = _facts(settings, directory, given)
     if as_json:
         print_json(facts)

@@ -1,10 +1,17 @@
-"""Options that several verbs take, written once: the same words everywhere."""
+"""Options of the verbs. Those that are settings of `cohort serve` are made from the settings table."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from server.settings.kinds import Setting
+from server.settings.table import CONFIG, TABLE
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def flag(help_: str, *names: str, metavar: str | None = None) -> Any:
@@ -23,48 +30,36 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-Revision = Annotated[
-    Text, flag("Branch, tag or commit of a model by hub name [its default branch].", "--revision")
-]
-DownloadDir = Annotated[
-    Text, flag("Where models by hub name are kept [HF_HOME's].", "--download-dir", metavar="DIR")
-]
-Dtype = Annotated[Text, flag("auto, bfloat16, float16 or float32 [auto].", "--dtype")]
-Device = Annotated[Text, flag("auto, cpu, cuda or cuda:N [auto].", "--device")]
-MaxModelLen = Annotated[Number, flag("Context length in tokens [the model's].", "--max-model-len")]
-MaxNumSeqs = Annotated[
-    Number, flag("Sequences computed at once [64, fewer where memory is short].", "--max-num-seqs")
-]
-MaxNumBatchedTokens = Annotated[
-    Number, flag("Tokens computed per step [2048; 512 per thread on a CPU].", "--max-num-batched-tokens")
-]
-BlockSize = Annotated[Number, flag("Tokens per KV block [16].", "--block-size")]
-KvCacheMemory = Annotated[
-    Text,
-    flag(
-        "Memory for KV, such as 4GiB; on a CPU it is then taken at the start, else as it is used [what is free].",
-        "--kv-cache-memory-bytes",
-        metavar="BYTES",
-    ),
-]
-KvCacheDtype = Annotated[
-    Text,
-    flag(
-        "Keys and values as auto: in the model's dtype; or fp8 (e4m3): twice as many tokens in the same memory [auto].",
-        "--kv-cache-dtype",
-    ),
-]
-Quantization = Annotated[
-    Text,
-    flag("Weights and activations in 8 bits: int8 on a CPU, fp8 on a GPU [none].", "--quantization", "-q"),
-]
-GpuMemoryUtilization = Annotated[
-    float | None,
-    flag(
-        "Part of a GPU's memory that this server may take in all, weights and KV included; --kv-cache-memory-bytes, where it "
-        "is given, decides about KV alone [0.9].",
-        "--gpu-memory-utilization",
-    ),
-]
-ConfigFile = Annotated[Text, flag("YAML file, or a preset: default, cpu, gpu.", "--config", metavar="FILE")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
+
+DEFAULT_URL = f"http://{TABLE['host'].default}:{TABLE['port'].default}"
+"""Where a server listens that was started without flags."""
+
+
+def with_settings(names: Iterable[str], short: Mapping[str, str] | None = None) -> Callable[[Verb], Verb]:
+    """Give a verb the flags of these settings, in place of its `**` parameter, which receives what was given for them.
+
+    `short` maps names of settings to one more spelling of their flag, such as `-q`. A setting whose flag was not given is
+    None. Values other than switches stay strings: `server.settings.load` reads and checks them, as it does those of the
+    environment.
+    """
+    rows = [CONFIG if name == CONFIG.name else TABLE[name] for name in names]
+    options = [_option(row, (short or {}).get(row.name)) for row in rows]
+
+    def add(verb: Verb) -> Verb:
+        signature = inspect.signature(verb, eval_str=True)
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        # Typer makes a command from what `inspect.signature` says of a function.
+        verb.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return verb
+
+    return add
+
+
+def _option(row: Setting, short: str | None) -> inspect.Parameter:
+    spellings = (row.switch_flags if row.is_switch else row.flag, *((short,) if short else ()))
+    kind: Any = bool if row.is_switch else list[str] if row.several else str
+    option = flag(row.help_line, *spellings, metavar=row.metavar or None)
+    return inspect.Parameter(
+        row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

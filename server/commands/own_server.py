@@ -45,6 +45,7 @@ class OwnServer:
         self._url: asyncio.Future[str]
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
+        self.url: str
         self.client: Client
 
     async def __aenter__(self) -> Self:
@@ -61,7 +62,8 @@ class OwnServer:
             raise OwnServerFault(f"the server cannot be started: {reason(error)}") from None
         self._reading = asyncio.create_task(self._read())
         try:
-            self.client = Client(await self._url, None)
+            self.url = await self._url
+            self.client = Client(self.url, None)
             await self.until_ready()
         except BaseException:
             await self._end()

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 
-from server.settings.settings import SettingsError
+from server.settings.load import SettingsError
 
 MAX_CONNECTIONS = 8192
 """As many as may be open at a time, where the system allows. More than sequences may wait and run. One takes 5 kB, or 14

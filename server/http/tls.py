@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from server.settings.settings import Settings, SettingsError
+from server.settings.load import SettingsError
+from server.settings.table import Settings
 
 
 class _Encrypted(Exception):

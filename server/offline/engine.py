@@ -22,7 +22,7 @@ from server.schemas.base import parse
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.extras import screen
-from server.settings.settings import Settings
+from server.settings.table import Settings
 from server.state import ServedModel, ServerState
 
 Result = TypeVar("Result")

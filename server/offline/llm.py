@@ -17,8 +17,8 @@ from server.hub import HubError
 from server.offline.engine import Job, OfflineEngine
 from server.offline.outputs import RequestOutput
 from server.offline.params import SamplingParams
-from server.settings import settings as serving
-from server.settings.settings import Settings, SettingsError
+from server.settings.load import SettingsError, load
+from server.settings.table import TABLE
 from server.system import logs
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -57,7 +57,7 @@ class LLM:
             _check_name(name)
         named = {} if model is None else {"model": os.fspath(model)}
         try:
-            chosen, _ = serving.load({**_UNBOUNDED, **settings, **named}, {})
+            chosen, _ = load({**_UNBOUNDED, **settings, **named}, {})
             if not structlog.is_configured():
                 logs.configure_own(chosen.log_level)
             self._engine = OfflineEngine(chosen)
@@ -136,8 +136,8 @@ def _check_name(name: str) -> None:
     """Raises TypeError, in the words of Python's own."""
     if name in _OF_HTTP:
         raise TypeError(f"LLM() got the setting {name!r}, which is about the HTTP server: there is none here")
-    if name not in Settings.model_fields and name != "config":
-        near = difflib.get_close_matches(name, list(Settings.model_fields.keys() - _OF_HTTP), n=1, cutoff=0.7)
+    if name not in TABLE and name != "config":
+        near = difflib.get_close_matches(name, list(TABLE.keys() - _OF_HTTP), n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"LLM() got an unexpected setting {name!r}{hint}")
 

@@ -17,7 +17,7 @@ import pytest
 
 from server import healthcheck
 from server.http.tls import server_context
-from server.settings.settings import SettingsError, load
+from server.settings.load import SettingsError, load
 from tests.e2e.certificates import certificate, key
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit

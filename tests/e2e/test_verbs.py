@@ -190,7 +190,10 @@ def test_chat_shows_the_speed(tiny_server: ServerProcess, tmp_path: Path) -> Non
 def test_chat_without_a_server(tmp_path: Path) -> None:
     done = run(tmp_path, "chat", "--url", "http://127.0.0.1:1", stdin="Hi")
     assert done.returncode == 1
-    assert done.stderr == "cohort: error: no server answers at http://127.0.0.1:1: check --url\n"
+    assert (
+        done.stderr
+        == "cohort: error: no server answers at http://127.0.0.1:1: check the address, or name a model to start one\n"
+    )
 
 
 def test_chat_with_a_key(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -229,6 +229,9 @@ class PagedTorch:
     def pieces(self, lengths: Any) -> Any:
         return self.rule.cut(lengths)
 
+    def pieces_last(self, lengths: Any) -> int:
+        return self.rule.lasts(lengths)
+
     def reserve(self, pieces: int, cache: KvCache) -> None:
         self.room = pieces
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.settings import settings
-from server.settings.settings import Settings, SettingsError
+from server.settings import load as settings
+from server.settings.load import SettingsError
+from server.settings.table import TABLE, Settings
 from tests.ops.compose import ComposeFile, read_dotenv
 from tests.ops.expressions import ROOT
 from tools.ops.dockerfile import image_of, parse
@@ -34,7 +35,7 @@ def started_with(compose: ComposeFile) -> Settings:
 
 def test_all_settings_are_passed_on_in_their_order() -> None:
     names = ComposeFile(ROOT / "docker-compose.yml", {}).services["server"]["environment"]
-    assert names == [f"COHORT_{name.upper()}" for name in ("config", *Settings.model_fields)] + OTHERS
+    assert names == [f"COHORT_{name.upper()}" for name in ("config", *TABLE)] + OTHERS
 
 
 @pytest.mark.parametrize("source", ["file", "shell"])
@@ -49,11 +50,11 @@ def test_a_setting_that_few_people_change_reaches_the_server(tmp_path: Path, sou
     assert (found.recovery_timeout, found.seed) == (77.5, 7)
     assert found.executor_option == {"step_delay_ms": 3}
     assert found.host == "0.0.0.0", "the image's"
-    assert found.model_fields_set == {"recovery_timeout", "seed", "executor_option", "host"}
+    assert found.given == {"recovery_timeout", "seed", "executor_option", "host"}
 
 
 def test_every_setting_of_the_file_reaches_the_server(tmp_path: Path) -> None:
-    names = [f"COHORT_{name.upper()}" for name in ("config", *Settings.model_fields)] + OTHERS
+    names = [f"COHORT_{name.upper()}" for name in ("config", *TABLE)] + OTHERS
     compose = project(tmp_path, "".join(f"{name}=of {name}\n" for name in names))
     assert compose.environment("server") == {name: f"of {name}" for name in names}
 
@@ -61,7 +62,7 @@ def test_every_setting_of_the_file_reaches_the_server(tmp_path: Path) -> None:
 def test_without_a_file_nothing_but_the_image_decides(tmp_path: Path) -> None:
     compose = project(tmp_path)
     assert compose.environment("server") == {}
-    assert started_with(compose).model_fields_set == {"host"} | set(_preset())
+    assert started_with(compose).given == {"host"} | set(_preset())
 
 
 def test_the_shell_wins_over_the_file(tmp_path: Path) -> None:

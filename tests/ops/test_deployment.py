@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from server import healthcheck
-from server.settings.settings import Settings
+from server.settings.table import TABLE
 from tests.ops.compose import ComposeFile
 from tests.ops.expressions import ROOT, alerts, dashboard, dashboard_expressions, operands
 from tools.ops.dockerfile import DockerfileError, Image, expand, image_of, parse
@@ -96,7 +96,7 @@ def test_service_is_confined(name: str) -> None:
 
 
 def test_compose_waits_for_the_drain() -> None:
-    drain = Settings.model_fields["drain_timeout"].default
+    drain = TABLE["drain_timeout"].default
     assert int(SERVICES["server"]["stop_grace_period"].removesuffix("s")) >= drain + 10
 
 

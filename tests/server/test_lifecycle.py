@@ -16,7 +16,7 @@ from executors.contract import ConfigError, KvLayout
 from server import banner
 from server.http.listener import listen
 from server.lifecycle import EngineGone, Signals, serve
-from server.settings.settings import SettingsError
+from server.settings.load import SettingsError
 from server.system.reaper import Reaper
 from tests.server.fakes import INFO, House
 

@@ -172,18 +172,18 @@ def _copies_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
     """KV of rejected drafts counts as computed."""
 
-    def settle(self: Scheduler, seq: Sequence, num_computed: int) -> None:
-        seq.drafting = False
+    def settle(self: Sequence, num_computed: int) -> None:
+        self.drafting = False
 
-    patch.setattr(Scheduler, "_settle", settle)
+    patch.setattr(Sequence, "settle", settle)
 
 
 def _void_results_count(patch: pytest.MonkeyPatch) -> None:
     """Tokens sampled behind a failed one are taken in."""
     fail = Scheduler._fail
 
-    def keep(self: Scheduler, seq: Sequence, message: str) -> Any:
-        failed = fail(self, seq, message)
+    def keep(self: Scheduler, seq: Sequence, *failure: Any) -> Any:
+        failed = fail(self, seq, *failure)
         seq.num_void_results = 0
         return failed
 

@@ -199,6 +199,9 @@ class Splitting(PagedTorch):
     def pieces(self, lengths: Any) -> Any:
         return PieceRule(1, 1, count=max(1, 49 // max(1, len(lengths)))).cut(lengths)
 
+    def pieces_last(self, lengths: Any) -> int:
+        return 0
+
     def bind(self, meta: StepMeta, cache: KvCache) -> Callable[..., torch.Tensor]:
         attend = super().bind(meta, cache)
         if self.wrong is None or not len(meta.pieces):

@@ -81,6 +81,37 @@ class PieceRule:
             pieces[:, word] = values
         return pieces.take(np.argsort(begins - ends, kind="stable"), 0)
 
+    def lasts(self, lengths: np.ndarray) -> int:
+        """Tokens by which all rows may grow together while less than so many leave `cut` as it is, but for the end of each row's
+        last piece; 0: none, not even one. `lengths` int [rows], each at least 1.
+
+        Numbers and borders of pieces depend on whole tiles. So does their order, except that a last piece has as many keys as a
+        piece before it once its last tile is full: rows therefore may not even reach the end of a tile. Where every row has
+        one piece, the order is that of the lengths, and rows may cross tiles as long as none of them is cut."""
+        if self.count:
+            return 0
+        unit = self.steady or self.tile
+        longest = int(lengths.max())
+        whole = (
+            unit * self._uncut(-(-lengths // unit)) if self.window is None or longest <= self.window else 0
+        )
+        if longest <= whole:
+            end = whole if self.window is None else min(whole, self.window)
+            return end - longest + 1
+        rest = int((-lengths % unit).min())
+        if self.window is not None:
+            rest = min(rest, int(((self.window - lengths - 1) % unit).min()) + 1)
+        return rest
+
+    def _uncut(self, units: np.ndarray) -> int:
+        """Units of a row that is in one piece for certain, now and when rows are longer: bounds never shrink as rows grow."""
+        if self.steady:
+            return 1
+        total, least = int(units.sum()), max(self._least_tiles, -(-int(units.max()) // MOST_OF_A_ROW))
+        if len(units) <= self.programs:
+            return max(least, -(-total // self.programs))
+        return max(least, int(total / self.programs / 2))
+
     @property
     def _least_tiles(self) -> int:
         return max(1, self.least // self.tile)

@@ -115,6 +115,10 @@ class PackedLibraryAttention(LibraryAttention):
         """See `PackedAttention`."""
         return np.empty((0, WORDS), np.int32)
 
+    def pieces_last(self, lengths: np.ndarray) -> int:
+        """See `PackedAttention`."""
+        return 0
+
     def reserve(self, pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`: the library allocates by itself."""
 

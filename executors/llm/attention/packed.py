@@ -57,6 +57,9 @@ class PackedAttention(Protocol):
         """int32 [k, 6]: the pieces of the decodes' keys, in the order in which they are to begin. `lengths` int [d]: tokens of
         each with this step's."""
 
+    def pieces_last(self, lengths: np.ndarray) -> int:
+        """See `PieceRule.lasts`."""
+
     def reserve(self, pieces: int, cache: KvCache) -> None:
         """Have memory for steps of at most so many pieces: what is captured finds it where it was."""
 

@@ -104,6 +104,10 @@ class TritonAttention:
         """See `PackedAttention`."""
         return self.rule.cut(lengths)
 
+    def pieces_last(self, lengths: np.ndarray) -> int:
+        """See `PackedAttention`."""
+        return self.rule.lasts(lengths)
+
     def reserve(self, pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`. What was bound before keeps the memory that it was bound to."""
         if not self._workspaces or pieces > self._workspaces[-1].pieces:

@@ -18,9 +18,11 @@ import numpy as np
 
 from executors.contract import noise
 from executors.contract.batch import UnifiedBatch
+from executors.llm.attention.key_pieces import WORDS
 from executors.llm.gpu.graphs import Graph
 from executors.llm.gpu.inputs import StepShape, num_words, section_of
 from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are written anew with every step."""
@@ -39,6 +41,17 @@ class Rows:
     keys: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class _KeptPieces:
+    """Pieces that were cut when the first row had `first` keys, until it has `lasts` more. `places` int64 of the words with the
+    ends of rows' last pieces, which grow; `ends` int32: what they were then."""
+
+    first: int
+    lasts: int
+    places: np.ndarray
+    ends: np.ndarray
+
+
 class RepeatedStep:
     """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
     result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of it, and has to be told what it
@@ -46,13 +59,13 @@ class RepeatedStep:
 
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
-        cut: Callable[[np.ndarray], np.ndarray], words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray,
-        wanted: Wanted | None, shaped: bool,
+        cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
+        words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
         `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that
         repeats this one, for many are followed by others.
-        `cut`: the pieces, int32 [k, WORDS], of rows of such lengths."""
+        `cut`: the pieces, int32 [k, WORDS], of rows of such lengths; `lasts`: see `PieceRule.lasts`."""
         self.shape, self.graph = found
         self.words = words[: num_words(self.shape)].copy()
         self.sampled = np.ones(len(batch), np.bool_)
@@ -64,7 +77,9 @@ class RepeatedStep:
         self._order = order
         self._first, self._last = int(order[0]), int(order[-1])
         self._make_rows = rows
-        self._cut = cut
+        self._cut, self._lasts = cut, lasts
+        self._kept: _KeptPieces | None = None
+        self._following: Following | None = None
 
     @cached_property
     def _rows(self) -> Rows:
@@ -89,8 +104,15 @@ class RepeatedStep:
         return None if pending is None or not pending.any() else pending[self._order]
 
     @cached_property
-    def _all_pending(self) -> bool:
+    def all_pending(self) -> bool:
+        """The host knows none of the step's tokens."""
         return self._pending is not None and bool(self._pending.all())
+
+    def following(self, slots: ShapedSlots) -> Following:
+        """The items whose settings look back. Slots keep their sequences for as long as there is a step to repeat."""
+        if self._following is None:
+            self._following = slots.following(self._batch.slots)
+        return self._following
 
     def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
         """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
@@ -105,7 +127,7 @@ class RepeatedStep:
             return False
         if len(batch.token_ids) != len(offsets):
             return False
-        if self._all_pending:
+        if self.all_pending:
             return True
         known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
         return bool(known.min() >= 0 and known.max() < width)
@@ -120,10 +142,8 @@ class RepeatedStep:
         np.add(positions, 1, out=lengths)
         of["ends"][:] = lengths
         if self.shape.pieces:
-            pieces = self._cut(lengths)
-            of["pieces"][: pieces.size] = pieces.ravel()
-            of["pieces"][pieces.size :] = -1
-        if self._all_pending:
+            self._move_pieces(of["pieces"], lengths)
+        if self.all_pending:
             np.add(rows.pool, positions, out=of["source"])
         elif self._pending is not None:
             of["source"][:] = np.where(self._pending, rows.pool + positions, -1)
@@ -132,6 +152,21 @@ class RepeatedStep:
         of["cells"] += place
         np.add(rows.pool, lengths, out=of["dest"])
         of["u"][:] = noise.at(rows.keys, lengths.astype(np.uint64))
+
+    def _move_pieces(self, words: np.ndarray, lengths: np.ndarray) -> None:
+        """Write the pieces of rows of these lengths. All rows grow by as much, so one of them says how far the cut lasts."""
+        first, kept = int(lengths[0]), self._kept
+        if kept is not None and 0 <= first - kept.first < kept.lasts:
+            words[kept.places] = kept.ends + (first - kept.first)
+            return
+        pieces = self._cut(lengths)
+        words[: pieces.size] = pieces.ravel()
+        words[pieces.size :] = -1
+        # Rows of padding have pieces too, which stay empty.
+        padded = np.zeros(int(pieces[:, 0].max()) + 1, np.int32)
+        padded[: len(lengths)] = lengths
+        last = np.flatnonzero((pieces[:, 2] == padded[pieces[:, 0]]) & (pieces[:, 0] < len(lengths)))
+        self._kept = _KeptPieces(first, self._lasts(lengths), last * WORDS + 2, pieces[last, 2])
 
     def write(self, words: np.ndarray) -> None:
         """The step, as it is now, into the packed array of the next."""

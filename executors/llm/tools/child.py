@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-TOOLS = ("box", "compare", "describe", "kernels")
+TOOLS = ("box", "compare", "describe", "fits", "kernels")
 """Modules beside this one with a function `run(job, stage)`."""
 
 

@@ -18,12 +18,11 @@ import typer
 from typer.core import TyperCommand
 
 from server.commands.common import INTERRUPTED, fail, print_json, take_interrupts
-from server.commands.options import Number, Text, flag
+from server.commands.options import DEFAULT_URL, Number, Text, flag
 
 if TYPE_CHECKING:
     from server.commands.bench.session import Job
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 STDOUT = "-"
 
 

@@ -1,23 +1,48 @@
-"""`cohort chat`: a conversation in the terminal with a running server. See session.py for what happens in it."""
+"""`cohort chat`: a conversation in the terminal.
+
+command.py   which server: one that is named, one that runs already, or one of its own
+serving.py   a server of its own on a thread beside the conversation
+session.py   what happens in the conversation; client.py: what is sent and received
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from server.commands.common import INTERRUPTED, fail, lost_output, take_interrupts
-from server.commands.options import Text, flag
+from server.commands.options import DEFAULT_URL, Text, flag, with_settings
+from server.settings.table import TABLE
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+if TYPE_CHECKING:
+    from server.commands.chat.client import ChatClient
 
 Real = float | None
+Target = Annotated[
+    Text,
+    typer.Argument(
+        metavar="[MODEL|URL]",
+        help="A model to serve for this conversation, or the address of a running server "
+        f"[the server at {DEFAULT_URL} if there is one, else the default model].",
+        show_default=False,
+    ),
+]
 
 
+@with_settings(("max_model_len", "dtype", "quantization", "device"), short={"quantization": "-q"})
 def chat(
-    url: Annotated[Text, flag(f"The server's address [{DEFAULT_URL}].", "--url")] = None,
-    model: Annotated[Text, flag("Name of the model [the first that the server has].", "--model")] = None,
+    target: Target = None,
+    url: Annotated[Text, flag("Address of a running server, another way to write URL.", "--url")] = None,
+    model: Annotated[
+        Text, flag("Name of the model on a running server [the first that it has].", "--model")
+    ] = None,
     system: Annotated[Text, flag("System prompt.", "--system", metavar="TEXT")] = None,
     api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY].", "--api-key")] = None,
     temperature: Annotated[Real, flag("Sampling temperature [the model's].", "--temperature")] = None,
@@ -32,35 +57,92 @@ def chat(
         int | None, flag("Tokens an answer may have [what the context leaves].", "--max-tokens")
     ] = None,
     seed: Annotated[int | None, flag("Seed of sampling [random].", "--seed")] = None,
+    **serving: Any,
 ) -> None:
-    """Chat with a running server. Piped text is one message, whose answer alone is printed.
+    """Chat with a model, or with a running server. Piped text is one message, whose answer alone is printed.
 
-    In a terminal: /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves."""
-    from server.commands.chat.client import ChatClient, ServerFault
-    from server.commands.chat.session import Session, answer_once
-
+    In a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves. A server that was started for the
+    conversation ends with it. --max-model-len, --dtype, --quantization and --device are for that server."""
     key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
         "seed": seed,
     }  # fmt: skip
     options = {name: value for name, value in values.items() if value is not None}
+    arguments = [
+        part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
+    ]
     take_interrupts()
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    with _ended_in_one_line(target if url is None else url):
+        _converse(
+            target, url, arguments, system, lambda address, own: _client(address, own, key, model, options)
+        )
+
+
+Connect = Callable[[str, bool], "ChatClient"]
+"""From a server's address, and whether the server is this conversation's own, to a client that has chosen a model."""
+
+
+def _client(
+    address: str, own: bool, key: str | None, model: str | None, options: dict[str, Any]
+) -> ChatClient:
+    from server.commands.chat.client import ChatClient
+
+    client = ChatClient(address, None if own else key, model, options)
+    client.choose_model()
+    return client
+
+
+def _converse(
+    target: str | None, url: str | None, arguments: list[str], system: str | None, connect: Connect
+) -> None:
+    """Raises ServerFault, OwnServerFault, ConnectionRefusedError and what the terminal raises."""
+    if url is not None and target is not None:
+        fail("give a server's address or a model, not both")
+    address = url or (target if target is not None and _is_url(target) else None)
+    if address is not None:
+        if arguments:
+            fail(f"{arguments[0]} is for a server that this command starts; {address} runs already")
+        return _talk(connect(address, False), system)
+    if target is None and not arguments:
+        with contextlib.suppress(ConnectionRefusedError):
+            return _talk(connect(DEFAULT_URL, False), system)
+    from server.commands.chat.serving import own_server
+
+    with own_server([*([target] if target else []), *arguments]) as own:
+        _talk(connect(own, True), system)
+
+
+def _talk(client: ChatClient, system: str | None) -> None:
+    from server.commands.chat.session import Session, answer_once
+
+    if sys.stdin.isatty():
+        Session(client, system).run()
+    else:
+        answer_once(client, system, sys.stdin.read())
+
+
+def _is_url(text: str) -> bool:
+    """True for an address with its scheme, and for localhost or an IPv4 address with a port: a model's name has no colon."""
+    return text.startswith(("http://", "https://")) or (":" in text and not Path(text).exists())
+
+
+@contextlib.contextmanager
+def _ended_in_one_line(address: str | None) -> Iterator[None]:
+    """Turn what ends a conversation into one line and an exit code."""
+    from server.commands.chat.client import ServerFault
+    from server.commands.own_server import OwnServerFault, Unserved
+
     try:
-        client = ChatClient(url or DEFAULT_URL, key, model, options)
-        client.choose_model()
-        if sys.stdin.isatty():
-            Session(client, system).run()
-        else:
-            answer_once(client, system, sys.stdin.read())
+        yield
     except ConnectionRefusedError:
-        where = url or DEFAULT_URL
-        advice = "check --url" if url else "start one with `cohort serve`, or give its address with --url"
-        fail(f"no server answers at {where}: {advice}", 1)
-    except ServerFault as error:
+        fail(f"no server answers at {address}: check the address, or name a model to start one", 1)
+    except Unserved as error:
+        fail(str(error))
+    except (ServerFault, OwnServerFault) as error:
         fail(str(error), 1)
     except OSError as error:  # of stdout: what the network does is a ServerFault
         lost_output(error)

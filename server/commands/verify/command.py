@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from server.commands.common import INTERRUPTED, fail, find_model, print_json, take_interrupts
-from server.commands.options import AsJson, DownloadDir, ModelArgument, Revision, Text, flag
+from server.commands.options import AsJson, ModelArgument, Text, flag, with_settings
 from server.commands.verify.cases import DIFFERENT, EQUAL, NOT_THERE
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Options:
     num_threads: int | None = None
 
 
+@with_settings(("revision", "download_dir"))
 def verify(
     model: ModelArgument = None,
     reference: Annotated[
@@ -56,8 +57,7 @@ def verify(
         flag("By how much a logit may differ from float64's [twice transformers' own].", "--tolerance"),
     ] = None,
     as_json: AsJson = False,
-    revision: Revision = None,
-    download_dir: DownloadDir = None,
+    **flags: Any,
 ) -> None:
     """Compare a model with transformers.
 
@@ -71,7 +71,7 @@ def verify(
     _require_transformers()
     options = Options(tokens, dtype, device, tolerance, _read_prompts(prompts))
     take_interrupts()
-    _, directory = find_model({"model": model, "revision": revision, "download_dir": download_dir})
+    _, directory = find_model({"model": model, **flags})
     other = directory if reference is None else _directory(reference)
     screen = console(stderr=True)
     try:

@@ -35,6 +35,15 @@ def test_every_compared_workload_exists() -> None:
     assert set(compare.COMPARED) - {compare.START} <= set(WORKLOADS)
 
 
+def test_a_figure_of_zero_has_no_ratio() -> None:
+    """A busy machine hands over a stream's tokens at once: 0 ms between them."""
+    values: compare.Values = {"single": {"a": [[0.0], [10.0], [0.0]], "b": [[20.0], [10.0], [0.0]]}}
+    entry = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS)["single"]
+    assert "ratio" not in entry and entry["ratio_of_each_round"] == [None, 1.0, None]
+    assert set(entry["share_of_limit"]) == {"b"}
+    assert "-, 1.00, -" in compare.table({"single": entry}, ["a", "b"])
+
+
 def test_ratios_are_above_one_where_the_first_is_better() -> None:
     values: compare.Values = {
         "single": {"a": [[10.0, 12.0], [11.0]], "b": [[20.0, 22.0], [11.0]]},
@@ -157,7 +166,10 @@ def test_the_whole_command(
     assert set(report["results"]) == {"single", "start"}
     single = report["results"]["single"]
     assert single["sides"]["cohort"]["min"] >= 5 > single["sides"]["cohort-int8"]["median"]
-    assert single["ratio"] > 1 and len(single["ratio_of_each_round"]) == 2
+    # A busy machine may read all tokens of the fast one at once.
+    if single["sides"]["cohort-int8"]["median"] > 0:
+        assert single["ratio"] > 1
+    assert len(single["ratio_of_each_round"]) == 2
     assert [(run["side"], run["round"], run["config"]["seed"]) for run in report["runs"]] == [
         ("cohort-int8", 0, 0), ("cohort", 0, 0), ("cohort-int8", 1, 1), ("cohort", 1, 1),
     ]  # fmt: skip

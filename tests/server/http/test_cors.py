@@ -5,7 +5,8 @@ import pytest
 import structlog
 
 from server.http.cors import Cors
-from server.settings.settings import Settings, SettingsError, load
+from server.settings.load import SettingsError, load
+from server.settings.table import Settings
 from tests.server.fakes import House, error_of
 
 APP = "https://app.example.com"
@@ -163,15 +164,15 @@ def chosen(**flags: object) -> Settings:
 
 
 def test_origins_in_every_form() -> None:
-    two = ["https://a.example", "https://b.example:8443"]
-    assert chosen(allowed_origins=two).allowed_origins == two
+    two = ("https://a.example", "https://b.example:8443")
+    assert chosen(allowed_origins=list(two)).allowed_origins == two
     assert chosen(allowed_origins=['["https://a.example", "https://b.example:8443"]']).allowed_origins == two
-    assert chosen(allowed_origins=['["*"]']).allowed_origins == ["*"]
+    assert chosen(allowed_origins=['["*"]']).allowed_origins == ("*",)
     environ = {"COHORT_ALLOWED_ORIGINS": "https://a.example, https://b.example:8443"}
     assert load({"model": "x"}, environ)[0].allowed_origins == two
     environ["COHORT_ALLOW_CREDENTIALS"] = "true"
     assert load({"model": "x"}, environ)[0].allow_credentials
-    assert chosen().allowed_origins == []
+    assert chosen().allowed_origins == ()
 
 
 @pytest.mark.parametrize(

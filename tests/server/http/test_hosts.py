@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.hosts import Hosts, hosts_of
-from server.settings.settings import SettingsError, load
+from server.settings.load import SettingsError, load
 from tests.server.fakes import House, error_of
 from tests.server.routes.test_security import filled, routes
 
@@ -87,14 +87,14 @@ async def test_forwarded_hosts_do_not_count() -> None:
 
 
 def test_settings() -> None:
-    assert load({"model": "x"}, {})[0].allowed_hosts == []
-    assert load({"model": "x", "allowed_hosts": ["a.example,b", "[::1]"]}, {})[0].allowed_hosts == [
+    assert load({"model": "x"}, {})[0].allowed_hosts == ()
+    assert load({"model": "x", "allowed_hosts": ["a.example,b", "[::1]"]}, {})[0].allowed_hosts == (
         "a.example",
         "b",
         "[::1]",
-    ]
+    )
     environ = {"COHORT_ALLOWED_HOSTS": "a.example, *.b.example"}
-    assert load({"model": "x"}, environ)[0].allowed_hosts == ["a.example", "*.b.example"]
+    assert load({"model": "x"}, environ)[0].allowed_hosts == ("a.example", "*.b.example")
     for wrong in ("http://a.example", "a.example:8000", "a.example/", "*example", "a b", "a.*.b", "*."):
         with pytest.raises(SettingsError, match=r"--allowed-hosts '.*': it should be a name"):
             load({"model": "x", "allowed_hosts": [wrong]}, {})

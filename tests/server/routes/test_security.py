@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from server.http import auth
 from server.http.auth import KEYLESS, METRICS
-from server.settings.settings import SettingsError, load
+from server.settings.load import SettingsError, load
 from tests.server.fakes import House, error_of
 
 KEYS = {"api_keys": ["key-one", "key-two", "key-three"], "metrics_key": "metrics"}

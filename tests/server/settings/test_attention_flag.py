@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.bootstrap import executor_config
-from server.settings.settings import load
+from server.settings.load import load
 
 
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

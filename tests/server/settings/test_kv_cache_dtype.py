@@ -10,7 +10,7 @@ from executors.contract import ConfigError
 from executors.llm.factory import LlmFactory
 from executors.tiny import weights_dir
 from server.bootstrap import executor_config
-from server.settings.settings import load
+from server.settings.load import load
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "auto"), ({"kv_cache_dtype": "fp8"}, "fp8")])

@@ -13,7 +13,8 @@ from server.bootstrap import Bootstrap, engine_config, executor_config
 from server.commands.command_line import app, known_options
 from server.hub import HubModel
 from server.settings import foreign_flags
-from server.settings.settings import Settings, SettingsError, load
+from server.settings.load import SettingsError, load
+from server.settings.table import TABLE, Settings
 from server.system.paths import configs_dir
 
 
@@ -36,8 +37,8 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
         {"config": str(file), "port": 3}, COHORT_PORT="2", COHORT_MAX_NUM_SEQS="2", COHORT_API_KEY="x, y"
     )
     assert (chosen.port, chosen.max_num_seqs, chosen.block_size) == (3, 2, 8)
-    assert chosen.served_model_name == ["a", "b"]
-    assert chosen.api_key == ["x", "y"]
+    assert chosen.served_model_name == ("a", "b")
+    assert chosen.api_key == ("x", "y")
     assert chosen.host == "127.0.0.1"
 
 
@@ -244,8 +245,8 @@ def serve_options() -> dict[str, bool]:
 
 def test_every_setting_has_its_flag() -> None:
     options = {name for name in serve_options() if name.startswith("--")} - {"--help", "--config"}
-    switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}
-    names = [*Settings.model_fields, *(f"no_{name}" for name in switches)]
+    switches = {name for name, row in TABLE.items() if row.is_switch}
+    names = [*TABLE, *(f"no_{name}" for name in switches)]
     assert options == {f"--{name.replace('_', '-')}" for name in names}
 
 
@@ -351,7 +352,7 @@ def test_an_empty_key_is_no_open_server(tmp_path: Path) -> None:
     for text in ('""', "[]", '[" "]'):
         file.write_text(f"api_key: {text}")
         assert "api_key: it is given but empty" in error({"config": str(file)})
-    assert settings().api_key == []
+    assert settings().api_key == ()
 
 
 def test_an_empty_model_is_not_the_embedded_one() -> None:

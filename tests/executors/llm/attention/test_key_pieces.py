@@ -166,3 +166,24 @@ def test_cutting_256_rows_takes_little_of_a_step() -> None:
     for lengths in (LENGTHS["255 of 500 and one of 32k"], LENGTHS["256 of 500"]):
         given = np.array(lengths)
         assert seconds_of(lambda given=given: H200.cut(given)) < 200e-6  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        H200, PieceRule(3, TILE, least=64), PieceRule(5, 32, 100, least=64), PieceRule(4, TILE, 128),
+        PieceRule(3, TILE, steady=512), PieceRule(3, TILE, count=3),
+    ],
+)  # fmt: skip
+def test_a_cut_lasts_while_rows_grow_together(rule: PieceRule) -> None:
+    rng = np.random.default_rng(5)
+    kept = 0
+    for _ in range(300):
+        lengths = rng.integers(1, rng.choice([90, 400, 3_000]), rng.choice([1, 2, 7, 60]))
+        pieces = rule.cut(lengths)
+        ends = pieces[:, 2] == lengths[pieces[:, 0]]
+        for grown in range(min(rule.lasts(lengths), 200)):
+            pieces[ends, 2] = lengths[pieces[ends, 0]] + grown
+            assert np.array_equal(rule.cut(lengths + grown), pieces), (lengths, grown)
+            kept += grown > 0
+    assert kept > 300 or rule.count

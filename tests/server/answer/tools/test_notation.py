@@ -11,7 +11,8 @@ from server.answer.notation import model_notation as notation_of
 from server.answer.reasoning import REASONING
 from server.answer.tools.mistral import Mistral
 from server.answer.tools.registry import TOOL_PARSERS
-from server.settings.settings import Settings, SettingsError, load
+from server.settings.load import SettingsError, load
+from server.settings.table import Settings
 from server.templates.template import ChatTemplate
 from tests.server.templates import template_shapes
 

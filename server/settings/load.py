@@ -1,0 +1,160 @@
+"""Settings from a YAML file, the environment (COHORT_*) and flags; flags win over the environment, which wins over the file.
+
+All three use the names of the table and are checked by it: an unknown name or a value that does not fit raises SettingsError.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from server.settings.host_names import fault_of
+from server.settings.kinds import ENV_PREFIX
+from server.settings.readers import Unfit
+from server.settings.table import CONFIG, TABLE, Settings
+from server.system.paths import configs_dir
+
+DEFAULT_PRESET = "default"
+
+_KUBERNETES = re.compile(r"(\w+_)?SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+_KUBERNETES_PORT = re.compile(r"(\w+_)?PORT")
+_KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+"""What Kubernetes sets in every pod for a Service called "cohort" or "cohort-something", such as
+COHORT_PORT=tcp://10.0.0.1:8000."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE | re.ASCII)
+_HTTP_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+"""What HTTP accepts as the name of a method or header."""
+
+
+class SettingsError(Exception):
+    """One line that says which setting is wrong and which values it accepts."""
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """The settings, and a line for the log about each variable that was ignored.
+
+    `flags` maps names of settings, and `config`, to what the command line has given for them; None and [] mean "not given".
+    Raises SettingsError.
+    """
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    from_env, notes = _from_environment(environ)
+    flag, variable = given.pop(CONFIG.name, None), from_env.pop(CONFIG.name, None)
+    config = flag or variable
+    if config is None and "model" not in given and "model" not in from_env:
+        config = DEFAULT_PRESET
+    from_file = _from_file(config) if config is not None else {}
+    for name in given:
+        if name not in TABLE:
+            raise SettingsError(f"--{name.replace('_', '-')}: no such setting{_nearest(name, TABLE)}")
+    values: dict[str, Any] = {}
+    for name, row in TABLE.items():
+        for source, layer in ((row.flag, given), (row.variable, from_env), (f"{config}: {name}", from_file)):
+            if name in layer:
+                try:
+                    values[name] = row.value_of(layer[name])
+                except Unfit as fault:
+                    shown = "" if row.secret else f" (not {str(fault.value)[:100]!r})"
+                    raise SettingsError(f"{source}: {fault}{shown}") from None
+                break
+    settings = Settings(**values, given=frozenset(values))
+    if message := _conflict(settings):
+        raise SettingsError(message)
+    return settings, notes
+
+
+def _conflict(settings: Settings) -> str | None:
+    """A sentence about settings that do not go together, None if all do."""
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        return (
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{settings.max_num_seqs}: a step has a token for every running sequence"
+        )
+    if settings.cache_salt_per_key and not settings.api_key:
+        return "--cache-salt-per-key has no effect without --api-key"
+    return _cors_fault(settings) or _hosts_fault(settings)
+
+
+def _cors_fault(settings: Settings) -> str | None:
+    """What is wrong with the settings for pages of other origins, None if nothing is."""
+    origins = settings.allowed_origins
+    if not origins:
+        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+            if name in settings.given and getattr(settings, name):
+                return f"{TABLE[name].flag} has no effect without --allowed-origins"
+        return None
+    if settings.allow_credentials and "*" in origins:
+        return "--allow-credentials with --allowed-origins '*': every page could act for its visitors; name the origins"
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            return f"--allowed-origins {origin[:100]!r}: it should be '*', or such as https://app.example.com, without a path"
+    names = [("--allowed-methods", name) for name in settings.allowed_methods]
+    names += [("--allowed-headers", name) for name in settings.allowed_headers]
+    return next(
+        (f"{flag} {name[:100]!r}: no such name" for flag, name in names if not _HTTP_NAME.fullmatch(name)),
+        None,
+    )
+
+
+def _hosts_fault(settings: Settings) -> str | None:
+    """What is wrong with --allowed-hosts, None if nothing is."""
+    faults = ((name, fault_of(name)) for name in settings.allowed_hosts)
+    return next((f"--allowed-hosts {name[:100]!r}: {fault}" for name, fault in faults if fault), None)
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """What the variables say, by name of the setting, and a line for each that was ignored."""
+    found: dict[str, Any] = {}
+    notes = []
+    known = {row.variable: row.name for row in (*TABLE.values(), CONFIG)}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        rest, value = variable.removeprefix(ENV_PREFIX), environ[variable]
+        is_address = _KUBERNETES_PORT.fullmatch(rest) and _KUBERNETES_ADDRESS.fullmatch(value)
+        if is_address or _KUBERNETES.fullmatch(rest):
+            notes.append(f"{variable} is a Kubernetes service link, not a setting: ignored")
+        elif variable in known:
+            found[known[variable]] = value
+        else:
+            names = [name.upper() for name in known.values()]
+            raise SettingsError(f"{variable}: no such setting{_nearest(rest.upper(), names, ENV_PREFIX)}")
+    return found, notes
+
+
+def _from_file(config: str) -> dict[str, Any]:
+    """What a file says, by name of the setting. `config`: a path, or the name of a preset."""
+    path = Path(config)
+    if not path.suffix and not path.exists():
+        preset = configs_dir() / f"{config}.yaml"
+        if not preset.is_file():
+            names = ", ".join(sorted(p.stem for p in configs_dir().glob("*.yaml")))
+            raise SettingsError(
+                f"--config {config}: no such file, and no preset of that name; presets: {names}"
+            )
+        path = preset
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not readable as text"
+        raise SettingsError(f"--config {config}: {reason}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is the latter
+        raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: a mapping of settings is expected")
+    for name in values:
+        if name not in TABLE:
+            raise SettingsError(f"{path}: {name}: no such setting{_nearest(str(name), TABLE)}")
+    return values
+
+
+def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A hint, or "" where nothing is near. `prefix` is what all names have in common, which makes none of them nearer."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -1,0 +1,292 @@
+"""The settings of `cohort serve`: one row each, with name, type, default, help text and range.
+
+Everything else that knows settings is made from this table: flags and their help (server/commands/options.py), environment
+names and keys of YAML files (load.py), docs/settings.md (tools/settings_docs.py). A field's annotation is the type of the value
+for the rest of the server; its right-hand side is the row. The order is that of `--help`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from server.settings.kinds import (
+    Setting,
+    byte_size,
+    choice,
+    integer,
+    json_object,
+    key,
+    keys,
+    names,
+    number,
+    pairs,
+    row_of,
+    switch,
+    text,
+)
+from server.settings.readers import Scalar, read_text
+
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
+ExecutorMode = Literal["process", "inline"]
+SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
+EXECUTOR_MODES: tuple[ExecutorMode, ...] = get_args(ExecutorMode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that `cohort serve` can be told. None: decided by the model or the machine."""
+
+    model: str | None = text(None, "The same as MODEL.", metavar="MODEL", shown="", opens="Model and address")
+    revision: str | None = text(
+        None, "Branch, tag or commit of a model on the hub.", shown="its default branch"
+    )
+    download_dir: str | None = text(
+        None, "Directory for models from the hub.", metavar="DIR", shown="the cache of HF_HOME"
+    )
+    host: str = text("127.0.0.1", "Address to listen on.")
+    port: int = integer(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    served_model_name: tuple[str, ...] = names(
+        (),
+        "Name of the model in the API; may be given several times.",
+        shown="the name of the directory, or the hub name",
+    )
+    tokenizer: str | None = text(
+        None, "Directory of the tokenizer.", shown="the model's", opens="Text and sampling"
+    )
+    chat_template: str | None = text(
+        None,
+        "Jinja chat template: a file, the name of one of the model's templates, or the text itself.",
+        shown="the model's",
+    )
+    tool_call_parser: str | None = choice(
+        None,
+        "Format of the model's tool calls: hermes, llama3_json, mistral, or none to leave tool calls in the text.",
+        ("hermes", "llama3_json", "mistral", "none"),
+        shown="the format that the chat template shows; calls in other formats stay text",
+    )
+    reasoning_parser: str | None = choice(
+        None,
+        "Format of the model's reasoning: qwen3, deepseek_r1, mistral, or none to leave reasoning in the text.",
+        ("qwen3", "deepseek_r1", "mistral", "none"),
+        shown="the format that the chat template shows",
+    )
+    reasoning_field: str = choice(
+        "both",
+        "Name of the message field that carries reasoning: reasoning, reasoning_content, or both.",
+        ("both", "reasoning", "reasoning_content"),
+    )
+    generation_config: str = text(
+        "auto",
+        "Source of sampling defaults: auto (the model), none or vllm (neutral values), or a directory.",
+    )
+    override_generation_config: Mapping[str, Any] = json_object(
+        "Sampling defaults that win over --generation-config, such as '{\"temperature\": 0.5}'.", shown=""
+    )
+    dtype: str = text(
+        "auto",
+        "Type of the computation: auto, bfloat16, float16 or float32.",
+        may_be_empty=True,
+        opens="Device and memory",
+    )
+    device: str = text("auto", "Device: auto, cpu, cuda or cuda:N.", may_be_empty=True)
+    max_model_len: int | None = integer(None, "Context length in tokens.", low=1, shown="the model's")
+    max_num_seqs: int = integer(
+        64, "Maximum number of sequences in a step.", low=1, shown="{}, fewer where memory is short"
+    )
+    max_num_batched_tokens: int = integer(
+        2048, "Maximum number of tokens in a step.", low=1, shown="{}; 512 per thread on a CPU"
+    )
+    block_size: int = integer(16, "Number of tokens in a KV block.", low=1, high=1024)
+    kv_cache_memory_bytes: int | None = byte_size(
+        None,
+        "Memory for the KV cache, such as 4GiB. On a CPU a given size is allocated at the start; without one the cache grows "
+        "as it is used.",
+        shown="the free memory",
+    )
+    kv_cache_dtype: str = text(
+        "auto",
+        "Type of keys and values: auto (the model's dtype), or fp8 (e4m3), which holds twice as many tokens in the same memory.",
+    )
+    gpu_memory_utilization: float = number(
+        0.9,
+        "Fraction of a GPU's memory that the server may use in all, weights and KV cache included. Where "
+        "--kv-cache-memory-bytes is given, that alone decides the size of the KV cache.",
+        above=0,
+        high=1,
+    )
+    max_queued_seqs: int = integer(
+        4096,
+        "Maximum number of waiting sequences; a request beyond it is refused with 429 and a Retry-After.",
+        low=1,
+        opens="Queue and steps",
+    )
+    max_queued_tokens: int = integer(
+        1 << 22,
+        "Maximum number of waiting prompt tokens; a request beyond it is refused with 429 and a Retry-After.",
+        low=1,
+    )
+    max_queue_wait: float = number(
+        60.0,
+        "Seconds that a request may wait for its first step. A request whose estimated or actual wait is longer is refused "
+        "with 429.",
+        above=0,
+    )
+    scheduling_policy: SchedulingPolicy | None = choice(  # noqa: RUF009 - a row is made once
+        None,
+        "Order of admission: fcfs (first come, first served), priority (the `priority` of requests, lower first) or fair "
+        "(the API key that was served least).",
+        SCHEDULING_POLICIES,
+        shown="fair with several API keys, else fcfs",
+    )
+    target_itl_ms: float | None = number(
+        None,
+        "Milliseconds that a step may take while streams run; prompts are computed in chunks that fit. 0 computes prompts as "
+        "fast as possible, at the cost of the streams.",
+        low=0,
+        high=60_000,
+        shown="1.75 times a step without prompts",
+    )
+    enable_prefix_caching: bool = switch(True, "Reuse the KV of earlier requests whose prompts begin alike.")
+    cache_salt_per_key: bool = switch(
+        False,
+        "Share the KV of a common prefix only between requests with the same API key, so that response times do not reveal "
+        "the prompts of other clients.",
+    )
+    attention_backend: str = text(
+        "auto",
+        "Implementation of attention: flash-attn (the library, extra [flash]), triton, varlen (torch's own, from 2.12) or torch.",
+        shown="{}: on a GPU the first of these that works, on a CPU Cohort's kernel",
+        opens="Computation",
+    )
+    enforce_eager: bool = switch(
+        False, "Capture no CUDA graphs: the server starts sooner, and steps are slower."
+    )
+    deterministic: bool = switch(
+        False,
+        "Compute the same tokens bit for bit, whatever else is in the batch and however often a request is recomputed.",
+    )
+    quantization: str | None = text(
+        None,
+        "Weights and activations in 8 bits: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a "
+        "CPU) or fp8 (e4m3, on a GPU that multiplies FP8).",
+        shown="none, or the checkpoint's",
+    )
+    cpu_isa: str | None = text(
+        None,
+        "Instruction set of the CPU kernels: avx512_bf16, avx512_vnni, avx512 or avx2.",
+        shown="the best that this CPU has",
+    )
+    max_in_flight: int | None = integer(
+        None,
+        "Maximum number of steps that are submitted before the first of them is finished; 1 waits for each step.",
+        low=1,
+        shown="1 on a CPU, else 2",
+    )
+    # Each proposed token is computed, and most of a long guess is wrong: hence the limit.
+    num_speculative_tokens: int = integer(
+        0,
+        "Number of tokens that are proposed and verified per step. The proposal is what followed the same tokens before; "
+        "0 proposes none.",
+        low=0,
+        high=32,
+    )
+    load_format: str = text(
+        "auto", "Format of the weights: auto, safetensors, or dummy for random weights.", may_be_empty=True
+    )
+    seed: int = integer(0, "Seed of random weights.", low=0, below=2**63)
+    api_key: tuple[str, ...] = keys(
+        "Key that clients must send; may be given several times.", shown="none", opens="Access"
+    )
+    metrics_key: str | None = key(None, "Key that /metrics requires.")
+    allowed_origins: tuple[str, ...] = names(
+        (),
+        "Origin whose pages may call this server from a browser, or '*'; may be given several times.",
+        shown="none",
+        commas_in_items=True,
+        json_lists=True,
+    )
+    allowed_methods: tuple[str, ...] = names(
+        ("*",),
+        "Method that pages of these origins may use; may be given several times.",
+        shown="all",
+        commas_in_items=True,
+        json_lists=True,
+    )
+    allowed_headers: tuple[str, ...] = names(
+        ("*",),
+        "Header that pages of these origins may send; may be given several times.",
+        shown="all",
+        commas_in_items=True,
+        json_lists=True,
+    )
+    allow_credentials: bool = switch(False, "Let pages of these origins send cookies.")
+    allowed_hosts: tuple[str, ...] = names(
+        (),
+        "Name that requests may have in their Host header, *.NAME for all names below it, or '*'; may be given several times.",
+        shown="any; on a loopback address without --api-key: the names of the loopback and --host",
+        commas_in_items=True,
+    )
+    ssl_keyfile: str | None = text(
+        None, "Private key of the certificate, PEM.", shown="in the file of the certificate"
+    )
+    ssl_certfile: str | None = text(
+        None, "Certificate and chain, PEM. With it the server speaks HTTPS.", shown="none: HTTP"
+    )
+    ssl_ca_certs: str | None = text(
+        None, "Certificate authorities that certificates of clients are checked against, PEM."
+    )
+    ssl_cert_reqs: int = integer(
+        0,
+        "Certificates of clients: 0 asks for none, 1 checks those that are sent, 2 requires them.",
+        low=0,
+        high=2,
+    )
+    executor: str = text(
+        "llm",
+        "Executor: llm, qwen3, echo, paged_fake, or package.module:Factory.",
+        may_be_empty=True,
+        opens="Executor and operation",
+    )
+    executor_mode: ExecutorMode = choice(  # noqa: RUF009 - a row is made once
+        "process",
+        "Where the executor runs: in a process of its own (process) or in a thread of the server (inline).",
+        EXECUTOR_MODES,
+    )
+    executor_option: Mapping[str, Scalar] = pairs(
+        "Option of the executor; may be given several times.", shown=""
+    )
+    recovery_timeout: float = number(
+        120.0,
+        "Seconds that a recovery of the executor may take. After them /health reports the failure, and the server ends with "
+        "exit code 3.",
+        above=0,
+        may_be_infinite=True,
+    )
+    drain_timeout: float = number(
+        30.0, "Seconds that running requests get after SIGTERM.", low=0, may_be_infinite=True
+    )
+    write_timeout: float = number(
+        60.0,
+        "Seconds after which the server gives up a client that takes nothing of its answer.",
+        above=0,
+        high=86_400,
+    )
+    max_body_bytes: int = byte_size(16 * 2**20, "Maximum size of a request body.")
+    log_level: str = choice(
+        "info", "Log level: debug, info, warning or error.", ("debug", "info", "warning", "error")
+    )
+    given: frozenset[str] = frozenset()
+    """Names of the settings that flags, environment or file have set. Not a setting itself."""
+
+
+TABLE: Mapping[str, Setting] = {
+    row.name: row for field in fields(Settings) if (row := row_of(field)) is not None
+}
+"""The rows by name, in the order of `--help`."""
+CONFIG = Setting(
+    name="config", kind="string", read=read_text, default=None, shown="",
+    help="YAML file of settings, or a preset: default, cpu, gpu.", metavar="FILE",
+)  # fmt: skip
+"""Names the file: a flag and a variable, and no key of the file."""

@@ -26,7 +26,7 @@ from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import KvSpec
 from executors.llm.step_arrays import StepArrays
 from tools.gpu_check import check_sampling, interpreted, timing
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Options
 from tools.gpu_check.timing import Limits, measure_limits, noise, seconds_of
 

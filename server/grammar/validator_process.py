@@ -1,4 +1,4 @@
-"""The judge's process: `python -P -m server.grammar.child`. It compiles grammars with the model's own tokenizer and says
+"""The judge's process: `python -P -m server.grammar.validator_process`. It compiles grammars with the model's own tokenizer and says
 what is wrong with them; see messages.py for how. One that takes too long, or all memory, ends this process and nothing else:
 the server starts another.
 

@@ -1,4 +1,4 @@
-"""Compiles grammars with the model's own tokenizer and says what is wrong with them: `server.grammar.validator_process`, a process.
+"""Compiles grammars with the model's own tokenizer and says what is wrong with them: `server.grammar.validator_process`.
 
 messages.py has what it hears and says. A grammar that takes too long, or all memory, ends this process and nothing else; the server
 starts another.

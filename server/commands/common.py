@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from server.settings.table import Settings
 
-TOOL_PROCESS = "executors.llm.tools.child"
+TOOL_PROCESS = "executors.llm.tools.tool_process"
 """Run, never imported: what it does takes torch, which no process of the server's packages imports."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

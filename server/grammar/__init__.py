@@ -6,5 +6,5 @@ compose.py    constraints -> the grammar text that executors take
 lark.py       pieces of the compiler's grammar language
 validator.py  asks the validating process, for how long, and remembers what is already known
 client.py     one life of that process; messages.py has what is said to it
-child.py      the process: a hostile grammar ends there, and nowhere else; gbnf.py is a form that it translates
+validator_process.py   the process: a hostile grammar ends there, and nowhere else; gbnf.py is a form that it translates
 """

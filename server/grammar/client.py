@@ -16,7 +16,7 @@ import msgspec
 from cohort_server import run
 from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Validation, frame
 
-COMMAND = tuple(run.command("server.grammar.child"))
+COMMAND = tuple(run.command("server.grammar.validator_process"))
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 

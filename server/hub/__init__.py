@@ -2,7 +2,7 @@
 
     names.py     what names a repository
     client.py    the server's side: starts the child, hears its progress, answers with a directory or a sentence
-    child.py     a process of its own: runs the download, ends with its parent
+    download_process.py  a process of its own: runs the download, ends with its parent
     download.py  what is fetched, in which order, and how a cut download goes on
     files.py     which files of a repository are needed
     explain.py   every fault as one sentence that says what to do

@@ -42,7 +42,7 @@ async def fetch(model: HubModel, report: Report, check: Check | None = None) -> 
     where it stopped. Raises HubError, one sentence.
     """
     process = await asyncio.create_subprocess_exec(
-        *run.command("server.hub.child", json.dumps(asdict(model))),
+        *run.command("server.hub.download_process", json.dumps(asdict(model))),
         stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,10 +17,10 @@ import jsonschema
 import pytest
 
 from executors import tiny
-from server.grammar.child import Judge
 from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
 from server.grammar.messages import Setup
+from server.grammar.validator_process import Judge
 from server.schemas.structured import StructuredFields
 from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 
 from tools.gpu_check import evidence, report, wheels
-from tools.gpu_check.child import add_options, options_of
 from tools.gpu_check.conduct import Conductor
 from tools.gpu_check.launch import Launcher, environment
+from tools.gpu_check.part_process import add_options, options_of
 from tools.gpu_check.plan import BUDGET, DEVICE, FIRST, PARTS, ROOT, Options, Part
 from tools.gpu_check.record import PART_SOURCES, Record, sources_digest
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from tools.gpu_check import shapes
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, Options
 from tools.gpu_check.serving import TEMPERATURE, Crowd, Setup, engine, settled
 

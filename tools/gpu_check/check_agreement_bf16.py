@@ -32,7 +32,7 @@ from executors.llm.model.api import LoadedModel
 from executors.llm.runtime import ExecutorRuntime
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 from tools.gpu_check.serving import Setup
 

@@ -7,7 +7,7 @@ import importlib.util
 import platform
 from typing import Any
 
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 
 _LEAST_TORCH = (2, 11)

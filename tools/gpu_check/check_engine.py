@@ -13,7 +13,7 @@ import torch
 from engine.core.loop import EngineCore
 from executors.contract import ExecutorStatus
 from tools.gpu_check import shapes
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, Options
 from tools.gpu_check.serving import Crowd, Setup, ask_all, engine, fell_back, settled, until
 from tools.gpu_check.timing import Limits, measure_limits

@@ -10,7 +10,7 @@ import torch
 
 from tools.gpu_check import shapes
 from tools.gpu_check.check_engine import workload
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import NotRun, Options
 from tools.gpu_check.serving import TEMPERATURE
 

@@ -17,7 +17,7 @@ from typing import Any
 from engine.core.loop import EngineCore
 from tools.gpu_check import profiled, shapes
 from tools.gpu_check.check_engine import facts, limits_of, random_prompts
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 from tools.gpu_check.record import Figures
 from tools.gpu_check.serving import Crowd, Setup, engine, settled, until

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu_check import wheels
-from tools.gpu_check.child import Found
+from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import ROOT, Failed, Options
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")

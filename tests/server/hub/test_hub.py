@@ -364,7 +364,7 @@ def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> 
     hub.hold_after = MIB
     job = json.dumps({"name": NAME, "revision": None, "download_dir": str(cache), "weights": True})
     child = subprocess.Popen(
-        run.command("server.hub.child", job),
+        run.command("server.hub.download_process", job),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},

@@ -16,12 +16,12 @@ import pytest
 
 from engine.errors import InvalidRequest
 from executors import tiny
-from server.grammar.child import MAX_REASON, Unusable, Validator, check_bytes, first_line
 from server.grammar.compose import alone, compose
 from server.grammar.forms import constraint_of
 from server.grammar.messages import Setup, Validation
 from server.grammar.schemas import FORMATS
 from server.grammar.validator import GrammarJudge
+from server.grammar.validator_process import MAX_REASON, Unusable, Validator, check_bytes, first_line
 from server.schemas.structured import StructuredFields
 from server.system.gc_tuning import release_when_idle
 from tests.engine.text import kinds

@@ -1,6 +1,7 @@
-"""The judge's process: `python -P -m server.grammar.child`. It compiles grammars with the model's own tokenizer and says
-what is wrong with them; see messages.py for how. One that takes too long, or all memory, ends this process and nothing else:
-the server starts another.
+"""Compiles grammars with the model's own tokenizer and says what is wrong with them: `server.grammar.validator_process`, a process.
+
+messages.py has what it hears and says. A grammar that takes too long, or all memory, ends this process and nothing else; the server
+starts another.
 
 There is no torch here, and no settings of the server either.
 """

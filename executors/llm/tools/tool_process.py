@@ -1,4 +1,4 @@
-"""`python -m executors.llm.tools.child TOOL`: one tool's process. Torch is imported here, never in the one that asks.
+"""`python -m executors.llm.tools.tool_process TOOL`: one tool's process. Torch is imported here, never in the one that asks.
 
 The job is the first line of stdin, a JSON object; stdin then stays open, and its end is the end of this process. Lines of
 JSON on stdout answer: {"stage": TEXT} any number of times, then {"result": ...} or {"error": SENTENCE}.

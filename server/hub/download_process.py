@@ -1,4 +1,4 @@
-"""The download's own process: `python -m server.hub.child JOB`, JOB being a HubModel as JSON. See client.py for what it says.
+"""The process of one download: `python -m server.hub.download_process JOB`, JOB being a HubModel as JSON. client.py reads its answers.
 
 It ends when its stdin does: no download outlives the server. It ends without waiting for the library's threads.
 """

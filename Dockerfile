@@ -41,8 +41,11 @@ FROM builder AS dependencies
 ARG TORCH_VERSION=2.13.0
 # Unset: pip's own index, whose wheel for x86-64 carries CUDA. For target cpu give an index of CPU builds.
 ARG TORCH_INDEX_URL=
+# Torch's wheels carry its test programs, 130 MB.
 RUN python3 -m venv /opt/cohort \
- && /opt/cohort/bin/pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$TORCH_VERSION"
+ && /opt/cohort/bin/pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$TORCH_VERSION" \
+ && find /opt/cohort/lib \( -path '*/torch/test/*' -o -path '*/torch/bin/*' \) -type f -perm /111 \
+      ! -name torch_shm_manager -delete
 COPY pyproject.toml constraints.txt ./
 RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
       > requirements.txt \
@@ -52,6 +55,10 @@ FROM dependencies AS environment
 COPY --from=wheel /wheels /wheels
 RUN /opt/cohort/bin/pip install --no-deps --no-index /wheels/*.whl \
  && /opt/cohort/bin/pip check
+
+FROM environment AS cpu-environment
+RUN /opt/cohort/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda and "The cpu image must not carry CUDA, and \
+this torch does. Build with --build-arg TORCH_INDEX_URL=<index of CPU-only torch builds>, or with --target cuda.")'
 
 # --- what runs --------------------------------------------------------------------------------------------------------
 FROM python AS runtime
@@ -92,4 +99,4 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=environment /opt/cohort /opt/cohort
 
 FROM runtime AS cpu
-COPY --from=environment /opt/cohort /opt/cohort
+COPY --from=cpu-environment /opt/cohort /opt/cohort

@@ -10,7 +10,9 @@ TEST_JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What running needs, and on top of it what tests, checks and benchmarks need.
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)
+DEV := $(VENV)/.workshop-torch-$(TORCH_VERSION)
 # Interprets the GPU kernels in tests. CUDA builds of torch bring it along, CPU builds have no use for it otherwise.
 TRITON_VERSION ?= 3.6.0
 TRITON := $(VENV)/.triton-$(TRITON_VERSION)
@@ -32,13 +34,16 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-fast test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers."
 
-install: $(STAMP)  ## make .venv and install everything into it
+install: $(STAMP)  ## make .venv with what running the server needs
+
+dev: $(DEV)  ## the server on the echo executor, started anew when the code changes; adds to .venv what tests and checks need
+	@exec $(BIN)/python -m tools.dev_server $(ARGS)
 
 serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 	@exec $(BIN)/cohort serve $(ARGS)
@@ -46,86 +51,87 @@ serve: $(STAMP)  ## start the server; ARGS="MODEL --port 8000 ..."
 demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answer
 	@exec $(BIN)/cohort demo $(ARGS)
 
-test: $(STAMP) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
+test: $(DEV) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
 
-test-fast: $(STAMP)  ## unit tests of server, engine and contract, without the files that take seconds: under 30 s on two cores
+test-fast: $(DEV)  ## unit tests of server, engine and contract, without the files that take seconds: under 30 s on two cores
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile $(FAST) $(FAST_WITHOUT:%=--ignore=tests/%.py) $(ARGS)
 
-test-long: $(STAMP) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
+test-long: $(DEV) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)
 
-sim: $(STAMP)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
+sim: $(DEV)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
 	$(BIN)/python -m tests.sim $(ARGS)
 
-test-clients: $(STAMP)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
+test-clients: $(DEV)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
 	$(BIN)/python -m tests.clients $(ARGS)
 
-test-clients-ci: $(STAMP)  ## the same without vLLM's, which is gigabytes to install
+test-clients-ci: $(DEV)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
 
-test-real: $(STAMP)  ## two trained models beside transformers, in float32 and int8; fetches 92 and 241 MiB the first time
+test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8; fetches 92 and 241 MiB the first time
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py $(ARGS)
 
-test-real-ci: $(STAMP)  ## the smaller of the two
+test-real-ci: $(DEV)  ## the smaller of the two
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py -k smollm2
 
-chaos: $(STAMP)  ## kill, stop and crash the executor under streams of every kind
+chaos: $(DEV)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)
 
-soak: $(STAMP)  ## half an hour under everything at once: memory, descriptors and KV blocks stay flat; ARGS="--minutes 30"
+soak: $(DEV)  ## half an hour under everything at once: memory, descriptors and KV blocks stay flat; ARGS="--minutes 30"
 	$(BIN)/python -m tests.soak $(ARGS)
 
-soak-ci: $(STAMP)  ## the same for two minutes
+soak-ci: $(DEV)  ## the same for two minutes
 	$(BIN)/python -m tests.soak --minutes 2 $(ARGS)
 
-hostile: $(STAMP)  ## 10,000 hostile inputs: each is refused, and two streams beside them do not change
+hostile: $(DEV)  ## 10,000 hostile inputs: each is refused, and two streams beside them do not change
 	$(BIN)/python -m pytest -m slow tests/hostile -s $(ARGS)
 
 test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
 	tools/ops/packages.sh debootstrap
 	$(BIN)/python -m tools.ops.chroot_proof $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
 
-test-ops-ci: $(STAMP) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the compose file
+test-ops-ci: $(DEV) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the compose file
 	tools/ops/packages.sh prometheus
 	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest -m slow tests/ops
 
-check: $(STAMP) $(TRITON)  ## format, lint, types, imports, promises
+check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(STAMP)  ## rewrite docs/api.md, docs/openapi.json and docs/settings.md from wire types and settings
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json and docs/settings.md from wire types and settings
 	$(BIN)/python -m tools.api_docs write
 	$(BIN)/python -m tools.settings_docs write
 
-fuzz: $(STAMP)  ## send what the API's description allows, and what it does not, for five minutes or so
+fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py
 
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
 	@exec $(BIN)/cohort bench $(ARGS)
 
-bench-peers: $(STAMP)  ## this server and vLLM in turn on generated models; ARGS="--workloads single,wide --rounds 2"
+bench-peers: $(DEV)  ## this server and vLLM in turn on generated models; ARGS="--workloads single,wide --rounds 2"
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-parity: $(STAMP)  ## compare every model family with transformers and rewrite the table in docs/models.md
+parity: $(DEV)  ## compare every model family with transformers and rewrite the table in docs/models.md
 	$(BIN)/python -m pytest -q tests/executors/llm/model/test_parity.py --junitxml=$(REPORT)
 	$(BIN)/python -m tools.parity write
 
-format: $(STAMP)  ## format the code and fix what can be fixed
+format: $(DEV)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-promises: $(STAMP) $(TRITON)  ## rewrite docs/promises.md from docs/promises.yaml
+promises: $(DEV) $(TRITON)  ## rewrite docs/promises.md from docs/promises.yaml
 	$(BIN)/python -m tools.promises write
 
-lock: $(STAMP)  ## write the versions installed now to constraints.txt
+lock: $(DEV)  ## write the versions installed now to constraints.txt
 	$(PIP) freeze --exclude-editable | sed -E '/^-e |@|^triton==/d; s/\+[a-z0-9.]+$$//' > constraints.txt
 
 # On a machine with a GPU there may be no network: no environment is made, the Python with torch is PYTHON.
@@ -134,7 +140,7 @@ HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check:  ## check everything that needs a GPU, nine minutes a call; call it again to go on; ARGS="--only cohort"
 	@$(HERE) -m tools.gpu_check $(ARGS)
 
-gpu-compile: $(STAMP) $(TRITON)  ## compile every GPU kernel for an H200; needs no GPU
+gpu-compile: $(DEV) $(TRITON)  ## compile every GPU kernel for an H200; needs no GPU
 	$(BIN)/python -m pytest -m slow tests/gpu/test_compiled.py -s $(ARGS)
 
 gpu-wheels:  ## fetch into .gpu-wheels/ what gpu-check needs beside torch, for a machine without a network
@@ -156,15 +162,26 @@ $(SCHEMA_TOOL):
 	$(PYTHON) -m venv --clear $(@D:/bin=)
 	$(@D)/python -m pip --disable-pip-version-check install --quiet check-jsonschema==$(SCHEMA_VERSION)
 
-$(TRITON): $(STAMP)
+$(TRITON): $(DEV)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==$(TRITON_VERSION)
 	@touch $@
 
-# Torch first, alone and pinned: no later package finds a reason to fetch another build.
+# Torch first, alone and pinned: no later package finds a reason to fetch another build. Bytecode is left to the first import:
+# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
-	$(BIN)/python tools/requirements.py > $(VENV)/requirements.txt
-	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
-	$(PIP) install --no-deps --no-build-isolation -e .
+	@$(BIN)/python tools/install.py notice --index "$(TORCH_INDEX_URL)"
+	$(PIP) install --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
+	@$(BIN)/python tools/install.py slim
+	$(BIN)/python tools/install.py requirements > $(VENV)/requirements.txt
+	$(PIP) install --no-compile -c constraints.txt -r $(VENV)/requirements.txt
+	$(PIP) install --no-deps -e .
+	@$(BIN)/cohort info > /dev/null
 	@rm -f $(VENV)/.installed-torch-*
+	@touch $@
+
+$(DEV): $(STAMP)
+	@$(BIN)/python tools/install.py notice --dev
+	$(BIN)/python tools/install.py requirements --dev > $(VENV)/requirements-dev.txt
+	$(PIP) install -c constraints.txt -r $(VENV)/requirements-dev.txt
+	@rm -f $(VENV)/.workshop-torch-*
 	@touch $@

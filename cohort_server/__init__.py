@@ -1,4 +1,9 @@
-"""Cohort: a continuous-batching inference server.
+"""Cohort: a continuous-batching inference server, and the same engine without HTTP.
+
+    from cohort_server import LLM, SamplingParams
+
+    with LLM("path/to/model") as llm:
+        [result] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
 This package is the public door. The application behind it (`server`, `engine`, `executors`) keeps names that other
 distributions use too, so those packages are no top-level packages of an installation: see `cohort_server.rooms`.
@@ -6,7 +11,14 @@ distributions use too, so those packages are no top-level packages of an install
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from cohort_server import rooms
+
+if TYPE_CHECKING:
+    from server.offline import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "main"]
 
 
 def main() -> None:
@@ -15,3 +27,15 @@ def main() -> None:
     from server.cli import main as run
 
     run()
+
+
+def __getattr__(name: str) -> Any:
+    """Import what `LLM` needs at first use: `import cohort_server` alone costs nothing."""
+    if name == "__version__":
+        return rooms.load()["server"].__version__
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    rooms.load()
+    from server import offline
+
+    return getattr(offline, name)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+FIELD = "{param}"
+"""Stands in an error's message for the name of the request field at fault."""
+
 
 class EngineError(Exception):
-    """Base of all. `param` names the request field at fault, if one is."""
+    """Base of all. `param` names the request field at fault, if one is; `FIELD` in the message becomes that name."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -19,11 +22,18 @@ class EngineError(Exception):
     """The same request would most likely fail again: clients are told not to send it once more by themselves."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self._template = message
+        self.message = message.replace(FIELD, param or "")
+        super().__init__(self.message)
         self.param = param
         if code is not None:
             self.code = code  # type: ignore[misc]  # an instance may be more precise than its class
+
+    def rename(self, param: str | None) -> None:
+        """Name the field at fault as the client does, in `param` and in the message. None: no field of the client's is."""
+        self.param = param
+        if param is not None:
+            self.message = self._template.replace(FIELD, param)
 
 
 class InvalidRequest(EngineError):
@@ -68,7 +78,7 @@ class Overloaded(EngineError):
 
 
 class DeadlinePassed(Overloaded):
-    """The request would not be, or was not, begun before its own deadline."""
+    """The request would not be, or was not, started before its own deadline."""
 
     code = "deadline_exceeded"
 

@@ -1,8 +1,10 @@
-"""A sequence: the mutable progress of one request."""
+"""`Sequence`: the mutable progress of one request, and the verbs that change it."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +23,10 @@ class SequenceStatus(enum.StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """Progress of one request. Written by the loop task only (through scheduler, KV manager and journal).
+    """Progress of one request. Its methods are the only code that writes its fields; the loop task alone calls those that change
+    it (`tests/house/test_sequence_writer.py` looks for others).
 
     One idea drives everything: `num_computed_tokens` catches up with `num_tokens`. A prefill, a chunk, a decode step and a
     recompute are all the same grant of tokens.
@@ -45,10 +48,9 @@ class Sequence:
     is_first: bool = True
     """Of those choices: the one that looks the prompt up and computes it."""
     output_token_ids: list[int] = field(default_factory=list)
-    """Committed tokens: the journal's record, appended by `Journal` alone. What else is told of them (logprobs) is the
-    mailbox's: nothing is computed from it."""
+    """Committed tokens. Their logprobs go to the mailbox: nothing is computed from them."""
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
-    """Of prompt tokens 1, 2, ... as far as they are committed; appended by `Journal.commit_prompt` alone."""
+    """Logprobs of prompt tokens 1, 2, ... as far as they are committed."""
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     started_epoch: int | None = None
@@ -57,38 +59,35 @@ class Sequence:
     max_len: int = field(init=False)
     """Tokens of the prompt and of the longest output that was asked for."""
     num_known_tokens: int = field(init=False)
-    """Prompt and committed output; kept by the journal."""
+    """Tokens of the prompt and of the committed output."""
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     in_flight: int = 0
-    """Steps out that compute this sequence."""
+    """Steps in flight that compute this sequence."""
     last_step: int = 0
-    """The number of steps when it was granted tokens last."""
+    """Id of the last step that was granted tokens of it; 0 before the first."""
     drafting: bool = False
-    """A step in flight verifies drafts: how many tokens come of it, nobody knows."""
+    """True while a step in flight verifies drafts: how many tokens it will give is not known."""
     num_void_results: int = 0
-    """Results of steps in flight that are worth nothing: the oldest so many."""
+    """Results of steps in flight that do not count: the oldest ones, so many of them."""
     alone: bool = False
-    """Share no KV: it failed with KV that others had written, and is computed once more with its own."""
+    """True if the sequence shares no KV: it failed with KV that others had written, and is computed once more with its own."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed when it was first admitted: found in the cache, or shared by a sibling."""
     num_charged_tokens: int = 0
-    """Where the last position ends that the queue policy was charged with. Never lowered: what a failure or a preemption undoes
-    is computed anew at nobody's cost."""
+    """End of the last position that the queue policy was charged with. Never lowered: what a failure or a preemption undoes is
+    computed anew without a charge."""
     num_failed_steps: int = 0
     """Steps that failed with this sequence in them since its last committed token."""
     block_table: list[int] = field(default_factory=list)
-    """Owned by KvCacheManager, as the following four."""
+    """Ids of the KV blocks of its tokens, in order of position. KvCacheManager decides on this and the following four."""
     block_keys: list[bytes] = field(default_factory=list)
     num_shared_blocks: int = 0
     """Blocks at the table's beginning that others have written (a copied one included)."""
     num_keyed_blocks: int = 0
     """Blocks at the table's beginning that can be found by their key."""
     num_prepared_tokens: int = 0
-    """Where the tokens end that can be computed without a block more and without another block to be named."""
-    seen_runs: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Kept by the n-gram drafter: the position after each short run of tokens, and how many tokens it has looked at."""
-    num_seen_tokens: int = 0
+    """End of the tokens that can be computed without a further block and without a block to be named."""
     finish_reason: FinishReason | None = None
     last_token_time: float | None = None
 
@@ -112,8 +111,8 @@ class Sequence:
         return max(0, self.num_tokens - max(self.num_computed_tokens, self.num_charged_tokens))
 
     @property
-    def was_begun(self) -> bool:
-        """A step was to compute some of it."""
+    def was_started(self) -> bool:
+        """Whether a step was to compute some of it."""
         return bool(self.num_computed_tokens or self.output_token_ids or self.last_step)
 
     @property
@@ -140,9 +139,64 @@ class Sequence:
         head: list[int] = self.request.prompt_token_ids[begin:end].tolist()
         return head + self.output_token_ids[: end - prompt_len] if end > prompt_len else head
 
-    def start(self) -> SequenceStart:
-        """What an executor must know that never met this sequence. Requires a slot."""
+    # -- admission and end ---------------------------------------------------------------------------------------------
+
+    def link_siblings(self, siblings: list[Sequence]) -> None:
+        """Make it one of several choices of a prompt; `siblings` holds all of them, the first one computes the prompt."""
+        self.siblings, self.is_first = siblings, self is siblings[0]
+
+    def take_slot(self, slot: int) -> None:
+        """Give it a slot, which it keeps to its end."""
+        self.slot = slot
+
+    def admit(self, num_cached_tokens: int) -> None:
+        """Let it run. The first admission notes how many tokens of the prompt had their KV already."""
+        if self.status is SequenceStatus.WAITING:
+            self.num_cached_tokens = min(num_cached_tokens, self.prompt_len)
+        self.status = SequenceStatus.RUNNING
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it. Steps in flight may still compute it: slot and blocks are released later."""
+        self.status, self.finish_reason = SequenceStatus.FINISHED, reason
+
+    def release(self) -> int | None:
+        """Drop what a finished sequence refers to. Returns the slot that is free now, None if it had none."""
+        slot, self.slot = self.slot, None
+        self.started_epoch = None
+        self.siblings = []
+        return slot
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def charge(self, begin: int, end: int) -> int:
+        """Note that the queue policy is charged with positions begin .. end - 1. Returns how many of them it was not charged with
+        before."""
+        count = end - max(begin, self.num_charged_tokens)
+        if count <= 0:
+            return 0
+        self.num_charged_tokens = end
+        return count
+
+    def verify_drafts(self) -> None:
+        """The next grant contains drafts: nothing more can be granted before `settle`."""
+        self.drafting = True
+
+    def grant(self, count: int, step_id: int) -> bool:
+        """Step `step_id` computes the next `count` tokens, which count as computed from here on. Returns whether the step
+        reaches the last token, so that a token is sampled."""
+        self.num_computed_tokens = end = self.num_computed_tokens + count
+        self.in_flight += 1
+        self.last_step = step_id
+        if end < self.num_known_tokens + self.num_pending_tokens:
+            return False
+        if not self.drafting:
+            self.num_pending_tokens += 1
+        return True
+
+    def start(self, epoch: int) -> SequenceStart:
+        """What the executor's life `epoch`, which has not met this sequence, must know of it. Requires a slot."""
         assert self.slot is not None, "a sequence starts in a slot"
+        self.started_epoch = epoch
         return SequenceStart(
             seq_id=self.seq_id,
             slot=self.slot,
@@ -154,6 +208,114 @@ class Sequence:
             prompt_logprobs=self.request.prompt_logprobs if self.needs_whole_prompt else None,
             pooling=self.request.pooling,
         )
+
+    def receive(self, sampled: bool) -> bool:
+        """The oldest step in flight is done; `sampled`: it sampled the oldest pending token. Returns whether its result counts:
+        not where the sequence has ended or `void_in_flight` was called since."""
+        self.in_flight -= 1
+        if self.status is SequenceStatus.FINISHED:
+            return False
+        if self.num_void_results:
+            self.num_void_results -= 1
+            return False
+        if sampled:
+            self.num_pending_tokens -= 1
+        return True
+
+    def settle(self, num_computed: int) -> None:
+        """Drafts are verified: the KV of the first `num_computed` tokens is valid, that of rejected drafts is not."""
+        self.drafting = False
+        if self.status is SequenceStatus.RUNNING:
+            self.num_computed_tokens = num_computed
+
+    # -- output --------------------------------------------------------------------------------------------------------
+
+    def commit(self, token_ids: Iterable[int]) -> None:
+        """Append tokens to the output."""
+        self.output_token_ids.extend(token_ids)
+        self.num_known_tokens = self.prompt_len + len(self.output_token_ids)
+
+    def commit_one(self, token_id: int) -> None:
+        """`commit` of a single token."""
+        self.output_token_ids.append(token_id)
+        self.num_known_tokens += 1
+
+    def commit_prompt(self, found: Iterable[SampledToken]) -> None:
+        """Append logprobs of the next prompt tokens."""
+        self.prompt_logprobs.extend(found)
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop output tokens past the first `num_tokens`."""
+        del self.output_token_ids[num_tokens:]
+        self.num_known_tokens = self.prompt_len + len(self.output_token_ids)
+
+    def stamp_tokens(self, now: float) -> float | None:
+        """Note when tokens were committed, in seconds of the engine's clock. Returns when the previous ones were, None for the
+        first."""
+        previous, self.last_token_time = self.last_token_time, now
+        return previous
+
+    # -- preemption and failure ----------------------------------------------------------------------------------------
+
+    def roll_back(self) -> None:
+        """Preempt it: nothing of it is computed any more."""
+        self.num_computed_tokens = 0
+        self.status = SequenceStatus.PREEMPTED
+
+    def void_in_flight(self) -> None:
+        """Ignore the results of all steps in flight, and share no KV from now on."""
+        self.alone, self.num_pending_tokens, self.drafting = True, 0, False
+        self.num_void_results = self.in_flight
+
+    def drop_in_flight(self) -> None:
+        """The steps in flight died with their executor: no result of theirs will come."""
+        self.in_flight, self.num_pending_tokens, self.num_void_results = 0, 0, 0
+        self.drafting = False
+
+    def count_failed_step(self, least: int = 0) -> None:
+        """A step with this sequence in it failed. `least`: failed steps to be counted in all, at least."""
+        self.num_failed_steps = max(self.num_failed_steps + 1, least)
+
+    def clear_failed_steps(self) -> None:
+        """A step with this sequence in it went well: the failures before were not its fault."""
+        self.num_failed_steps = 0
+
+    # -- KV blocks -----------------------------------------------------------------------------------------------------
+
+    def begin_table(self, num_computed: int, num_blocks: int, keys: list[bytes]) -> None:
+        """Begin with the KV of `num_computed` tokens that others have written: in `num_blocks` named blocks, the first of which
+        have these keys, and in a copy of one block."""
+        self.num_computed_tokens = num_computed
+        self.num_shared_blocks = self.num_keyed_blocks = num_blocks
+        if len(keys) > len(self.block_keys):
+            # All choices fill their next block in one step: none of them should hash a long prompt then.
+            self.block_keys = keys
+
+    def extend_table(self, blocks: SequenceOf[int]) -> None:
+        """Append blocks."""
+        self.block_table.extend(blocks)
+
+    def count_copied_block(self) -> None:
+        """The block behind the shared ones begins as a copy of another sequence's."""
+        self.num_shared_blocks += 1
+
+    def extend_keys(self, keys: Iterable[bytes]) -> None:
+        """Append keys of its next blocks."""
+        self.block_keys.extend(keys)
+
+    def name_blocks(self, num_blocks: int) -> None:
+        """The first `num_blocks` blocks can be found by their key."""
+        self.num_keyed_blocks = num_blocks
+
+    def prepare(self, num_tokens: int) -> None:
+        """Tokens up to `num_tokens` can be computed without a further block or name."""
+        self.num_prepared_tokens = num_tokens
+
+    def free_table(self) -> list[int]:
+        """Give up all blocks and return them."""
+        blocks, self.block_table = self.block_table, []
+        self.num_keyed_blocks = self.num_prepared_tokens = 0
+        return blocks
 
     def __repr__(self) -> str:
         return (

@@ -133,14 +133,7 @@ class Bootstrap:
         log.info(f"listening on {url}", model=self.names[0])
 
         async def load() -> None:
-            self.model_dir = await self._find_model(state)
-            self.config = executor_config(settings, self.model_dir)
-            core.arrives(self._core(state))
-            model = await self._load(core.core, state)
-            tokenizer = Path(self.config.tokenizer or self.config.model)
-            state.judge = GrammarJudge(tokenizer, model.info.logits_width)
-            state.model = model
-            state.progress = None
+            model = await self.load(state, core)
             gc_tuning.freeze_after_load()
             self._announce(core.core, model, url)
 
@@ -154,6 +147,21 @@ class Bootstrap:
             signals=signals,
             tls=self.tls,
         )
+
+    async def load(self, state: ServerState, core: LateCore) -> ServedModel:
+        """Find the model, start its executor and read its tokenizer and template; `state` and `core` have them then.
+
+        Raises ConfigError, ExecutorError or HubError.
+        """
+        self.model_dir = await self._find_model(state)
+        self.config = executor_config(self.settings, self.model_dir)
+        core.arrives(self._core(state))
+        model = await self._load(core.core, state)
+        tokenizer = Path(self.config.tokenizer or self.config.model)
+        state.judge = GrammarJudge(tokenizer, model.info.logits_width)
+        state.model = model
+        state.progress = None
+        return model
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)

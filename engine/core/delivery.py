@@ -74,17 +74,17 @@ class Delivery:
             return
         e2e = self._clock() - seq.request.arrival_time
         outcome = str(seq.finish_reason or FinishReason.ERROR)
-        # A prompt is computed once for all its choices, and not at all for who leaves while it waits.
-        prompt_tokens = seq.prompt_len if seq.is_first and seq.was_begun else 0
+        # A prompt is computed once for all its choices, and not at all for a sequence that leaves while it waits.
+        prompt_tokens = seq.prompt_len if seq.is_first and seq.was_started else 0
         self._observer.finished(outcome, prompt_tokens, len(seq.output_token_ids), e2e)
         if not self.live:
             self._idle.set()
 
     def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
-        if seq.last_token_time is None:
+        previous = seq.stamp_tokens(now)
+        if previous is None:
             self._observer.first_token(now - seq.request.arrival_time)
             if count > 1:
                 self._observer.tokens(count - 1, 0.0)
         else:
-            self._observer.tokens(count, now - seq.last_token_time)
-        seq.last_token_time = now
+            self._observer.tokens(count, now - previous)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from engine.request import FinishReason, TokenDelta
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import Sequence
 from executors.contract import SampledToken
 
 
 class Journal:
-    """The only writer of a sequence's output, and the keeper of the epoch.
+    """Decides which output is committed, and keeps the epoch.
 
     An epoch is one life of the executor. Output computed in an older epoch is dropped: the sequence was rewound to what
     is committed, and the same positions will be computed again.
@@ -33,23 +33,17 @@ class Journal:
         return epoch == self.epoch
 
     def commit(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> None:
-        """Make tokens exist, in order of position."""
-        seq.output_token_ids.extend([token.token_id for token in tokens])
-        seq.num_known_tokens += len(tokens)
-
-    def commit_one(self, seq: Sequence, token_id: int) -> None:
-        """`commit` of a single token."""
-        seq.output_token_ids.append(token_id)
-        seq.num_known_tokens += 1
+        """Append tokens to the output, in order of position."""
+        seq.commit([token.token_id for token in tokens])
 
     def commit_prompt(self, seq: Sequence, position: int, found: SequenceOf[SampledToken]) -> None:
-        """Take in logprobs of prompt tokens `position` + 1 and after. What is known already stays as it was told: a prompt
+        """Take in logprobs of prompt tokens `position` + 1 and after. Those that are known already stay as they are: a prompt
         that is computed again is not described again."""
-        seq.prompt_logprobs.extend(found[len(seq.prompt_logprobs) - position :])
+        seq.commit_prompt(found[len(seq.prompt_logprobs) - position :])
 
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> TokenDelta | None:
-        """Tokens that existed before this engine met the sequence (resume after a crash elsewhere). Returns its end, if they
-        are all: it was lost between the last token and its end."""
+        """Commit tokens that existed before this engine met the sequence (resume after a crash elsewhere). Returns the final
+        delta if they end the sequence: the crash came between the last token and that delta."""
         self.commit(seq, committed)
         last = committed[-1].token_id
         if last in seq.request.stop_token_ids:
@@ -58,10 +52,9 @@ class Journal:
             reason, stop_token_id = FinishReason.LENGTH, None
         else:
             return None
-        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        seq.finish(reason)
         return TokenDelta(finish_reason=reason, stop_token_id=stop_token_id)
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
-        """Tokens past `num_tokens` came after the end that the text layer found: they never counted."""
-        del seq.output_token_ids[num_tokens:]
-        seq.num_known_tokens = seq.prompt_len + len(seq.output_token_ids)
+        """Drop tokens past `num_tokens`: the text layer found an end before them, so they never counted."""
+        seq.cut(num_tokens)

@@ -48,20 +48,16 @@ class StepPacker:
         starts: list[SequenceStart] = []
         for seq, count in plan.grants.items():
             begin, known = seq.num_computed_tokens, seq.num_known_tokens
-            seq.num_computed_tokens = end = begin + count
+            end = begin + count
             if begin < known:
                 tokens += seq.token_ids(begin, min(end, known))
             if end > known:
                 tokens += drafts.get(seq, _PENDING) if drafts else _PENDING
-            if end < known + seq.num_pending_tokens:
+            if not seq.grant(count, step_id):
                 unfinished.append(len(offsets))
-            elif not seq.drafting:
-                seq.num_pending_tokens += 1
             offsets.append(begin)
-            seq.in_flight += 1
             if seq.started_epoch != epoch:
-                starts.append(seq.start())
-                seq.started_epoch = epoch
+                starts.append(seq.start(epoch))
         token_ids = np.array(tokens, np.int32)
         pending = token_ids == PENDING
         final = np.ones(n, np.bool_)

@@ -40,7 +40,7 @@ MISS = Hit([], 0)
 class KvCacheManager:
     """Grows, shares and frees block tables; collects what changed for the next step.
 
-    The only writer of `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (`num_blocks == 0`)
+    Decides on `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (`num_blocks == 0`)
     every table stays empty, every request for room succeeds, and nothing is shared.
     """
 
@@ -83,9 +83,10 @@ class KvCacheManager:
     def _prepared(self, seq: Sequence) -> None:
         """Note how far the sequence gets with the blocks that it has, before the next one is full."""
         size = self.layout.block_size
-        seq.num_prepared_tokens = len(seq.block_table) * size if self.layout.num_blocks else sys.maxsize
+        end = len(seq.block_table) * size if self.layout.num_blocks else sys.maxsize
         if self.prefix_caching:
-            seq.num_prepared_tokens = min(seq.num_prepared_tokens, (seq.num_keyed_blocks + 1) * size - 1)
+            end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
+        seq.prepare(end)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, `kept_blocks` of which are left to others."""
@@ -97,16 +98,14 @@ class KvCacheManager:
     def _extend(self, seq: Sequence, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
         self._grown.append((seq.slot, len(seq.block_table), blocks))
-        seq.block_table.extend(blocks)
+        seq.extend_table(blocks)
 
     def free(self, seq: Sequence) -> None:
         """Give back all blocks of a sequence; steps submitted later may use them. Last blocks first: a prefix is kept
         longest."""
-        if seq.block_table:
+        if blocks := seq.free_table():
             self._grown = [entry for entry in self._grown if entry[0] != seq.slot]
-            self.pool.release(reversed(seq.block_table), self.cache.blocks)
-            seq.block_table = []
-        seq.num_keyed_blocks = seq.num_prepared_tokens = 0
+            self.pool.release(reversed(blocks), self.cache.blocks)
 
     # -- sharing -------------------------------------------------------------------------------------------------------
 
@@ -142,7 +141,9 @@ class KvCacheManager:
             if other.num_computed_tokens < wanted:
                 continue
             copied = other.block_table[full] if partial else None
-            if copied not in to_come:  # that of one begun in this very step is itself still to be copied
+            if (
+                copied not in to_come
+            ):  # the copy of a sequence admitted in this very step is itself still to be made
                 return Hit(other.block_table[:full], wanted, copied, keys=other.block_keys[:full])
         # Where the prompt is being computed it is worth waiting for.
         return Hit([], 0, pending=True) if holders else None
@@ -155,19 +156,15 @@ class KvCacheManager:
     def begin(self, seq: Sequence, hit: Hit) -> None:
         """Give a sequence its first table: what it shares, and room for all its known tokens, which must fit."""
         assert not seq.block_table
-        seq.num_computed_tokens = hit.num_tokens
-        seq.num_shared_blocks = seq.num_keyed_blocks = len(hit.blocks)
+        seq.begin_table(hit.num_tokens, len(hit.blocks), hit.keys)
         if hit.blocks:
             self.pool.share(hit.blocks)
             self._extend(seq, list(hit.blocks))
-        if len(hit.keys) > len(seq.block_keys):
-            # All choices fill their next block in one step: none of them should hash a long prompt then.
-            seq.block_keys = hit.keys
         roomy = self.grow(seq, seq.num_known_tokens)
-        assert roomy, "what does not fit is not begun"
+        assert roomy, "what does not fit is not admitted"
         if hit.copied is not None:
             self._copies.append((hit.copied, seq.block_table[len(hit.blocks)]))
-            seq.num_shared_blocks += 1
+            seq.count_copied_block()
         self._prepared(seq)
 
     def begin_step(self) -> None:
@@ -184,7 +181,7 @@ class KvCacheManager:
             keys = self._keys(seq, full)
             for index in range(seq.num_keyed_blocks, full):
                 self.cache.add(keys[index], seq.block_table[index])
-            seq.num_keyed_blocks = full
+            seq.name_blocks(full)
             self._prepared(seq)
 
     def withdraw(self, seq: Sequence) -> None:
@@ -196,11 +193,12 @@ class KvCacheManager:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
         keys, size = seq.block_keys, self.layout.block_size
         if len(keys) < count:
-            request = seq.request
+            request, new = seq.request, []
             before = keys[-1] if keys else root_key(self._model, request.adapter, request.cache_salt)
             for index in range(len(keys), count):
                 before = block_key(before, seq.token_ids(index * size, (index + 1) * size))
-                keys.append(before)
+                new.append(before)
+            seq.extend_keys(new)
         return keys[:count] if len(keys) > count else keys
 
     def reset(self) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
+from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import ModelInfo, SamplingParams
 
 
@@ -36,7 +36,7 @@ class Admission:
         """Most tokens one sequence may have, prompt and output."""
 
     def check(
-        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False,
+        self, request: Request, queued: int, waiting: WaitingQueue, now: float, continues: bool = False,
         committed: int = 0,
     ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
@@ -53,7 +53,7 @@ class Admission:
                 "prompt",
             )
         if committed > request.max_tokens and request.pooling is None:
-            said = f"{committed} tokens of the output exist already, and max_tokens is {request.max_tokens}"
+            said = f"{committed} tokens of the output exist already, and {FIELD} is {request.max_tokens}"
             raise InvalidRequest(said, "max_tokens", "invalid_value")
         if request.pooling is None:
             self._check_output(request)
@@ -61,29 +61,29 @@ class Admission:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
         if not continues:
-            self._check_queue(request, queued, backlog, now)
+            self._check_queue(request, queued, waiting, now)
 
-    def _check_queue(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:
+    def _check_queue(self, request: Request, queued: int, waiting: WaitingQueue, now: float) -> None:
         """Raises DeadlinePassed or Overloaded."""
-        wait = backlog.wait(request)
+        wait = waiting.wait(request)
         if request.deadline is not None and now + wait >= request.deadline:
             message = (
-                f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
+                f"this request cannot be started before its deadline: the queue is about {wait:.1f} s long"
             )
-            raise DeadlinePassed(message, backlog.retry_after(request))
+            raise DeadlinePassed(message, waiting.retry_after(request))
         if wait > self.max_queue_wait:
             message = f"the queue is about {wait:.0f} s long, more than the {self.max_queue_wait:g} s allowed"
-            raise Overloaded(message, backlog.retry_after(request))
+            raise Overloaded(message, waiting.retry_after(request))
         too_many = queued >= self.max_queued_seqs
         too_long = (
-            backlog.count > 0 and backlog.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
+            waiting.count > 0 and waiting.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
         )
-        if not (too_many or too_long) or backlog.within_share(
+        if not (too_many or too_long) or waiting.within_share(
             request, self.max_queued_seqs, self.max_queued_tokens
         ):
             return
-        said = f"{queued} requests" if too_many else f"requests of {backlog.tokens} tokens"
-        raise Overloaded(f"{said} are waiting already", backlog.retry_after(request))
+        said = f"{queued} requests" if too_many else f"requests of {waiting.tokens} tokens"
+        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request))
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""
@@ -94,7 +94,7 @@ class Admission:
                 "unsupported_value",
             )
         if request.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+            raise InvalidRequest(f"{FIELD} must be at least 1", "max_tokens")
         self.check_length(len(request.prompt_token_ids), request.max_tokens)
         check_min_tokens(request.sampling.min_tokens, request.max_tokens)
         self._check_ids(request.sampling)
@@ -131,7 +131,7 @@ class Admission:
             )
         if max_tokens is not None and prompt_tokens + max_tokens > limit:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {limit} tokens: the prompt has {prompt_tokens} and max_tokens "
+                f"this model's maximum context length is {limit} tokens: the prompt has {prompt_tokens} and {FIELD} "
                 f"is {max_tokens}, together {prompt_tokens + max_tokens}",
                 "max_tokens",
             )

@@ -51,6 +51,7 @@ from executors.contract.errors import (
     ExecutorDied,
     ExecutorError,
     InvalidInput,
+    ItemFault,
     NotReady,
     OutOfMemory,
     Skipped,
@@ -67,12 +68,7 @@ from executors.contract.interface import (
     SnapshotValue,
 )
 from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
-from executors.contract.sampling import (
-    GRAMMAR_TOO_LARGE,
-    MAX_REPETITION_PENALTY,
-    MIN_REPETITION_PENALTY,
-    NOTHING_LEFT,
-)
+from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
     AttentionType,
@@ -89,11 +85,11 @@ from executors.contract.status import (
 from executors.contract.tensor import Tensor
 
 __all__ = [
-    "GRAMMAR_TOO_LARGE", "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY", "NOTHING_LEFT",
+    "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY",
     "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput",
     "ExecutorAttentionConfig", "ExecutorCapabilities", "ExecutorConfig", "ExecutorDied", "ExecutorError",
     "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
-    "InvalidInput", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
+    "InvalidInput", "ItemFault", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
     "Pace", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
     "SlotTable", "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",

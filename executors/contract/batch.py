@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from executors.contract.errors import ItemFault
 from executors.contract.sampling import (
     SamplingParams as SamplingParams,
 )  # part of the batch, so imported from here
@@ -153,6 +154,16 @@ class UnifiedBatch:
         """Number of query tokens over all items: rows of the forward."""
         return len(self.token_ids)
 
+    @cached_property
+    def num_decodes(self) -> int:
+        """Number of items with one query token beside their drafts."""
+        return int(np.count_nonzero(self.num_q_tokens == self.num_draft_tokens + 1))
+
+    @cached_property
+    def num_prompt_tokens(self) -> int:
+        """Number of query tokens that are no drafts, of all other items."""
+        return self.total_q_tokens() - self.num_decodes - int(self.num_draft_tokens.sum())
+
     def num_sampled_items(self) -> int:
         """Number of items that sample at least one token (or return pooled output): rows of lm_head without drafts."""
         return int(np.count_nonzero(self.is_final_chunk))
@@ -207,8 +218,8 @@ class ItemOutput:
     `tokens`: one sampled token, or up to `num_draft_tokens + 1` with verification; empty for pooled output.
     `prompt_logprobs`: one entry per *input* position p of this chunk whose next prompt token p + 1 is known, describing
     token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only when asked for.
-    `error`: this item failed alone (its logits were NaN, say); its neighbours stand. It is `NOTHING_LEFT` where the logits
-    are finite and the item's own settings forbid every token: the engine then blames the request, not the executor.
+    `error`: a message, set if this item failed alone (its logits were NaN, say); the other items have their results. `fault`
+    says what kind of failure it is, and has no meaning without `error`.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -216,6 +227,12 @@ class ItemOutput:
     pooled: NDArray[np.float32] | None = None
     logits: Tensor | None = None
     error: str | None = None
+    fault: ItemFault = ItemFault.EXECUTOR
+
+    @staticmethod
+    def failed(fault: ItemFault, detail: str = "") -> ItemOutput:
+        """The output of an item that failed; `detail` is added to the fault's message."""
+        return ItemOutput(error=f"{fault.message}: {detail}" if detail else fault.message, fault=fault)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 
@@ -80,3 +81,33 @@ _BY_KIND: dict[str, type[ExecutorError]] = {
 def from_kind(kind: str, message: str) -> ExecutorError:
     """The error of that wire name; an unknown name gives the base class."""
     return _BY_KIND.get(kind, ExecutorError)(message)
+
+
+class ItemFault(enum.StrEnum):
+    """Why one item of a step has no result while the others have theirs. The value is the fault's name on the wire.
+
+    The engine decides by it: NOTHING_LEFT and GRAMMAR_TOO_LARGE are mistakes of the request, answered with 400; the others are
+    failures of the executor.
+    """
+
+    EXECUTOR = "executor"
+    """Anything that no other member names."""
+    NOT_FINITE = "not_finite"
+    """The model's logits or hidden states are NaN or infinite."""
+    NOTHING_LEFT = "nothing_left"
+    """The logits are finite, and the item's own sampling settings or grammar forbid every token."""
+    GRAMMAR_TOO_LARGE = "grammar_too_large"
+    """The grammar reached the limits of its compiler while the output was followed."""
+
+    @property
+    def message(self) -> str:
+        """A sentence without its full stop, for `ItemOutput.error`."""
+        return _SAID[self]
+
+
+_SAID = {
+    ItemFault.EXECUTOR: "the executor has no result for this sequence",
+    ItemFault.NOT_FINITE: "the model's logits are not finite numbers",
+    ItemFault.NOTHING_LEFT: "the sampling settings forbid every token",
+    ItemFault.GRAMMAR_TOO_LARGE: "the grammar cannot be followed any further",
+}

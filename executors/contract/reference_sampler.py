@@ -15,22 +15,29 @@ from numpy.typing import NDArray
 
 from executors.contract import noise
 from executors.contract.batch import SampledToken, SamplingParams
-from executors.contract.errors import InvalidInput
-from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.token_history import TokenHistory
 
 Row = NDArray[np.float32]
 
 
+class NoToken(ValueError):
+    """No token can be drawn from a row of logits; `fault` says why."""
+
+    def __init__(self, fault: ItemFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 def edited(logits: Row, params: SamplingParams, history: TokenHistory | None = None) -> Row:
     """float32 [V]: masks, bias and penalties applied to raw logits. `history` holds all tokens before the one sampled.
 
-    Raises InvalidInput where the settings look back and there is no history, ValueError as `probabilities`.
+    Raises InvalidInput where the settings look back and there is no history, NoToken as `probabilities`.
     """
     if not params.edits_logits:
         return logits
     if not np.isfinite(logits.max()):
-        raise ValueError("logits are not finite")
+        raise NoToken(ItemFault.NOT_FINITE)
     row = logits.astype(np.float32, copy=True)
     if params.allowed_token_ids is not None:
         forbidden = np.ones(len(row), np.bool_)
@@ -76,12 +83,12 @@ def probabilities(logits: Row, params: SamplingParams) -> NDArray[np.float64]:
     """float64 [V], summing to 1: the distribution that a token is drawn from; masked tokens have exactly 0.
 
     `logits` float32 [V] as `edited` leaves them. Greedy params give all weight to the most likely token, the one with
-    the lowest id on a tie. Raises ValueError when a logit is NaN or +inf, or all are -inf.
+    the lowest id on a tie. Raises NoToken when a logit is NaN or +inf, or all are -inf.
     """
     wide = logits.astype(np.float64)
     best = wide.max()
     if not np.isfinite(best):
-        raise ValueError("logits are not finite")
+        raise NoToken(ItemFault.NOT_FINITE)
     if params.greedy:
         chosen = np.zeros(len(wide))
         chosen[int(wide.argmax())] = 1.0
@@ -120,11 +127,11 @@ def _until(weights: NDArray[np.float64], order: NDArray[np.int64], mass: float) 
 def choose(logits: Row, params: SamplingParams, position: int, history: TokenHistory | None = None) -> int:
     """The token at absolute `position`: the first id whose cumulative probability exceeds the noise.
 
-    Raises InvalidInput and ValueError as `edited` and `probabilities`.
+    Raises InvalidInput and NoToken as `edited` and `probabilities`.
     """
     row = edited(logits, params, history)
     if params.edits_logits and not np.isfinite(row.max()):
-        raise ValueError(NOTHING_LEFT)  # `edited` has seen that the raw logits are finite
+        raise NoToken(ItemFault.NOTHING_LEFT)  # `edited` has seen that the raw logits are finite
     weights = probabilities(row, params)
     u = float(noise.uniform([params.seed], [params.choice], [position])[0])
     token = int(np.searchsorted(np.cumsum(weights), u, side="right"))
@@ -155,7 +162,7 @@ def sample(
 ) -> SampledToken:
     """Draw the token at `position` from raw `logits` float32 [V], with the logprobs it asked for.
 
-    Raises InvalidInput and ValueError as `choose`.
+    Raises InvalidInput and NoToken as `choose`.
     """
     return describe(logits, choose(logits, params, position, history), params.logprobs)
 

@@ -24,13 +24,6 @@ import numpy as np
 
 from executors.contract.errors import InvalidInput
 
-NOTHING_LEFT = "the sampling settings forbid every token"
-"""`ItemOutput.error` of a sequence whose logits are finite, yet its settings leave none to choose: its sender's mistake,
-and no fault of the executor."""
-
-GRAMMAR_TOO_LARGE = "the grammar cannot be followed any further"
-"""Begins the `ItemOutput.error` of a sequence whose grammar reached the compiler's limits on the way: its sender's, likewise."""
-
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Each way a logit grows by a factor of 100 at most, so that no float32 in use overflows."""
 

@@ -225,9 +225,9 @@ class SamplingAdapter(BatchModelExecutor):
             history.sync(int(batch.pos_offsets[i]), batch.token_ids[begin : end - num_drafts].tolist())
         try:
             tokens = reference_sampler.verify(rows, params, drafts, length - num_drafts, history)
-        except ValueError as error:
+        except reference_sampler.NoToken as none:
             self._sampled[seq_id] = (length - num_drafts, (ANY_TOKEN,))
-            return ItemOutput(error=str(error))
+            return ItemOutput.failed(none.fault)
         self._sampled[seq_id] = (length - num_drafts, tuple(token.token_id for token in tokens))
         if len(tokens) <= num_drafts:
             # The inner executor computed all drafts and does not know which of them were rejected.
@@ -251,7 +251,7 @@ def _with_sample(request: PrefillInput | DecodeInput, output: _Output, position:
         return output
     try:
         sampled = reference_sampler.sample(output.last_token_logits(), request.sampling, position)
-    except ValueError:
+    except reference_sampler.NoToken:
         return output  # logits without a token: the split path reports this one item as failed
     logits = None if request.logits is LogitsMode.NONE else output.logits
     return replace(output, sampled=sampled, logits=logits)

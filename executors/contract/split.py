@@ -40,7 +40,7 @@ from executors.contract.batch import (
     UnifiedBatch,
     UnifiedOutput,
 )
-from executors.contract.errors import InvalidInput, Skipped, StepFailed, Unsupported
+from executors.contract.errors import InvalidInput, ItemFault, Skipped, StepFailed, Unsupported
 from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
 from executors.contract.slots import SlotTable
 from executors.contract.status import ExecutorCapabilities, KvLayout, ModelInfo
@@ -49,7 +49,6 @@ from executors.contract.token_history import TokenHistory
 
 ANY_TOKEN = 0
 """What an item with an error sampled, as far as a later step's pending input is concerned."""
-_NOT_FINITE = "logits are not finite, or the sampling settings forbid every token"
 _Out = TypeVar("_Out")
 
 
@@ -100,7 +99,7 @@ class _Task:
     pooled: NDArray[np.float32] | None = None
     going: bool = True
     """False once a draft was rejected."""
-    error: str | None = None
+    failed: ItemOutput | None = None
     """Set when this item has no result: its logits cannot be sampled from, or there is nothing to pool."""
 
     @property
@@ -127,8 +126,8 @@ class _Task:
 
     def output(self) -> ItemOutput | None:
         """What the stages gave; None for an intermediate chunk that asked for nothing."""
-        if self.error is not None:
-            return ItemOutput(error=self.error)
+        if self.failed is not None:
+            return self.failed
         logits = Tensor.of(np.stack(self.logits)) if self.logits else None
         if not self.tokens and logits is None and self.pooled is None and self.prompt_logprobs is None:
             return None
@@ -180,7 +179,7 @@ async def _run(executor: SplitForwards, table: SlotTable, batch: UnifiedBatch) -
             await _decode(executor, decodes, place, something_computed=bool(prefills) or place > 0)
     for task in tasks:
         # A step that is out already goes on from what an item with an error did not sample: from anything, then.
-        tokens = [ANY_TOKEN] if task.error is not None else [token.token_id for token in task.tokens]
+        tokens = [ANY_TOKEN] if task.failed is not None else [token.token_id for token in task.tokens]
         if tokens:
             table.remember(task.item.seq_id, task.end - task.item.num_draft_tokens, tokens)
     return UnifiedOutput.from_items([task.output() for task in tasks])
@@ -223,7 +222,8 @@ async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]
             assert output.logits is not None
             task.prompt_logprobs = _describe_prompt(task, output)
         if item.pooling is not None and output.hidden_states is None:
-            task.error = "this executor returns no hidden states, of which an embedding is made"
+            said = "this executor returns no hidden states, of which an embedding is made"
+            task.failed = ItemOutput(error=said)
         elif item.pooling is not None:
             pooled = _pool(table, task, output)
             task.pooled = pooled if item.is_final_chunk else None
@@ -294,7 +294,8 @@ def _take(executor: SplitForwards, task: _Task, output: PrefillOutput | DecodeOu
         _sample_here(task, task.item.sampling, task.history, output.last_token_logits())
     elif output.sampled is None and output.logits is not None:
         # SamplingAdapter's way to say so: logits that were not asked for, and no token drawn from them.
-        task.error, task.going = _NOT_FINITE, False
+        said = f"{ItemFault.NOT_FINITE.message}, or {ItemFault.NOTHING_LEFT.message}"
+        task.failed, task.going = ItemOutput(error=said), False
     elif output.sampled is None:
         raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
     else:
@@ -306,8 +307,8 @@ def _sample_here(
 ) -> None:
     try:
         token = reference_sampler.sample(logits.astype(np.float32), params, len(history), history)
-    except ValueError as error:
-        task.error, task.going = str(error), False
+    except reference_sampler.NoToken as none:
+        task.failed, task.going = ItemOutput.failed(none.fault), False
         return
     history.append(token.token_id)
     task.tokens.append(token)

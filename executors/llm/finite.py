@@ -5,22 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from executors.contract import ExecutorConfig, ExecutorError, StepFailed
-from executors.contract.errors import ConfigError
+from executors.contract.errors import ConfigError, ItemFault
 from executors.llm.checkpoint.files import Checkpoint
-from executors.llm.step.unified import NOT_FINITE
+from executors.llm.step.direct import NoTokenSampled
 
 
 def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
-    """What to raise for `error`, with which the first step ended: a ConfigError that names a tensor with NaN or infinity, or
-    says that there is none; `error` itself if something else was wrong. Reads the whole checkpoint."""
-    if NOT_FINITE not in str(error) or not config.model or config.load_format == "dummy":
+    """The error to raise where the first step, whose settings forbid no token, ended with `error`: a ConfigError that names a
+    tensor with NaN or infinity, or says that there is none; `error` itself if something else was wrong. Reads the whole
+    checkpoint."""
+    if not isinstance(error, NoTokenSampled) or not config.model or config.load_format == "dummy":
         return error
     found = not_finite(Path(config.model))
     if found is not None:
         path, name = found
         return ConfigError(f"{path}: tensor {name} has numbers that are not finite")
     return ConfigError(
-        f"{config.model}: its weights are finite, but {NOT_FINITE}: try another --dtype, such as bfloat16 or float32"
+        f"{config.model}: its weights are finite, but {ItemFault.NOT_FINITE.message}: "
+        "try another --dtype, such as bfloat16 or float32"
     )
 
 

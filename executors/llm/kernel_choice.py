@@ -164,16 +164,26 @@ def fuse(backend: AttentionBackend, model: object) -> None:
         return
     if triton_build.missing() is not None:  # a library's attention does without Triton
         return
-    from executors.llm.fused import triton_forward
+    from executors.llm.fused import few_rows, triton_forward
     from executors.llm.gpu import kernel_check
 
     if triton_forward.why_not(model) is not None:
         return
     forward = triton_forward.TritonForward(model)
+    deterministic = getattr(backend, "deterministic", False)
     if kernel_check.wanted(model.device) and (wrong := kernel_check.forward_fault(model, forward.experts)):
-        if getattr(backend, "deterministic", False):
+        if deterministic:
             raise ConfigError(f"deterministic: needs Cohort's own kernels: {wrong}")
         _log.warning("forward: torch, which is slower than Cohort's Triton kernels: %s", wrong)
         backend.note = f"{backend.note}; forward by torch: {wrong}"
         return
+    # Steps of few tokens are rounded otherwise: where a row's bits may not depend on its step, all steps are computed alike.
+    if not deterministic and few_rows.why_not(model) is None:
+        few = few_rows.FewRows(model)
+        wrong = kernel_check.few_rows_fault(model, few) if kernel_check.wanted(model.device) else None
+        if wrong is None:
+            forward.few = few
+        else:
+            _log.warning("forward: steps of few tokens take more launches than they need: %s", wrong)
+            backend.note = f"{backend.note}; steps of few tokens as others: {wrong}"
     model.fuse(forward)

@@ -24,6 +24,7 @@ from executors.contract import (
     ExecutorMetrics,
     ExecutorStatus,
     InvalidInput,
+    ItemFault,
     ItemOutput,
     KvCacheHandle,
     KvLayout,
@@ -229,6 +230,7 @@ class Item(msgspec.Struct, array_like=True):
     pooled: Array | None
     logits: Tensor | None
     error: str | None
+    fault: ItemFault
 
 
 class PrefillDone(msgspec.Struct, tag=6, array_like=True):
@@ -384,7 +386,7 @@ def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
     if found != (_INT32, _INT32):
         raise StepFailed(f"num_tokens, token_ids are {found[0]}, {found[1]}, not int32")
     details = {
-        int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error)
+        int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error, one.fault)
         for i, one in output.details.items()
     }
     return StepDone(call, seconds, output.num_tokens, output.token_ids, details)
@@ -399,6 +401,7 @@ def unpack_output(done: StepDone) -> UnifiedOutput:
             pooled=one.pooled,
             logits=None if one.logits is None else own_tensor(one.logits),
             error=one.error,
+            fault=one.fault,
         )
         for i, one in done.details.items()
     }

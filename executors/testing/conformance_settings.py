@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from executors.contract import LogitsMode, PrefillInput, SamplingParams, Tensor, reference_sampler
+from executors.contract import ItemFault, LogitsMode, PrefillInput, SamplingParams, Tensor, reference_sampler
 from executors.contract.token_history import TokenHistory
 from executors.testing.conformance_kit import DrivenSequence, Feed, Kit, NotApplicable, case, require
 
@@ -107,7 +107,10 @@ async def an_error_ends_nobody_elses_step(kit: Kit) -> None:
     await driver.step(Feed(b), Feed(a))
     outputs = await driver.step(Feed(a), Feed(b))
     require(
-        outputs[0] is not None and outputs[0].error is not None, f"nothing was left, and came {outputs[0]}"
+        outputs[0] is not None
+        and outputs[0].error is not None
+        and outputs[0].fault is ItemFault.NOTHING_LEFT,
+        f"nothing was left, and came {outputs[0]}",
     )
     a.tokens.append(only)
     outputs = await driver.step(Feed(b), Feed(a, pending=True))

@@ -89,8 +89,8 @@ async def generation_of(
     prompt: str = "prompt",
     grammar: str | None = None,
 ) -> AsyncIterator[Generation]:
-    """The call, queued and in progress. Refusals of the engine, of which some come while it is computed, name fields in its own
-    words: they are given the client's, of which `prompt` and `grammar` are two."""
+    """The call, queued and in progress. The engine's refusals, some of which come during the computation, name the field at fault
+    as the client does: `prompt` and `grammar` are two such names."""
     with named({"prompt": prompt, "grammar": grammar, "max_tokens": fields.output_limit_name}):
         async with model.engine.start(asked) as generation:
             yield generation
@@ -98,14 +98,10 @@ async def generation_of(
 
 @contextlib.contextmanager
 def named(names: Mapping[str, str | None]) -> Iterator[None]:
-    """Give refusals of the engine the client's name of a field: `names` has it by the engine's. In messages "prompt" and
-    "grammar" are words, which stay."""
+    """Give refusals of the engine the client's name of the field at fault: `names` has it by the engine's name."""
     try:
         yield
     except InvalidRequest as error:
         if error.param is not None and error.param in names:
-            theirs = names[error.param]
-            if theirs is not None and error.param == "max_tokens":
-                error.message = error.message.replace(error.param, theirs)
-            error.param = theirs
+            error.rename(names[error.param])
         raise

@@ -17,20 +17,11 @@ from server.answer.wire import Chunks, encode, usage_object
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.middleware import RESPONSE_ID
 from server.http.streamed import DONE, EventStream, while_connected
-from server.prepare.chat_prompt import INLINE_CHARACTERS, decoded
-from server.prepare.engine_request import new_id, text_request
-from server.prepare.fill_in_middle import encode_behind, fill_in_middle
-from server.prepare.prompts import (
-    added_ids,
-    fenced,
-    input_ids,
-    text_span,
-    total_length,
-    truncation_of,
-)
-from server.prepare.structured_output import for_body
+from server.prepare.chat_prompt import decoded
+from server.prepare.completions import prepare_completion
+from server.prepare.prompts import added_ids, text_span
 from server.routes.common import generation_of, read, state_of
-from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from server.schemas.completions import CompletionRequest
 from server.state import ServedModel, ServerState
 
 router = APIRouter()
@@ -78,30 +69,10 @@ class _CompletionCall:
     async def prepare(
         cls, state: ServerState, model: ServedModel, name: str, body: CompletionRequest
     ) -> _CompletionCall:
-        """Tokenize. Raises InvalidRequest."""
-        prompts = await _tokenize(state, model, body)
-        body.check_answer(total_length(prompts))
-        limit = body.output_limit
-        grammar = await for_body(state, model, body)
-        asked = text_request(
-            new_id("cmpl"),
-            body,
-            model,
-            prompts,
-            body.num_logprobs,
-            None
-            if limit is None
-            else max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
-            continues_prompt=True,
-            grammar=None if grammar is None else grammar.text,
-            prompt_logprobs=body.num_prompt_logprobs,
-        )
-        asked = replace(asked, n=body.num_generated, default_tokens=DEFAULT_MAX_TOKENS)
-        if body.suffix and not body.ignore_eos:
-            marks = fill_in_middle(model.tokenizer).end_ids
-            asked = replace(asked, stop_token_ids=(*asked.stop_token_ids, *marks))
-        sides = await _sides(state, model, body, prompts)
-        return cls(model, name, body, asked, sides, None if grammar is None else grammar.param)
+        """Tokenize, and have the grammar judged. Raises InvalidRequest."""
+        prepared = await prepare_completion(state, model, body)
+        sides = await _sides(state, model, body, prepared.request.prompts)
+        return cls(model, name, body, prepared.request, sides, prepared.grammar_param)
 
     def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
@@ -186,39 +157,6 @@ class _CompletionCall:
             yield delta
             for other in held.pop(number, ()):
                 yield other
-
-
-async def _tokenize(
-    state: ServerState, model: ServedModel, body: CompletionRequest
-) -> tuple[tuple[int, ...], ...]:
-    """The prompts in token ids. Raises InvalidRequest."""
-    special = body.add_special_tokens is not False
-    if body.suffix:
-        return await _tokenize_around(state, model, body, special)
-    reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
-    truncation = truncation_of(body, model, reserved, body.output_limit_name)
-    return await input_ids(
-        state, model, body.prompts, "prompt", add_special_tokens=special, truncation=truncation
-    )
-
-
-async def _tokenize_around(
-    state: ServerState, model: ServedModel, body: CompletionRequest, special: bool
-) -> tuple[tuple[int, ...], ...]:
-    """The prompts with the suffix, around the middle that is to be written. Raises InvalidRequest."""
-    notation = fill_in_middle(model.tokenizer)
-    behind = await _encode_behind(state, model, body.suffix or "")
-    written = [prompt for prompt in body.prompts if prompt != ""]  # nothing may stand before the middle
-    ids = iter(await input_ids(state, model, written, "prompt", add_special_tokens=False))
-    first = added_ids(model)[0] if special else []
-    befores = [() if prompt == "" else next(ids) for prompt in body.prompts]
-    return tuple((*first, *notation.prompt(before, behind)) for before in befores)
-
-
-async def _encode_behind(state: ServerState, model: ServedModel, suffix: str) -> list[int]:
-    if len(suffix) <= INLINE_CHARACTERS:
-        return encode_behind(model, suffix)
-    return await fenced(state, lambda: encode_behind(model, suffix), "suffix", "to tokenize")
 
 
 async def _sides(

@@ -25,29 +25,44 @@ class _Stderr:
 
 
 def configure(level: str = "info") -> None:
-    """Set up logging for the process. Tracebacks are plain: the rich ones print local variables, prompts and keys among
-    them."""
-    number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Any] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True),
-    ]
-    renderer = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
-    )
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
-        cache_logger_on_first_use=True,
-    )
+    """Set up logging for the process."""
+    number = _number(level)
+    configure_own(level)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=_steps(),
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer()],
         )
     )
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def configure_own(level: str) -> None:
+    """Set up our own lines only, for a process whose standard `logging` is the caller's."""
+    structlog.configure(
+        processors=[*_steps(), _renderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def _steps() -> list[Any]:
+    return [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True),
+    ]
+
+
+def _renderer() -> structlog.dev.ConsoleRenderer:
+    """Tracebacks are plain: the rich ones print local variables, prompts and keys among them."""
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+    )

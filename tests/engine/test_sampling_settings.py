@@ -19,10 +19,9 @@ from engine.request import FinishReason, Observer, Request, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine
 from executors.contract import (
-    GRAMMAR_TOO_LARGE,
-    NOTHING_LEFT,
     ExecutorConfig,
     ExecutorMemoryConfig,
+    ItemFault,
     ItemOutput,
     OptimizationConfig,
     SampledToken,
@@ -242,16 +241,21 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("error", "sampling", "grammar", "param"),
+    ("fault", "sampling", "grammar", "param"),
     [
-        (GRAMMAR_TOO_LARGE + ": too many expressions", SamplingParams(), "start: /a/", "grammar"),
-        (NOTHING_LEFT, SamplingParams(min_tokens=5, stop_token_ids=(1,)), "start: /a/", "min_tokens"),
-        (NOTHING_LEFT, SamplingParams(allowed_token_ids=(1,)), None, "allowed_token_ids"),
-        (NOTHING_LEFT, SamplingParams(bad_words=((1,),)), None, "bad_words"),
+        (ItemFault.GRAMMAR_TOO_LARGE, SamplingParams(), "start: /a/", "grammar"),
+        (
+            ItemFault.NOTHING_LEFT,
+            SamplingParams(min_tokens=5, stop_token_ids=(1,)),
+            "start: /a/",
+            "min_tokens",
+        ),
+        (ItemFault.NOTHING_LEFT, SamplingParams(allowed_token_ids=(1,)), None, "allowed_token_ids"),
+        (ItemFault.NOTHING_LEFT, SamplingParams(bad_words=((1,),)), None, "bad_words"),
     ],
 )
 async def test_what_the_client_asked_for_and_cannot_go_on_is_the_clients_mistake(
-    error, sampling, grammar, param
+    fault, sampling, grammar, param
 ) -> None:
     made = fake()
     step = made.unified_decode
@@ -259,7 +263,7 @@ async def test_what_the_client_asked_for_and_cannot_go_on_is_the_clients_mistake
     async def failing(batch: UnifiedBatch) -> UnifiedOutput:
         free = tuple(replace(start, grammar=None) for start in batch.starts)  # fakes know none
         output = await step(replace(batch, starts=free))
-        output.details[0] = ItemOutput(error=error)
+        output.details[0] = ItemOutput(error="said in words of the executor's own", fault=fault)
         return output
 
     made.unified_decode = failing  # type: ignore[method-assign]

@@ -62,6 +62,17 @@ _MISTRAL = _SMALL | {
     "architectures": ["MistralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "vocab_size": 32000, "sliding_window": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
+_QWEN2 = _SMALL | {
+    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Qwen2.5-7B: biases."""
+_GEMMA1 = _SMALL | {
+    "architectures": ["GemmaForCausalLM"], "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8,
+    "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+"""Gemma 2B, the first: factors of norms are stored less one."""
 _MOE = _SMALL | {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
     "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
@@ -101,6 +112,8 @@ CASES = (
     Case("Qwen3-30B-A3B, deterministic", _MOE, steady=True),
     Case("Mistral-7B", _MISTRAL),
     Case("Gemma-2-9B", _GEMMA),
+    Case("Qwen2.5-7B", _QWEN2),
+    Case("Gemma-2B", _GEMMA1),
     # The rest: each head size, group, page and type beside each other, with and without a window and softcap.
     Case("64 / 1, fp16", _heads(_MISTRAL, 8, 8, 64), _FP16, 32),
     Case("64 / 2, e4m3 KV", _heads(_SMALL, 16, 8, 64), _BF16, 64, narrow=True),

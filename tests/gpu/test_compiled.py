@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have."""
+MULTIPLYING = ("_split_kernel", "_extend_kernel", "_product_kernel", "_few_rows_kernel")
+"""Kernels that multiply matrices of any of the types, with what comes next on its way."""
 Found = dict[str, Any]
 
 
@@ -37,7 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def wide(one: Found) -> bool:
     """Whether matrices of float32 are multiplied: no instruction does that exactly, and threads hold what they multiply."""
-    return one["kernel"] in ("_split_kernel", "_extend_kernel", "_product_kernel") and one["products"] == "-"
+    return one["kernel"] in MULTIPLYING and one["products"] == "-"
 
 
 def test_every_kernel_is_launched(compiled: Found) -> None:
@@ -64,7 +66,7 @@ def test_what_comes_next_is_loaded_meanwhile(compiled: Found) -> None:
     """But for prompts with heads of 256, where registers do not do."""
     late = [
         one for one in compiled["kernels"]
-        if one["kernel"] in ("_split_kernel", "_extend_kernel", "_product_kernel") and one["products"] != "-"
+        if one["kernel"] in MULTIPLYING and one["products"] != "-"
         and one["ahead"] == 0 and not (one["kernel"] == "_extend_kernel" and one["constants"]["DIM_PAD"] == 256)
     ]  # fmt: skip
     assert late == []
@@ -85,6 +87,10 @@ def test_partial_results_are_seen_by_who_adds_them_up(compiled: Found) -> None:
     """Threads wait for each other before one of them counts the piece, and its count releases and acquires for the device."""
     splits = [one for one in compiled["kernels"] if one["kernel"] == "_split_kernel"]
     assert splits and all(one["counted"] == 1 for one in splits)
+    products = [one for one in compiled["kernels"] if one["kernel"] == "_few_rows_kernel"]
+    parts = {one["constants"]["PARTS"] for one in products}
+    assert 1 in parts and max(parts) > 1
+    assert all(one["counted"] == (one["constants"]["PARTS"] > 1) for one in products)
 
 
 def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:
@@ -96,14 +102,21 @@ def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None
     for one in narrow:
         assert one["products"] == ("wgmma" if one["constants"]["ROWS"] >= 64 else "mma.sync"), one
         assert one["copies"] > 0, one  # 16 bytes a thread, past the registers
-    assert {one["kernel"] for one in narrow} == {"_split_kernel", "_extend_kernel", "_product_kernel"}
+    assert {one["kernel"] for one in narrow} == set(MULTIPLYING)
     for one in compiled["kernels"]:
         if one["kernel"] == "_block_kernel":
             assert one["products"] != "-", one
 
 
 def test_programs_share_a_multiprocessor(compiled: Found) -> None:
-    """Decode attention, experts and sampling wait for memory: while one program does, another computes."""
-    kernels = ("_split_kernel", "_product_kernel", "tiles_kernel", "rows_kernel", "limits_kernel")
+    """Decode attention, products of few rows, experts and sampling wait for memory: while one program does, another computes."""
+    kernels = (
+        "_split_kernel",
+        "_product_kernel",
+        "_few_rows_kernel",
+        "tiles_kernel",
+        "rows_kernel",
+        "limits_kernel",
+    )
     alone = [one for one in compiled["kernels"] if one["kernel"] in kernels and one["resident"] < 2]
     assert [one for one in alone if not wide(one)] == []

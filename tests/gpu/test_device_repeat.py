@@ -18,6 +18,7 @@ from executors.llm.gpu import repeat
 from executors.llm.gpu.inputs import StepBuffer, StepShape, Tail, layout, num_words
 from executors.llm.gpu.repeat import MOVING, STAYING, RepeatedStep
 from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, Sequence, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, IdleDevice
@@ -306,6 +307,46 @@ async def test_a_list_of_pieces_that_is_kept_for_a_step_too_long_is_caught(
     lasts = PieceRule.lasts
     monkeypatch.setattr(PieceRule, "lasts", lambda self, lengths: lasts(self, lengths) + 1)
     assert _caught(executor) == {"pieces"}
+
+
+def _rewound(executor: FakeDeviceExecutor) -> list[Op]:
+    """Steps of a sequence with penalties that is rewound by some tokens again and again. All repeat the one before."""
+    driver, ops = Driver(executor), list[Op]()
+    seq = driver.add([11], SHAPED[0])
+    ops.append(_next(driver, [seq], 11))
+    for back in (0, 1, 3, 2):
+        seq.computed -= back
+        ops += [_next(driver, [seq], -1, pending=np.ones(1, np.bool_)) for _ in range(5)]
+    return ops
+
+
+async def test_most_steps_of_shaped_rows_are_prepared_by_what_moved_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, calls = await idle(path), []
+    prepare = ShapedSlots.prepare
+    monkeypatch.setattr(ShapedSlots, "prepare", lambda *args: calls.append(1) or prepare(*args))
+    ops = _rewound(executor)
+    run(executor.unified, ops)
+    # The first two, which do not repeat, and once behind each time that it was rewound.
+    assert len(ops) == 21 and len(calls) == 5
+
+
+async def test_a_shaped_row_that_is_taken_for_up_to_date_is_caught(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant that does not ask what a row accounts for."""
+    executor = await idle(path)
+    ops = _rewound(executor)
+    assert difference(executor, ops) is None
+    advance = ShapedSlots.advance
+
+    def careless(self: ShapedSlots, items: Following, positions: np.ndarray) -> bool:
+        self._counted[items.slots] = positions
+        return advance(self, items, positions)
+
+    monkeypatch.setattr(ShapedSlots, "advance", careless)
+    assert difference(executor, ops) == "shape"
 
 
 async def test_settings_that_change_unnoticed_are_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
 }  # fmt: skip
-PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 40))]
+PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 50))]
+"""Of steps with these some have more than 16 tokens, and some have not."""
 ASKED = SamplingParams(temperature=0.0, logprobs=3)
 
 

@@ -238,10 +238,11 @@ def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tr
         assert error > 2 * kernel_check.LIMITS[FP16]
 
 
+@pytest.mark.parametrize("name", ["block_matmul", "block_gated"])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
-def test_each_tile_of_products_in_e4m3_is_tried(rows: int, tried: Patch) -> None:
+def test_each_tile_of_products_in_e4m3_is_tried(rows: int, name: str, tried: Patch) -> None:
     """A kernel of its own for each height of tiles."""
-    right = kernel_check.fp8_kernels.block_matmul
+    right = getattr(kernel_check.fp8_kernels, name)
 
     def wrong(x: torch.Tensor, *given: Any) -> Any:
         found = right(x, *given)
@@ -249,8 +250,23 @@ def test_each_tile_of_products_in_e4m3_is_tried(rows: int, tried: Patch) -> None
             found[-1] *= 1.5
         return found
 
-    tried.setattr(kernel_check.fp8_kernels, "block_matmul", wrong)
-    assert str(kernel_check.fp8_fault(DEVICE)).startswith(f"block_matmul: {WRONG}")
+    tried.setattr(kernel_check.fp8_kernels, name, wrong)
+    assert str(kernel_check.fp8_fault(DEVICE)).startswith(f"{name}: {WRONG}")
+
+
+def test_an_epilogue_that_takes_gate_for_up_is_named(tried: Patch) -> None:
+    """Sums that are right, and an activation on the wrong half."""
+    right = kernel_check.fp8_kernels.block_gated
+
+    def wrong(
+        x: torch.Tensor, scales: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor, *given: Any
+    ) -> Any:
+        swapped = (torch.cat(one.chunk(2)[::-1]) for one in (weight.view(torch.uint8), factors))
+        turned, sizes = swapped
+        return right(x, scales, turned.view(E4M3), sizes, *given)
+
+    tried.setattr(kernel_check.fp8_kernels, "block_gated", wrong)
+    assert str(kernel_check.fp8_fault(DEVICE)).startswith(f"block_gated: {WRONG}")
 
 
 class Wrong(TritonSampler):
@@ -325,13 +341,13 @@ def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     assert fault(0) is None and fault(1) is None and str(fault(2)).startswith(f"sampler: {WRONG}")
 
 
-@pytest.mark.parametrize("name", ["quantize", "block_matmul"])
+@pytest.mark.parametrize("name", ["quantize", "block_matmul", "block_gated"])
 def test_wrong_products_in_e4m3_are_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
     right = getattr(kernel_check.fp8_kernels, name)
 
     def wrong(*given: Any) -> Any:
         found = right(*given)
-        (found if name == "block_matmul" else found[1])[-1] *= 1.5
+        (found[1] if name == "quantize" else found)[-1] *= 1.5
         return found
 
     tried.setattr(kernel_check.fp8_kernels, name, wrong)

@@ -12,8 +12,8 @@ import torch
 
 from executors.contract import InvalidInput
 from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
+from executors.contract.errors import ItemFault
 from executors.contract.reference_sampler import edited
-from executors.contract.sampling import NOTHING_LEFT
 from executors.contract.token_history import TokenHistory
 from executors.kernels.shaping_layout import row_words
 from executors.llm.sampling import device_shaping as layout
@@ -403,5 +403,5 @@ async def test_a_ban_of_everything_is_its_senders_fault(path: Path) -> None:
     bad = driver.add([1, 2], SamplingParams(min_tokens=3, stop_token_ids=tuple(range(211))))
     good = driver.add([1, 2], SHAPED[0])
     output = await driver.step([(bad, [1, 2], True, 0), (good, [1, 2], True, 0)])
-    assert output[0] is not None and output[0].error == NOTHING_LEFT
+    assert output[0] is not None and output[0].fault is ItemFault.NOTHING_LEFT
     assert output[1] is not None and len(output[1].tokens) == 1

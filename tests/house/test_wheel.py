@@ -176,6 +176,20 @@ def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(installed: 
     assert {path.name for path in folder.iterdir()} == {*ROOMS, "server.log"}
 
 
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_path: Path) -> None:
+    folder = _foreign(tmp_path / "work")
+    script = folder / "script.py"
+    script.write_text(
+        "from cohort_server import LLM, SamplingParams\n"
+        "[result] = LLM().generate('a', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "print(len(result.outputs[0].token_ids))"
+    )
+    foreign = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert _run(str(installed / "python"), str(script), cwd=folder, env=foreign) == "3\n"
+
+
 @pytest.mark.timeout(120)
 def test_an_editable_install_shows_one_package(editable: Path, tmp_path: Path) -> None:
     site = {path.name for path in _site(editable).iterdir()} - {"dependencies.pth"}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +50,23 @@ def test_image_takes_the_pinned_torch() -> None:
     [version] = [i.text for i in stages["dependencies"].instructions if i.text.startswith("TORCH_VERSION=")]
     pinned = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     assert f"torch=={version.removeprefix('TORCH_VERSION=')}" in pinned
+
+
+def test_the_cpu_image_refuses_a_torch_with_cuda(tmp_path: Path) -> None:
+    """The check that the image's environment goes through, run on a stand-in for torch of each kind."""
+    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
+    [origin] = [i.text for i in stages["cpu"].instructions if i.word == "COPY"]
+    assert origin.startswith("--from=cpu-environment ")
+    [check] = [i.text for i in stages["cpu-environment"].instructions]
+    command = check.replace("/opt/cohort/bin/python", sys.executable)
+    for version, code in (("None", 0), ("'12.8'", 1)):
+        (tmp_path / "torch.py").write_text(f"class version:\n    cuda = {version}\n")
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        run = subprocess.run(
+            ["sh", "-c", command], env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert run.returncode == code, run.stderr
+    assert "TORCH_INDEX_URL" in run.stderr and "--target cuda" in run.stderr
 
 
 def test_copied_files_reach_the_builder() -> None:

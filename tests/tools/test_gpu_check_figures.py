@@ -58,6 +58,38 @@ def test_products_of_a_step_have_the_bytes_of_its_weights(monkeypatch: pytest.Mo
     assert max(calls.values()) < 2 << 30
 
 
+def test_products_of_few_rows_are_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second a call and a limit of one byte a second. A layer of Qwen3-0.6B with one row, and with 16."""
+    sizes = []
+
+    def seconds_of(given: list[Any], device: torch.device) -> float:
+        sizes.append(
+            sum(max(one.nbytes for one in call.args if isinstance(one, torch.Tensor)) for call in given)
+        )
+        return 1.0
+
+    monkeypatch.setattr(check_kernels, "seconds_of", seconds_of)
+    monkeypatch.setattr(
+        check_kernels, "_random", lambda bench, drawn, *shape: torch.empty(shape, dtype=bench.dtype, device="meta")
+    )  # fmt: skip
+    whole = bench(tiny=False)
+    check_kernels._few_rows(whole)
+    ways = "in one launch", "launch by launch"
+    titles = (
+        "norm and product qkv",
+        "product o and add",
+        "norm and product gate and up and silu",
+        "product down and add",
+    )
+    assert [*whole.rows] == [
+        f"{one}, {rows} rows, {way}" for one in titles for rows in (1, 16) for way in ways
+    ]
+    moved = [whole.rows[f"{one}, 16 rows, {ways[0]}"]["share_of_copy"] for one in titles]
+    weights = 1024 * (4096 + 2048 + 6144 + 3072)
+    assert sum(moved) == 2 * (weights + 16 * (1024 + 4096 + 2048 + 2 * 1024 + 1024 + 3072 + 3072 + 2 * 1024))
+    assert min(sizes) >= 256 << 20, "a cache would keep the weights"
+
+
 # -- what is captured ----------------------------------------------------------------------------------------------------
 
 

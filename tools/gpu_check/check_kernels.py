@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
 from executors.kernels.triton.activation import gated
+from executors.kernels.triton.few_rows import MOST_ROWS, FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.kernel_choice import choose_attention
@@ -118,6 +119,7 @@ def run(options: Options, found: Found) -> None:
         broken = _attention(bench)
         _fused(bench)
         _products(bench)
+        _few_rows(bench)
         check_sampling.measure(device, dtype, options.tiny, limits, bench.put)
     if broken:
         raise broken
@@ -301,6 +303,48 @@ def _products(bench: Bench) -> None:
             ]
             moved = size * (wide * deep + rows * (wide + deep))
             bench.add(f"product {name}, {rows} rows", [*calls], moved, 2.0 * rows * wide * deep)
+
+
+def _few_rows(bench: Bench) -> None:
+    """The products of a layer in steps of few tokens: with what lies around them in one launch, and launch by launch. The
+    residual is added to behind a product in the one form, by the next norm in the other."""
+    drawn, size = noise(bench.device), bench.dtype.itemsize
+    for name, wide, deep in PRODUCTS[:-1]:  # not lm_head
+        if bench.tiny:
+            wide, deep = 128, 64
+        adds, activation = name in ("o", "down"), "silu" if name == "gate and up" else None
+        before, behind = (
+            "" if adds else "norm and ",
+            " and add" if adds else " and silu" if activation else "",
+        )
+        workspace = FewRowsWorkspace([(wide, deep)], bench.device)
+        norm = torch.ones(deep, dtype=bench.dtype, device=bench.device)
+        for rows in (3,) if bench.tiny else (1, MOST_ROWS):
+            ways: dict[str, list[Callable[[], object]]] = {"in one launch": [], "launch by launch": []}
+            for _ in range(bench.copies(size * wide * deep)):
+                weight, residual = _random(bench, drawn, wide, deep), _random(bench, drawn, rows, wide)
+                x, former = _random(bench, drawn, 2, rows, deep)
+                one, apart = ways.values()
+                if adds:
+                    one.append(functools.partial(added_product, x, weight, residual, workspace))
+                    apart.append(functools.partial(F.linear, x, weight))
+                else:
+                    one.append(
+                        functools.partial(normed_product, x, norm, 1e-6, weight, activation=activation)
+                    )
+                    apart.append(functools.partial(_apart, x, former, norm, weight, activation))
+            out = 2 * wide if adds else wide // 2 if activation else wide
+            moved = size * (wide * deep + rows * (deep + out))
+            for way, calls in ways.items():
+                title = f"{before}product {name}{behind}, {rows} rows, {way}"
+                bench.add(title, calls, moved, 2.0 * rows * wide * deep)
+
+
+def _apart(
+    x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, activation: str | None
+) -> torch.Tensor:
+    found = F.linear(rms_norm(x, norm, 1e-6, residual=residual), weight)
+    return found if activation is None else gated(found, activation)
 
 
 def _random(bench: Bench, drawn: torch.Generator, *shape: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 quantize        rows of activations to e4m3 with a scale per row, or per 128 elements of it, in one pass
 block_matmul    such activations times weights with a scale per 128 columns and some rows (DeepSeek-V3 report, 2024, 3.3)
+block_gated     the same of gate and up projections, whose rows lie in one weight, and act(gate) * up of the sums
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+
+from executors.kernels.triton.activation import KINDS, activate
 
 GROUP = 128
 """Columns that share a scale in a block format."""
@@ -89,21 +92,32 @@ def tile_of(program, row_tiles, output_tiles: tl.constexpr, SHARING: tl.constexp
 def _block_kernel(
     x, x_scales, weight, weight_scales, bias, out, rows,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, KIND: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result. The products of a group are summed by themselves and scaled into fp32: a longer sum would lose
-    bits, for the tensor cores keep about 14 of a running one."""
+    bits, for the tensor cores keep about 14 of a running one.
+
+    GATED: a tile takes rows of gate and of up in turn, so that what is multiplied lies side by side; OUTPUTS counts both."""
     output_tiles: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
     row_tile, output_tile = tile_of(tl.program_id(0), tl.cdiv(rows, TILE_ROWS), output_tiles, SHARING)
     row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     output = output_tile * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_row, is_output = row < rows, output < OUTPUTS
+    if GATED:
+        output = output // 2 + output % 2 * (OUTPUTS // 2)
     inner = tl.arange(0, GROUP)
     x_at = x + row.to(tl.int64)[:, None] * COLUMNS + inner[None, :]
     weight_at = weight + output.to(tl.int64)[None, :] * COLUMNS + inner[:, None]
     groups: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     x_scale_at = x_scales + row * groups
     weight_scale_at = weight_scales + output // ROWS_PER_SCALE * groups
+    # Where the tile's rows of gate share a scale, and those of up another, two numbers do: a thread has not the room for one of
+    # each column.
+    half: tl.constexpr = TILE_OUTPUTS // 2
+    shared: tl.constexpr = GATED and ROWS_PER_SCALE % half == 0 and (OUTPUTS // 2) % half == 0
+    gate_scale_at = weight_scales + output_tile * half // ROWS_PER_SCALE * groups
+    up_scale_at = weight_scales + (OUTPUTS // 2 + output_tile * half) // ROWS_PER_SCALE * groups
     total = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
     for group in range(groups):
         is_a, is_b = is_row[:, None], is_output[None, :]
@@ -113,12 +127,21 @@ def _block_kernel(
         a = tl.load(x_at + group * GROUP, mask=is_a, other=0.0)
         b = tl.load(weight_at + group * GROUP, mask=is_b, other=0.0)
         a_scale = tl.load(x_scale_at + group, mask=is_row, other=0.0)
-        b_scale = tl.load(weight_scale_at + group, mask=is_output, other=0.0)
+        if shared:
+            is_gate = tl.arange(0, TILE_OUTPUTS) % 2 == 0
+            b_scale = tl.where(is_gate, tl.load(gate_scale_at + group), tl.load(up_scale_at + group))
+        else:
+            b_scale = tl.load(weight_scale_at + group, mask=is_output, other=0.0)
         total += tl.dot(a, b) * (a_scale[:, None] * b_scale[None, :])
     if BIAS:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+    if GATED:
+        gate, up = tl.split(tl.reshape(total, (TILE_ROWS, TILE_OUTPUTS // 2, 2)))
+        total = activate(gate, KIND) * up
+        output = output_tile * (TILE_OUTPUTS // 2) + tl.arange(0, TILE_OUTPUTS // 2)
+    width: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
+    at = out + row.to(tl.int64)[:, None] * width + output[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & (output < width)[None, :])
 
 
 def block_matmul(
@@ -130,9 +153,25 @@ def block_matmul(
     `x` [rows, columns] and `x_scales` as from `quantize` with blocks; `weight` e4m3 [outputs, columns], contiguous, and
     `weight_scales` float32 [outputs / rows_per_scale, columns / 128], both rounded up.
     """
+    return _of_blocks(x, x_scales, weight, weight_scales, rows_per_scale, dtype, bias, None)
+
+
+def block_gated(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, rows_per_scale: int,
+    dtype: torch.dtype, activation: str, bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """act(gate) * up of `dtype` [rows, outputs / 2], where gate and up are the halves of `block_matmul`'s result, which is not
+    rounded in between. `activation`: one of `KINDS`; the rest as there, and sums in the same order."""
+    return _of_blocks(x, x_scales, weight, weight_scales, rows_per_scale, dtype, bias, activation)
+
+
+def _of_blocks(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, rows_per_scale: int,
+    dtype: torch.dtype, bias: torch.Tensor | None, activation: str | None,
+) -> torch.Tensor:  # fmt: skip
     rows, columns = x.shape
     outputs = len(weight)
-    out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    out = torch.empty(rows, outputs if activation is None else outputs // 2, dtype=dtype, device=x.device)
     if rows:
         tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
         # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
@@ -140,6 +179,7 @@ def block_matmul(
         _block_kernel[(triton.cdiv(outputs, tile_outputs) * triton.cdiv(rows, tile_rows),)](
             x, x_scales, weight, weight_scales, bias, out, rows,
             OUTPUTS=outputs, COLUMNS=columns, ROWS_PER_SCALE=rows_per_scale, BIAS=bias is not None,
+            GATED=activation is not None, KIND=KINDS[activation] if activation is not None else 0,
             TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, GROUP=GROUP, SHARING=SHARING,
             num_warps=8 if tile_rows == 128 else 4, num_stages=6 if tile_rows <= 32 else 4 if tile_rows <= 64 else 3,
         )  # fmt: skip

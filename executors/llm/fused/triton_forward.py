@@ -2,6 +2,8 @@
 
 residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
 residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
+
+Steps of at most 16 tokens take six, where the decoder allows it: see `few_rows.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from executors.kernels.triton.activation import KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_experts import TritonExperts, triton_experts
 from executors.llm.model.modules import Experts, Mlp
 
@@ -56,8 +59,10 @@ def why_not(decoder: Decoder) -> str | None:
 class TritonForward:
     """A `FusedForward` of a decoder that `why_not` has nothing against."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, few: FewRows | None = None) -> None:
+        """`few`: what computes steps of few tokens."""
         self._decoder = decoder
+        self.few = few
         self._plus_one = decoder.config.family.norm == "rms1"
         self._mlps: list[Mlp | Experts | TritonExperts] = [
             (triton_experts(layer.mlp) or layer.mlp) if isinstance(layer.mlp, Experts) else layer.mlp
@@ -80,6 +85,8 @@ class TritonForward:
         residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
         if decoder.embed_scale != 1.0:
             residual *= decoder.embed_scale
+        if self.few is not None and self.few.takes(len(residual)):
+            return self._few(self.few, residual, inputs.positions, attend)
         x: torch.Tensor | None = None
         for index, layer in enumerate(decoder.layers):
             assert layer.attn_norm is not None and layer.mlp_norm is not None
@@ -92,6 +99,16 @@ class TritonForward:
                 x = self._norm(layer.mlp_post_norm, None, x)
             x = self._scaled(x)
         return self._norm(decoder.final_norm, x, residual)
+
+    def _few(
+        self, few: FewRows, residual: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
+    ) -> torch.Tensor:
+        decoder = self._decoder
+        for index, layer in enumerate(decoder.layers):
+            found = self._attend(index, layer, few.qkv(layer, residual), positions, attend)
+            few.add_attention(layer, found, residual)
+            few.add_mlp(layer, residual)
+        return self._norm(decoder.final_norm, None, residual)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         """What a sublayer returns as it is added."""
@@ -107,17 +124,25 @@ class TritonForward:
     def _attention(
         self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
+        return layer.o(self._attend(index, layer, layer.qkv(x), positions, attend))
+
+    def _attend(
+        self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
+    ) -> torch.Tensor:
+        """[T, heads * head_dim] of what `layer.qkv` returns."""
         config, rope = self._decoder.config, layer.config.rope
         q = rotate_and_store(
-            layer.qkv(x), attend.cache.layers[index], attend.cells, config.num_heads,
+            qkv, attend.cache.layers[index], attend.cells, config.num_heads,
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.qk_norm,
             eps=config.norm_eps, plus_one=self._plus_one, kv_scales=attend.cache.spec.scales(index),
         )  # fmt: skip
-        return layer.o(attend.attend(index, q).view(len(q), -1))
+        return attend.attend(index, q).view(len(q), -1)
 
     def _mlp(self, index: int, x: torch.Tensor) -> torch.Tensor:
         mlp = self._mlps[index]
         if not isinstance(mlp, Mlp):
             return mlp(x)
         gate_up, down = mlp.linears
-        return down(gated(gate_up(x), self._decoder.config.activation))
+        activation = self._decoder.config.activation
+        inner = gate_up.gated(x, activation)
+        return down(gated(gate_up(x), activation) if inner is None else inner)

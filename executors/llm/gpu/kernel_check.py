@@ -42,12 +42,15 @@ from executors.llm.step_arrays import StepArrays
 
 if TYPE_CHECKING:
     from executors.llm.attention.triton_attention import TritonAttend, TritonAttention
+    from executors.llm.fused.few_rows import FewRows
     from executors.llm.fused.triton_experts import TritonExperts
     from executors.llm.model.api import KvSpec
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
 
 _ROWS = 5
+_FEW = (1, 3, 16)
+"""Rows of products with norm and activation in them: one, some, and as many as they take."""
 _PAGE = 16
 _E4M3_LIMIT = 0.1
 """Of what is rounded to e4m3: a number between two of those may be rounded either way, which is an eighth of it."""
@@ -272,6 +275,59 @@ def _gated(decoder: Decoder, inner: int) -> float:
     return distance(gated(x, activation), ACTIVATIONS[activation](gate) * up)
 
 
+def few_rows_fault(decoder: Decoder, few: FewRows) -> str | None:
+    """Of the products with norm, activation and residual in them, with the weights of the first layer: others are alike. Both
+    kernels of a sublayer are tried in turn, each with few rows and with all that it takes."""
+    limit = LIMITS[decoder.dtype]
+    layer = decoder.layers[0]
+    return first_fault(
+        {
+            "few_rows before attention": (lambda: max(_few_qkv(decoder, layer, few, rows) for rows in _FEW), limit),
+            "few_rows behind attention": (lambda: max(_few_o(decoder, layer, few, rows) for rows in _FEW), limit),
+            "few_rows of the MLP": (lambda: max(_few_mlp(decoder, layer, few, rows) for rows in _FEW), limit),
+        }
+    )  # fmt: skip
+
+
+def _few_qkv(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
+    x = _Draw.of(decoder.dtype, decoder.device)(rows, decoder.config.hidden_size)
+    assert layer.attn_norm is not None
+    return distance(few.qkv(layer, x), layer.qkv(layer.attn_norm(x)))
+
+
+def _few_o(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
+    draw, config = _Draw.of(decoder.dtype, decoder.device), decoder.config
+    x = draw(rows, config.q_size)
+    wanted = layer.o(x) * config.residual_scale
+    residual = _as_large(draw(rows, config.hidden_size), wanted)
+    return _added(residual, wanted, lambda into: few.add_attention(layer, x, into))
+
+
+def _few_mlp(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
+    def mlp(x: torch.Tensor) -> torch.Tensor:
+        assert layer.mlp_norm is not None
+        return layer.mlp(layer.mlp_norm(x)) * decoder.config.residual_scale
+
+    x = _Draw.of(decoder.dtype, decoder.device)(rows, decoder.config.hidden_size)
+    residual = _as_large(x, mlp(x))  # whose norm is the same
+    return _added(residual, mlp(residual), lambda into: few.add_mlp(layer, into))
+
+
+def _as_large(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`x` as large as `other`: beside a larger residual what is wrong with a sum would not show."""
+    return (x.float() * (other.float().norm() / x.float().norm())).to(x.dtype)
+
+
+def _added(residual: torch.Tensor, wanted: torch.Tensor, add: Callable[[torch.Tensor], None]) -> float:
+    """The error of what `add` adds to a residual. Twice: the first launch must leave the workspace as it found it."""
+    worst = 0.0
+    for _ in range(2):
+        into = residual.clone()
+        add(into)
+        worst = max(worst, distance(into, residual + wanted))
+    return worst
+
+
 # -- choosing tokens -----------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +408,11 @@ def fp8_fault(device: torch.device) -> str | None:
             "quantize": (lambda: max(_quantized(draw, blocks) for blocks in (False, True)), _E4M3_LIMIT),
             # Tiles are of 16, 32, 64 or 128 rows, and each is another kernel.
             "block_matmul": (
-                lambda: max(_product(draw, rows) for rows in (3, 24, 40, 200)),
+                lambda: max(_product(draw, rows, None) for rows in (3, 24, 40, 200)),
+                LIMITS[torch.bfloat16],
+            ),
+            "block_gated": (
+                lambda: max(_product(draw, rows, "silu") for rows in (3, 24, 40, 200)),
                 LIMITS[torch.bfloat16],
             ),
         }
@@ -365,12 +425,14 @@ def _quantized(draw: _Draw, blocks: bool) -> float:
     return max(distance(widened(found, scales), widened(wanted, factors)), distance(scales, factors))
 
 
-def _product(draw: _Draw, rows: int) -> float:
-    outputs, columns = 3 * GROUP, 5 * GROUP
+def _product(draw: _Draw, rows: int, activation: str | None) -> float:
+    outputs, columns = 4 * GROUP, 5 * GROUP
     x, x_scales = quantized(draw(rows, columns), True)
     weight = Fp8Weight(outputs, columns, draw.device, True, GROUP)
     weight.fill(draw(outputs, columns), 0)
-    found = fp8_kernels.block_matmul(x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16)
-    return distance(
-        found, widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
-    )
+    given = x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16
+    wanted = widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
+    if activation is None:
+        return distance(fp8_kernels.block_matmul(*given), wanted)
+    gate, up = wanted.chunk(2, -1)
+    return distance(fp8_kernels.block_gated(*given, activation), ACTIVATIONS[activation](gate) * up)

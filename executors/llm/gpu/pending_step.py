@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from executors.contract.batch import ItemOutput, UnifiedOutput
-from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.errors import ItemFault
 from executors.llm.gpu.inputs import StepBuffer, host_results
 from executors.llm.sampling.device_logprobs import Wanted
-from executors.llm.step.unified import NOT_FINITE
 
 
 class PendingDeviceStep:
@@ -61,6 +60,7 @@ class PendingDeviceStep:
         if bad.any():
             for item, why in zip(items[bad != 0].tolist(), bad[bad != 0].tolist(), strict=True):
                 output.num_tokens[item] = 0
-                output.details[item] = ItemOutput(error=NOTHING_LEFT if why == 2 else NOT_FINITE)
+                fault = ItemFault.NOTHING_LEFT if why == 2 else ItemFault.NOT_FINITE
+                output.details[item] = ItemOutput.failed(fault)
             output.token_ids = tokens[bad == 0]
         return output

@@ -22,6 +22,7 @@ from executors.llm.attention.key_pieces import WORDS
 from executors.llm.gpu.graphs import Graph
 from executors.llm.gpu.inputs import StepShape, num_words, section_of
 from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are written anew with every step."""
@@ -78,6 +79,7 @@ class RepeatedStep:
         self._make_rows = rows
         self._cut, self._lasts = cut, lasts
         self._kept: _KeptPieces | None = None
+        self._following: Following | None = None
 
     @cached_property
     def _rows(self) -> Rows:
@@ -102,8 +104,15 @@ class RepeatedStep:
         return None if pending is None or not pending.any() else pending[self._order]
 
     @cached_property
-    def _all_pending(self) -> bool:
+    def all_pending(self) -> bool:
+        """The host knows none of the step's tokens."""
         return self._pending is not None and bool(self._pending.all())
+
+    def following(self, slots: ShapedSlots) -> Following:
+        """The items whose settings look back. Slots keep their sequences for as long as there is a step to repeat."""
+        if self._following is None:
+            self._following = slots.following(self._batch.slots)
+        return self._following
 
     def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
         """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
@@ -118,7 +127,7 @@ class RepeatedStep:
             return False
         if len(batch.token_ids) != len(offsets):
             return False
-        if self._all_pending:
+        if self.all_pending:
             return True
         known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
         return bool(known.min() >= 0 and known.max() < width)
@@ -134,7 +143,7 @@ class RepeatedStep:
         of["ends"][:] = lengths
         if self.shape.pieces:
             self._move_pieces(of["pieces"], lengths)
-        if self._all_pending:
+        if self.all_pending:
             np.add(rows.pool, positions, out=of["source"])
         elif self._pending is not None:
             of["source"][:] = np.where(self._pending, rows.pool + positions, -1)

@@ -50,7 +50,7 @@ from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
-from executors.llm.sampling.shaped_slots import TABLE_BYTES, ShapedSlots
+from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.unified import UnifiedRunner
@@ -276,15 +276,22 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> PendingStep:
         """`launch` of a step that repeats the one before it, by the same graph."""
         self._take_in_tables(batch)
-        ends = None
         if last.shaped:
-            step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
-            self.shaped.prepare(batch, step, last.sampled)
-            ends = step.pos_offsets + 1
+            self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
         buffer = self._send(batch, last.shape, last.wanted, last.write, last.graph)
-        hear = None if ends is None else self._hearing(batch.slots, ends)
+        hear = None
+        if last.shaped:
+            items = last.following(self.shaped)
+            hear = self._heard_by(self.shaped.hearing_of(items, batch.pos_offsets[items.places] + 1))
         return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
+
+    def _prepare_again(self, batch: UnifiedBatch, last: RepeatedStep) -> None:
+        """Have shaped rows ready for a step that repeats the one before it."""
+        items = last.following(self.shaped)
+        if not (last.all_pending and self.shaped.advance(items, batch.pos_offsets[items.places])):
+            step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
+            self.shaped.prepare(batch, step, last.sampled)
 
     def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
         return bool(
@@ -427,7 +434,9 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
         """Who is to be told the tokens that a step samples for `slots`, at `positions` int64; None: nobody."""
-        hearing = self.shaped.hearing(slots, positions)
+        return self._heard_by(self.shaped.hearing(slots, positions))
+
+    def _heard_by(self, hearing: Hearing | None) -> Callable[[np.ndarray], None] | None:
         return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:

@@ -127,6 +127,17 @@ class Fp8Weight:
         weight = widened(self.data, self.scales.repeat_interleave(self.rows_per_scale, 0)[: len(self.data)])
         return F.linear(widened(data, scales), weight, None if bias is None else bias.float()).to(x.dtype)
 
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor | None:
+        """act(gate) * up [m, rows / 2] of rows that are a gate and an up projection, in one kernel; None where none does both.
+        `activation`: one of the kernels' `KINDS`."""
+        if not (self.blocks and self._kernels):
+            return None
+        data, scales = self._kernels.quantize(x.contiguous(), True)
+        product: torch.Tensor = self._kernels.block_gated(
+            data, scales, self.data, self.scales, self.rows_per_scale, x.dtype, activation, bias
+        )
+        return product
+
     def _scaled_mm(
         self, data: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None
     ) -> torch.Tensor:

@@ -65,7 +65,9 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor | None:
-        """act(gate) * up in one go; None where it was not packed so."""
+        """act(gate) * up in one go; None where it was not packed so, nor is held in a form whose kernel does both."""
+        if self.fp8 is not None:
+            return self.fp8.gated(x, self.bias, activation)
         if self.packed is None or not self.packed.struct.form:
             return None
         return self.packed(x, ACTIVATIONS[activation])

@@ -106,7 +106,7 @@ class Mlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gated = self.gate_up.gated(x, self.activation)
+        gated = self.gate_up.gated(x, self.activation) if self.gated else None
         if gated is not None:
             return self.down(gated)
         inner = self.gate_up(x)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from executors.contract.errors import InvalidInput, Unsupported
-from executors.contract.sampling import GRAMMAR_TOO_LARGE
+from executors.contract.batch import ItemOutput
+from executors.contract.errors import InvalidInput, ItemFault, Unsupported
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -335,11 +335,12 @@ class GrammarState:
             if token not in self._own_ends and self._matcher.validate_tokens([token]) != 1:
                 words[token >> 5] &= ~np.uint32(1 << (token & 31))
 
-    def error(self) -> str | None:
-        """Why the matcher cannot go on, if that is so: its limits were reached, or the library has a fault."""
+    def failure(self) -> ItemOutput | None:
+        """What the item gives instead of tokens if the matcher cannot go on: its limits were reached, or the library has a
+        fault. None if it can."""
         if not self._matcher.is_error():
             return None
-        return f"{GRAMMAR_TOO_LARGE}: {_one_line(self._matcher.get_error())}"
+        return ItemOutput.failed(ItemFault.GRAMMAR_TOO_LARGE, _one_line(self._matcher.get_error()))
 
 
 def _bits(ids: np.ndarray) -> np.ndarray:

@@ -72,6 +72,16 @@ class Hearing:
     turns: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Items whose settings look back, of steps with the same sequences: their `places` in the batch, `slots` and `turns` of
+    each."""
+
+    places: np.ndarray
+    slots: np.ndarray
+    turns: np.ndarray
+
+
 def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES) -> int:
     """Of a table for batches of so many sequences, `width` logits each."""
     return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width))
@@ -173,14 +183,33 @@ class ShapedSlots:
         for i in np.flatnonzero(shaped & ~usual).tolist():
             self._follow(batch, step, i)
 
+    def following(self, slots: np.ndarray) -> Following:
+        """Of a batch with items in these `slots`, which was prepared; good until a sequence begins or ends."""
+        places = np.flatnonzero(self._follows[slots])
+        return Following(places, slots[places], self._turn[slots[places]])
+
+    def advance(self, items: Following, positions: np.ndarray) -> bool:
+        """As `prepare`, for another step of the batch that `items` are of, with one pending input for each. `positions`
+        [items] of these inputs. False, with nothing changed, where `prepare` has more to do."""
+        slots = items.slots
+        if (self._counted[slots] != positions).any():
+            return False
+        ends = positions + 1
+        self._counted[slots] = ends
+        self._length[slots] = np.maximum(self._length[slots], ends)
+        return True
+
+    def hearing_of(self, items: Following, positions: np.ndarray) -> Hearing | None:
+        """As `hearing`, of all `items`, at `positions` [items]."""
+        if not len(items.places):
+            return None
+        self._tokens[items.slots, positions] = _UNKNOWN
+        return Hearing(items.places, items.slots, positions, items.turns)
+
     def hearing(self, slots: np.ndarray, positions: np.ndarray) -> Hearing | None:
         """What is to be kept of a step that samples for `slots`, at `positions` int64; None: nothing."""
-        places = np.flatnonzero(self._follows[slots])
-        if not len(places):
-            return None
-        slots, positions = slots[places], positions[places]
-        self._tokens[slots, positions] = _UNKNOWN
-        return Hearing(places, slots, positions, self._turn[slots])
+        items = self.following(slots)
+        return self.hearing_of(items, positions[items.places])
 
     def heard(self, hearing: Hearing, tokens: np.ndarray) -> None:
         """Keep what is to be kept of all `tokens`, int32 [n], that a step sampled."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.contract.batch import SequenceStart
+from executors.contract.batch import ItemOutput, SequenceStart
 from executors.contract.errors import ExecutorError
 from executors.contract.token_history import TokenHistory
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
@@ -34,10 +34,11 @@ class Inputs(NamedTuple):
 
 
 class ItemMasks(NamedTuple):
-    """A mask for each sampled row of an item, None for rows that cannot be kept; or why there are none."""
+    """A mask for each sampled row of an item, None for rows that cannot be kept; or, in `failed`, what the item gives instead of
+    tokens."""
 
     masks: list[Mask | None]
-    error: str | None = None
+    failed: ItemOutput | None = None
 
 
 class _Output(TokenHistory):
@@ -70,16 +71,17 @@ class _Follower:
         try:
             drafts = inputs.tokens[known:]
             found = self._follow(compiler, drafts)
-            if found.error is not None and self._state is not None:
+            if found.failed is not None and self._state is not None:
                 # What matchers of one grammar share may be used up: once more, with a fresh one.
                 compiler.discard(self._grammar, self._state)
                 self._state = None
                 found = self._follow(compiler, drafts)
             return found
         except ExecutorError as error:
-            return ItemMasks([], str(error))
+            return ItemMasks([], ItemOutput(error=str(error)))
         except BaseException as error:  # a panic of the library is no Exception
-            return ItemMasks([], f"the grammar failed: {type(error).__name__}: {error}")
+            said = f"the grammar failed: {type(error).__name__}: {error}"
+            return ItemMasks([], ItemOutput(error=said))
 
     def _follow(self, compiler: GrammarCompiler, drafts: list[int]) -> ItemMasks:
         state = self._state
@@ -90,19 +92,19 @@ class _Follower:
         for token in output[len(state) :]:
             if not state.take(token):
                 stray = f"token {len(state)} of the output, {token}, is not of its grammar"
-                return ItemMasks([], state.error() or stray)
+                return ItemMasks([], state.failure() or ItemOutput(error=stray))
         self.output.shortest = len(output)
         masks: list[Mask | None] = [state.mask()]
         for draft in drafts:
             if not state.take(draft):
-                if state.error() is None and masks[-1] is not None and masks[-1].allows(draft):
-                    return ItemMasks([], f"draft {draft} was allowed and yet not taken")
+                if state.failure() is None and masks[-1] is not None and masks[-1].allows(draft):
+                    return ItemMasks([], ItemOutput(error=f"draft {draft} was allowed and yet not taken"))
                 break
             masks.append(state.mask())
         # The row before a forbidden draft samples another token: those after it are computed for nothing.
         masks += [None] * (1 + len(drafts) - len(masks))
         state.rewind(len(output))
-        return ItemMasks(masks, state.error())
+        return ItemMasks(masks, state.failure())
 
 
 class SlotGrammars:

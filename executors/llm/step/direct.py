@@ -13,15 +13,17 @@ import torch
 
 from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
 from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
-from executors.contract.errors import InvalidInput, StepFailed, Unsupported
-from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsupported
 from executors.contract.tensor import Tensor
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.sampling.sampler import SamplingTable, sample
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import NOT_FINITE
 from executors.llm.step_arrays import StepArrays, pack_tables
+
+
+class NoTokenSampled(StepFailed):
+    """A row of logits is not finite, or the sampling settings forbid every token."""
 
 
 @dataclass
@@ -219,7 +221,7 @@ class DirectRunner:
         )
         sampled = sample(torch.cat(parts), rows, self._edits([items[i].sampling for i in owners]))
         if sampled.bad.any():
-            raise StepFailed(f"{NOT_FINITE}, or {NOTHING_LEFT}")
+            raise NoTokenSampled(f"{ItemFault.NOT_FINITE.message}, or {ItemFault.NOTHING_LEFT.message}")
         for row, owner in enumerate(owners):
             token = sampled.described.get(row) or SampledToken(int(sampled.tokens[row]))
             results[owner].sampled.append(token)

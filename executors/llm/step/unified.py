@@ -14,8 +14,7 @@ import torch
 from executors.contract import ProgressCallback
 from executors.contract.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.checks import check_arrays, check_blocks, check_limits
-from executors.contract.errors import InvalidInput
-from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
 from executors.llm.memory.device_memory import DeviceMemory, retried
 from executors.llm.memory.kv_cache import lazy_zeros
@@ -26,8 +25,6 @@ from executors.llm.sampling.slot_grammars import Inputs, ItemMasks, SlotGrammars
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
-
-NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class _SampledRows(NamedTuple):
@@ -274,7 +271,7 @@ class UnifiedRunner:
         settings = self.sampling.rows(slots, positions)
         edits = self._edits(batch, step, shaped, starts, masks) if shaped else None
         sampled = retried(self.memory, lambda: sample(logits, settings, edits, maxima))
-        failed = {i: item.error for i, item in masks.items() if item.error is not None}
+        failed = {i: item.failed for i, item in masks.items() if item.failed is not None}
         for i in failed:
             sampled.bad[starts[i] : starts[i] + counts[i]] = True
         tokens = sampled.tokens.astype(np.int32)
@@ -312,15 +309,15 @@ class UnifiedRunner:
         return builder.build()
 
     def _detail(
-        self, output: UnifiedOutput, sampled: Sampled, errors: dict[int, str], counts: np.ndarray, starts: np.ndarray
+        self, output: UnifiedOutput, sampled: Sampled, errors: dict[int, ItemOutput], counts: np.ndarray, starts: np.ndarray
     ) -> None:  # fmt: skip
-        """Full outputs for items with logprobs, and `errors`, by row, of those whose last row gave no token."""
+        """Full outputs for items with logprobs, and those of `errors`, by row, for items whose last row gave no token."""
         keep = np.ones(len(output.token_ids), np.bool_)
         ends = np.cumsum(output.num_tokens)
         for i in np.flatnonzero(counts).tolist():
             rows = range(int(starts[i]), int(starts[i]) + int(output.num_tokens[i]))
             if rows[-1] in errors:
-                output.details[i] = ItemOutput(error=errors[rows[-1]])
+                output.details[i] = errors[rows[-1]]
                 keep[ends[i] - len(rows) : ends[i]] = False
                 output.num_tokens[i] = 0
             elif rows[0] in sampled.described:
@@ -383,14 +380,16 @@ def _inputs(batch: UnifiedBatch, step: StepArrays, i: int) -> Inputs:
     )
 
 
-def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, str]:
-    """Why each of the rows marked in `bad` gave no token, by the raw `logits` [n, V]: the model's fault or the settings'."""
+def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, ItemOutput]:
+    """By row, outputs that say why each row marked in `bad` gave no token, from the raw `logits` [n, V]: the fault is the model's
+    or the settings'."""
     rows = np.flatnonzero(bad)
     if not len(rows):
         return {}
     best = logits[torch.from_numpy(rows).to(logits.device)].max(-1).values
     finite = torch.isfinite(best).tolist()
-    return {row: NOTHING_LEFT if one else NOT_FINITE for row, one in zip(rows.tolist(), finite, strict=True)}
+    faults = [ItemFault.NOTHING_LEFT if one else ItemFault.NOT_FINITE for one in finite]
+    return {row: ItemOutput.failed(fault) for row, fault in zip(rows.tolist(), faults, strict=True)}
 
 
 def _verify(

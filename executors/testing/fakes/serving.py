@@ -13,6 +13,7 @@ from executors.contract import (
     DecodeInput,
     DecodeOutput,
     InvalidInput,
+    ItemFault,
     ItemOutput,
     KvCacheHandle,
     LogitsMode,
@@ -30,8 +31,6 @@ from executors.contract import (
 from executors.testing.fakes import oracle
 from executors.testing.fakes.base import HIDDEN_SIZE, POOL_SIZE, FakeExecutor
 from executors.testing.fakes.work import Computed, Work, check_tokens, compute
-
-_NOT_FINITE = "logits are not finite"
 
 
 class FakeServing(FakeExecutor):
@@ -124,9 +123,9 @@ class FakeServing(FakeExecutor):
                 tokens = reference_sampler.verify(
                     rows, start.sampling, drafts.tolist(), end - num_drafts, history
                 )
-            except ValueError as error:
+            except reference_sampler.NoToken as none:
                 self._scatter(work.rows[i : i + 1], work.ends[i : i + 1], np.zeros(1, np.int32))
-                return ItemOutput(error=str(error))
+                return ItemOutput.failed(none.fault)
         else:
             tokens = self._verify(digests, start.sampling, drafts, positions)
         ids = np.array([token.token_id for token in tokens], np.int32)
@@ -182,7 +181,8 @@ class FakeServing(FakeExecutor):
     def _ruin(self, output: UnifiedOutput, ruined: set[int]) -> UnifiedOutput:
         if not ruined:
             return output
-        items = [ItemOutput(error=_NOT_FINITE) if i in ruined else output[i] for i in range(len(output))]
+        failed = ItemOutput.failed(ItemFault.NOT_FINITE)
+        items = [failed if i in ruined else output[i] for i in range(len(output))]
         return UnifiedOutput.from_items(items)
 
     # -- one sequence and many -----------------------------------------------------------------------------------------

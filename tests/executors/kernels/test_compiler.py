@@ -216,6 +216,22 @@ def test_prebuilt_variants_need_no_compiler(
 
 
 @with_compiler
+def test_a_prebuilt_kernel_is_what_would_be_compiled_here(
+    isa: Isa, cache: Path, source: Path, tmp_path: Path
+) -> None:
+    """Byte for byte, by the same compiler: a wheel computes as fast as a checkout, and the same."""
+    here = compiled(source, isa)
+    [prebuilt] = [
+        made for made in compiler.prebuild(source, tmp_path / "folder") if f"-{isa.name}-" in made.name
+    ]
+    assert here.parent == cache and prebuilt.read_bytes() == here.read_bytes()
+    before = {made: made.stat().st_mtime_ns for made in (tmp_path / "folder").iterdir()}
+    assert {
+        made: made.stat().st_mtime_ns for made in compiler.prebuild(source, tmp_path / "folder")
+    } == before
+
+
+@with_compiler
 def test_prebuilding_needs_no_torch(isa: Isa, tmp_path: Path) -> None:
     """An image builds the kernels in a stage that has Python and a compiler, and nothing else."""
     code = "import sys; sys.modules['torch'] = None\nfrom executors.kernels import compiler\nprint(compiler.find_compiler())"

@@ -15,6 +15,7 @@ from executors.contract import (
     DecodeInput,
     ExecutorConfig,
     InvalidInput,
+    ItemFault,
     ItemOutput,
     KvCacheHandle,
     LogitsMode,
@@ -80,6 +81,7 @@ items = st.none() | st.builds(
     pooled=st.none() | hnp.arrays(np.float32, 4, elements=st.floats(width=32, allow_nan=False)),
     logits=st.none() | tensors,
     error=st.none() | st.text(max_size=5),
+    fault=st.sampled_from(ItemFault),
 )
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from engine.errors import (
+    FIELD,
     ContextLengthExceeded,
     DeadlinePassed,
     ExecutorFailed,
@@ -135,7 +136,7 @@ async def test_what_the_engine_refuses_is_told_in_the_clients_words(house: House
         ("max_tokens", TEXT, {"prompt": "Hi", "max_completion_tokens": 9}, "max_completion_tokens"),
     ):
         house.engine.refusal = ContextLengthExceeded(
-            f"the prompt is long and max_tokens is 9 ({field})", field
+            f"the prompt is long and {FIELD if field == 'max_tokens' else 'max_tokens'} is 9", field
         )
         error = error_of(await house.post(path, body))
         assert (error["param"], error["code"]) == (theirs, "context_length_exceeded"), (path, body)

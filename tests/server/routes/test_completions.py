@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ContextLengthExceeded
+from engine.errors import FIELD, ContextLengthExceeded
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
 from tests.server.fakes import BOS, House, error_of, says, steps
@@ -126,7 +126,7 @@ async def test_the_newer_limit_wins_also_over_none_at_all(house: House) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_a_refusal_names_the_limit_as_the_client_does(house: House, name: str) -> None:
-    house.engine.refusal = ContextLengthExceeded("the prompt has 3 and max_tokens is 9", "max_tokens")
+    house.engine.refusal = ContextLengthExceeded(f"the prompt has 3 and {FIELD} is 9", "max_tokens")
     error = error_of(await house.complete(**{name: 9}))
     assert (error["param"], error["message"]) == (name, f"the prompt has 3 and {name} is 9")
     error = error_of(await house.complete(**{name: 5000, "truncate_prompt_tokens": -1}))

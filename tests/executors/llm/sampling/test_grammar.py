@@ -75,7 +75,7 @@ def test_masks_equal_brute_force_on_every_way_through(compiler, texts, words, ch
         assert state.take(token)
         path.append(token)
         assert len(state) == len(path)
-    assert state.error() is None
+    assert state.failure() is None
 
 
 def walk(state: GrammarState, seed: int, most: int = 60) -> list[int]:
@@ -331,7 +331,7 @@ def test_used_up_lexer_states_cost_a_compilation_and_no_sequence(compiler, texts
     letters = [texts.index(text) for text in LETTERS[:3] if text in "et"]
     rng = np.random.default_rng(1)
     greedy = fresh.begin(HUNGRY, ENDS)
-    while greedy.error() is None:
+    while greedy.failure() is None:
         greedy.mask()
         greedy.take(int(rng.choice(letters)))
     output = rng.choice(letters, 40).tolist()
@@ -341,7 +341,7 @@ def test_used_up_lexer_states_cost_a_compilation_and_no_sequence(compiler, texts
             masks = slots.start({0: (0, Inputs(2, output, None, 0))}).result()[0]
         finally:
             slots.close()
-        assert masks.error is None
+        assert masks.failed is None
         assert masks.masks[0] is not None and set(letters) <= ids_of(masks.masks[0])
 
 
@@ -349,7 +349,7 @@ def test_output_that_is_not_of_the_grammar_fails_the_item(compiler, texts):
     slots = follower(compiler, 'start: "ab"', [texts.index("b")])
     try:
         found = slots.start({3: (0, Inputs(2, [texts.index("b")], None, 0))}).result()[3]
-        assert found.error is not None and "token 0 of the output" in found.error
+        assert found.failed is not None and "token 0 of the output" in str(found.failed.error)
         with pytest.raises(InvalidInput, match="knows"):
             slots.start({3: (0, Inputs(9, [4], None, 0))}).result()
     finally:

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from executors.contract import InvalidInput, SamplingParams, Unsupported
-from executors.contract.sampling import NOTHING_LEFT
+from executors.contract.errors import ItemFault
 from executors.llm.executor import LlmExecutor
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.checkpoints import QWEN3, write_checkpoint
@@ -238,7 +238,7 @@ async def test_a_setting_that_leaves_nothing_is_blamed_on_the_settings(epochs: E
     neighbour = driver.add(PROMPT, drawn(2))
     await driver.step(Feed(seq), Feed(neighbour))
     outputs = await driver.step(Feed(seq), Feed(neighbour))
-    assert outputs[0] is not None and outputs[0].error == NOTHING_LEFT
+    assert outputs[0] is not None and outputs[0].fault is ItemFault.NOTHING_LEFT
     await driver.step(Feed(neighbour))
     assert neighbour.output == expected
 

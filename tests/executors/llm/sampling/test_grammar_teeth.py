@@ -97,8 +97,8 @@ def _fails_the_step(patch: pytest.MonkeyPatch) -> None:
 
     def raising(self, compiler, inputs):  # type: ignore[no-untyped-def]
         found = masks(self, compiler, inputs)
-        if found.error is not None:
-            raise StepFailed(found.error)
+        if found.failed is not None:
+            raise StepFailed(str(found.failed.error))
         return found
 
     patch.setattr(slot_grammars._Follower, "masks", raising)

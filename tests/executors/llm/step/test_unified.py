@@ -19,8 +19,7 @@ from executors.contract import (
     reference_sampler,
 )
 from executors.contract.batch import ItemOutput, SamplingParams, SequenceStart
-from executors.contract.sampling import NOTHING_LEFT
-from executors.llm.step.unified import NOT_FINITE
+from executors.contract.errors import ItemFault
 from tests.executors.llm.driver import GREEDY, Driver, start
 
 RANDOM = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, seed=77)
@@ -222,7 +221,7 @@ async def test_settings_that_leave_nothing_are_told_from_a_broken_model(executor
     for layer in executor._runtime.runner.cache.layers:
         layer[:, broken.blocks] = torch.nan
     output = await driver.step([(s, s.tokens[-1:], True, 0) for s in (stuck, broken, free)])
-    assert (output[0].error, output[1].error) == (NOTHING_LEFT, NOT_FINITE)
+    assert (output[0].fault, output[1].fault) == (ItemFault.NOTHING_LEFT, ItemFault.NOT_FINITE)
     assert len(free.tokens) == 9
 
 

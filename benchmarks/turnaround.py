@@ -1,0 +1,207 @@
+"""How long a decode step of a GPU waits for the host: from a result that was seen to the launch of the second-next step.
+
+    python -m benchmarks.turnaround [--rows 1 256] [--rounds 5] [--step-ms 6] [--settings plain|shaped] [--readers 1]
+
+Two steps are out at a time. When the executor's process sees that step n is done, its output travels to the engine, which
+commits it and schedules step n + 2; that step travels back and is launched. The device computes step n + 1 meanwhile, and is
+idle if the host takes longer than that step. Engine and executor are those of the server, each in a process of its own,
+without HTTP. No GPU is needed: the device is a fake whose graphs do nothing and whose steps take `--step-ms` each.
+
+Times are microseconds of the clock, so other work on the machine is in them: the median over all steps of all rounds, the
+tenth percentile, and the median of the fastest round. `late` is the share of steps that the device would have waited for.
+Steps have to be longer than most turnarounds, or else the figures contain waiting for the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.host_step import SETTINGS, IdleExecutor
+from benchmarks.shapes import write_shape
+from engine.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.mailbox import Mailbox
+from engine.request import Request
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
+from executors.contract.batch import SamplingParams
+from executors.llm.factory import LlmFactory
+from executors.process import connect
+from server.system.gc_tuning import freeze_after_load
+from tests.gpu.device_fakes import IdleDevice
+
+_STEP_MS = "TURNAROUND_STEP_MS"
+_RECORD = "steps.json"
+_PROMPT, _STEPS, _WARMUP = 33, 224, 32
+
+
+class TimedDevice(IdleDevice):
+    """Computes steps one after the other, each for `step_s` seconds. Of each step, in seconds of the clock: when it was
+    `launched`, and when the host `saw` that it was done (NaN: not yet)."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.step_s = step_s
+        self.launched: list[float] = []
+        self.saw: list[float] = []
+        self.done_at = 0.0
+
+    class Event(IdleDevice.Event):
+        """Past when the step that it was recorded behind is done."""
+
+        def __init__(self, device: TimedDevice) -> None:
+            self._device = device
+            self._step = -1
+            self._done_at = 0.0
+
+        def record(self) -> None:
+            device, now = self._device, time.perf_counter()
+            self._step = len(device.launched)
+            device.launched.append(now)
+            device.saw.append(float("nan"))
+            self._done_at = device.done_at = max(now, device.done_at) + device.step_s
+
+        def query(self) -> bool:
+            now = time.perf_counter()
+            if now < self._done_at:
+                return False
+            if self._step >= 0 and np.isnan(self._device.saw[self._step]):
+                self._device.saw[self._step] = now
+            return True
+
+        def synchronize(self) -> None:
+            while not self.query():
+                time.sleep(1e-4)
+
+    def event(self) -> Event:
+        return self.Event(self)
+
+
+class TimedExecutor(IdleExecutor):
+    """`IdleExecutor` over a `TimedDevice`; what it has recorded is written beside the model at shutdown."""
+
+    def _step_device(self, device: torch.device) -> TimedDevice:
+        self._timed = TimedDevice(1e-3 * float(os.environ[_STEP_MS]))
+        return self._timed
+
+    async def warmup(self) -> None:
+        await super().warmup()
+        while self.runner.capture_next():
+            pass
+
+    async def shutdown(self) -> None:
+        record = {"launched": self._timed.launched, "saw": self._timed.saw}
+        (Path(self.config.model) / _RECORD).write_text(json.dumps(record))
+        await super().shutdown()
+
+
+class Factory(LlmFactory):
+    """Named in `ExecutorConfig.executor`."""
+
+    def executor_class(self) -> type[TimedExecutor]:
+        return TimedExecutor
+
+
+async def record(rows: int, settings: SamplingParams, readers: int) -> dict[str, list[float]]:
+    """What the device recorded while `rows` sequences decoded; of the steps in which all of them did, without the first few."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shape("qwen3-tiny", Path(folder))
+        limits = ExecutorConfig(
+            "benchmarks.turnaround:Factory", str(path), load_format="dummy", device="cpu", max_num_seqs=rows,
+            max_num_batched_tokens=64 * rows, max_model_len=1024, attention=ExecutorAttentionConfig(block_size=16),
+            memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
+        )  # fmt: skip
+        # Two, though the device calls itself a CPU.
+        config = EngineConfig(max_num_seqs=rows, max_num_batched_tokens=64 * rows, max_in_flight=2)
+        core = EngineCore(connect(limits), config)
+        await core.start()
+        freeze_after_load()
+        try:
+            await _generate(core, rows, settings, readers)
+        finally:
+            await core.stop()
+        found: dict[str, list[float]] = json.loads((path / _RECORD).read_text())
+    # Sequences start within a few steps of each other: the last ones are not of all of them.
+    return {name: times[-_STEPS + _WARMUP : -_WARMUP // 2] for name, times in found.items()}
+
+
+async def _generate(core: EngineCore, rows: int, settings: SamplingParams, readers: int) -> None:
+    mailboxes = [Mailbox() for _ in range(min(rows, readers))]
+    for number in range(rows):
+        prompt = np.random.default_rng(number).integers(1, 200, _PROMPT + number % 16).astype(np.int32)
+        asked = Request("bench", prompt, settings, _STEPS, arrival_time=core.clock())
+        core.submit(asked, mailboxes[number % len(mailboxes)], number)
+    await asyncio.gather(
+        *(_read(one, len(range(number, rows, len(mailboxes)))) for number, one in enumerate(mailboxes))
+    )
+
+
+async def _read(mailbox: Mailbox, sequences: int) -> None:
+    while sequences:
+        for delta in (await mailbox.take()).values():
+            if delta.error is not None:
+                raise delta.error
+            sequences -= delta.finish_reason is not None
+
+
+def turnarounds(found: dict[str, list[float]]) -> list[float]:
+    """Microseconds from each step that was seen to the launch of the second-next."""
+    return [1e6 * (b - a) for a, b in zip(found["saw"], found["launched"][2:], strict=False) if a < b]
+
+
+async def measure(
+    rows: int, settings: SamplingParams, rounds: int, step_ms: float, readers: int
+) -> dict[str, float]:
+    """The columns of the table: medians, the tenth percentile, and the share of turnarounds that were longer than a step."""
+    os.environ[_STEP_MS] = str(step_ms)
+    taken = [turnarounds(await record(rows, settings, readers)) for _ in range(rounds)]
+    everything = [one for times in taken for one in times]
+    return {
+        "median": statistics.median(everything),
+        "tenth": float(np.percentile(everything, 10)),
+        "best": min(statistics.median(times) for times in taken),
+        "late": sum(one > 1e3 * step_ms for one in everything) / len(everything),
+    }
+
+
+def main() -> None:
+    """Measure, print a table, and write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="*", default=(1, 256))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-ms", type=float, default=6.0)
+    parser.add_argument("--settings", choices=SETTINGS, default="plain")
+    parser.add_argument(
+        "--readers", type=int, default=1, help="tasks that take tokens, in the engine's process"
+    )
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    print(f"{'rows':>6} {'median':>9} {'tenth':>9} {'best':>9} us {'late':>6}")
+    found: dict[int, Any] = {}
+    for rows in asked.rows:
+        found[rows] = row = asyncio.run(
+            measure(rows, SETTINGS[asked.settings], asked.rounds, asked.step_ms, asked.readers)
+        )
+        print(
+            f"{rows:>6} {row['median']:>9.0f} {row['tenth']:>9.0f} {row['best']:>9.0f}    {row['late']:>6.0%}",
+            flush=True,
+        )
+    if asked.json:
+        report = {"settings": asked.settings, "step_ms": asked.step_ms, "microseconds": found}
+        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

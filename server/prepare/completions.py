@@ -1,0 +1,81 @@
+"""From the body of a completion to what the engine is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.text.generation import TextRequest
+from server.prepare.chat_prompt import INLINE_CHARACTERS
+from server.prepare.engine_request import new_id, text_request
+from server.prepare.fill_in_middle import encode_behind, fill_in_middle
+from server.prepare.prompts import added_ids, fenced, input_ids, total_length, truncation_of
+from server.prepare.structured_output import for_body
+from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from server.state import ServedModel, ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCompletion:
+    """The engine's request, and the field of the body that asks for its grammar, if there is one."""
+
+    request: TextRequest
+    grammar_param: str | None
+
+
+async def prepare_completion(
+    state: ServerState, model: ServedModel, body: CompletionRequest
+) -> PreparedCompletion:
+    """Tokenize the prompts and have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
+    prompts = await _tokenize(state, model, body)
+    body.check_answer(total_length(prompts))
+    limit = body.output_limit
+    grammar = await for_body(state, model, body)
+    request = text_request(
+        new_id("cmpl"),
+        body,
+        model,
+        prompts,
+        body.num_logprobs,
+        None if limit is None else max(1, limit),  # with `max_tokens` 0 one token is computed, and dropped
+        continues_prompt=True,
+        grammar=None if grammar is None else grammar.text,
+        prompt_logprobs=body.num_prompt_logprobs,
+    )
+    request = replace(request, n=body.num_generated, default_tokens=DEFAULT_MAX_TOKENS)
+    if body.suffix and not body.ignore_eos:
+        marks = fill_in_middle(model.tokenizer).end_ids
+        request = replace(request, stop_token_ids=(*request.stop_token_ids, *marks))
+    return PreparedCompletion(request, None if grammar is None else grammar.param)
+
+
+async def _tokenize(
+    state: ServerState, model: ServedModel, body: CompletionRequest
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts in token ids. Raises InvalidRequest."""
+    special = body.add_special_tokens is not False
+    if body.suffix:
+        return await _tokenize_around(state, model, body, special)
+    reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
+    truncation = truncation_of(body, model, reserved, body.output_limit_name)
+    return await input_ids(
+        state, model, body.prompts, "prompt", add_special_tokens=special, truncation=truncation
+    )
+
+
+async def _tokenize_around(
+    state: ServerState, model: ServedModel, body: CompletionRequest, special: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts with the suffix, around the middle that is to be written. Raises InvalidRequest."""
+    notation = fill_in_middle(model.tokenizer)
+    behind = await _encode_behind(state, model, body.suffix or "")
+    written = [prompt for prompt in body.prompts if prompt != ""]  # nothing may stand before the middle
+    ids = iter(await input_ids(state, model, written, "prompt", add_special_tokens=False))
+    first = added_ids(model)[0] if special else []
+    befores = [() if prompt == "" else next(ids) for prompt in body.prompts]
+    return tuple((*first, *notation.prompt(before, behind)) for before in befores)
+
+
+async def _encode_behind(state: ServerState, model: ServedModel, suffix: str) -> list[int]:
+    if len(suffix) <= INLINE_CHARACTERS:
+        return encode_behind(model, suffix)
+    return await fenced(state, lambda: encode_behind(model, suffix), "suffix", "to tokenize")

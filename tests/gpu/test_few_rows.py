@@ -1,0 +1,453 @@
+"""Products of few rows with norm, activation and residual in them: against float64, and in layers and steps against torch."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+
+from executors.contract.batch import SamplingParams
+from executors.contract.config import ExecutorAttentionConfig
+from executors.kernels.triton import few_rows as kernels
+from executors.kernels.triton.activation import KINDS
+from executors.kernels.triton.few_rows import (
+    MOST_ROWS,
+    FewRowsWorkspace,
+    added_product,
+    cut,
+    normed_product,
+)
+from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.executor import LlmExecutor
+from executors.llm.fused import few_rows
+from executors.llm.fused.few_rows import FewRows
+from executors.llm.fused.triton_forward import TritonForward
+from executors.llm.gpu import kernel_check
+from executors.llm.kernel_choice import fuse
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.fp8 import Fp8Weight
+from executors.llm.model.modules import ACTIVATIONS
+from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.llm.driver import Driver, config
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.test_kernel_check import EXPERTS, GEMMA, MODEL, bent, decoder
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:overflow encountered in exp", "ignore:invalid value encountered"
+)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2}
+"""Interpreted bf16 is cut where it should be rounded."""
+
+
+@pytest.fixture(autouse=True)
+def _bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bf16 as its bits, and multiplies those as if they were numbers: here they are widened first."""
+    if DEVICE.type == "cuda":
+        return
+    create = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *given: Any) -> Any:
+        return create(self, widened(a), widened(b), *given)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Depths of tests are short, and are cut into parts all the same."""
+    monkeypatch.setattr(kernels, "_LEAST_DEPTH", 64)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Seeded by the caller."""
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype is dtype and found.isfinite().all()
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < TOLERANCE[dtype], float(error)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, plus_one: bool) -> torch.Tensor:
+    wide = x.double()
+    return wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (weight.double() + plus_one)
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("outputs", "columns", "bias", "plus_one"),
+    [(96, 256, False, False), (50, 200, True, False), (33, 72, False, True), (1, 17, True, True)],
+)
+def test_a_norm_before(
+    rows: int, outputs: int, columns: int, bias: bool, plus_one: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(columns)
+    x, weight = 5 * random(rows, columns, dtype=dtype), random(outputs, columns, dtype=dtype)
+    scale = random(columns, dtype=dtype)
+    added = random(outputs, dtype=dtype) if bias else None
+    found = normed_product(x, scale, 1e-6, weight, bias=added, plus_one=plus_one)
+    expected = norm(x, scale, plus_one) @ weight.double().T
+    close(found, expected if added is None else expected + added.double(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", sorted(KINDS))
+@pytest.mark.parametrize(("rows", "inner", "columns", "bias"), [(2, 48, 128, True), (16, 35, 136, False)])
+def test_a_norm_before_and_an_activation_behind(
+    rows: int, inner: int, columns: int, bias: bool, activation: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(inner)
+    x, weight = random(rows, columns, dtype=dtype), random(2 * inner, columns, dtype=dtype) / 8
+    scale = random(columns, dtype=dtype)
+    added = random(2 * inner, dtype=dtype) if bias else None
+    found = normed_product(x, scale, 1e-6, weight, bias=added, activation=activation)
+    both = norm(x, scale, False) @ weight.double().T + (0.0 if added is None else added.double())
+    gate, up = both.chunk(2, -1)
+    close(found, ACTIVATIONS[activation](gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("outputs", "columns", "bias", "scale", "how"),
+    [
+        (96, 640, True, 0.3, (3, 5, 128)),
+        (50, 200, False, 1.0, (2, 2, 128)),
+        (33, 90, True, 1.0, (2, 1, 128)),
+        (40, 330, False, 2.0, (2, 3, 128)),
+        (1100, 768, False, 1.0, (35, 3, 256)),  # four would leave one without anything
+    ],
+)
+def test_a_sum_behind(
+    rows: int,
+    outputs: int,
+    columns: int,
+    bias: bool,
+    scale: float,
+    how: tuple[int, int, int],
+    dtype: torch.dtype,
+) -> None:
+    """In one part and in several, the last of which may be short; the counters are as before."""
+    torch.manual_seed(columns)
+    assert cut(outputs, columns) == how
+    x, weight = random(rows, columns, dtype=dtype), random(outputs, columns, dtype=dtype)
+    residual, added = 5 * random(rows, outputs, dtype=dtype), random(outputs, dtype=dtype) if bias else None
+    workspace = FewRowsWorkspace([(outputs, columns), (8, 8)], DEVICE)
+    workspace.partial.fill_(torch.nan)
+    product = x.double() @ weight.double().T + (0.0 if added is None else added.double())
+    for _ in range(2):
+        into = residual.clone()
+        added_product(x, weight, into, workspace, bias=added, scale=scale)
+        close(into, residual.double() + scale * product, dtype)
+        assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_know_how_many_are_beside_it(dtype: torch.dtype) -> None:
+    """Bit for bit, and one that is no number stays alone: rows of padding are computed as well."""
+    torch.manual_seed(0)
+    x, weight, scale = (random(*shape, dtype=dtype) for shape in ((16, 200), (96, 200), (200,)))
+    residual, workspace = random(16, 96, dtype=dtype), FewRowsWorkspace([(96, 200)], DEVICE)
+
+    def all_of(rows: slice, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        into = residual[rows].clone()
+        added_product(given[rows], weight, into, workspace)
+        normed = (normed_product(given[rows], scale, 1e-6, weight, activation=one) for one in (None, "silu"))
+        return into, *normed
+
+    # In NumPy's products, which interpret, a row's place matters; on a device it does not.
+    margin = 0.0 if DEVICE.type == "cuda" else 1e-5 if dtype is torch.float32 else 2e-2
+    whole = all_of(slice(None), x)
+    for rows in (slice(1), slice(3), slice(7, 16), slice(15, 16)):
+        for part, expected in zip(all_of(rows, x), whole, strict=True):
+            torch.testing.assert_close(part, expected[rows], rtol=margin, atol=margin)
+    spoilt = x.clone()
+    spoilt[4] = torch.nan
+    others = torch.arange(16, device=DEVICE) != 4
+    for found, expected in zip(all_of(slice(None), spoilt), whole, strict=True):
+        assert found[4].isnan().all() and torch.equal(found[others], expected[others])
+
+
+def test_more_rows_are_refused_and_none_are_not_computed() -> None:
+    weight, workspace = torch.ones(32, 64, device=DEVICE), FewRowsWorkspace([(32, 64)], DEVICE)
+    many, none = torch.ones(MOST_ROWS + 1, 64, device=DEVICE), torch.ones(0, 64, device=DEVICE)
+    with pytest.raises(ValueError, match="17 rows, and a product takes 16"):
+        normed_product(many, weight[0], 1e-6, weight)
+    with pytest.raises(ValueError, match="17 rows"):
+        added_product(many, weight, torch.ones(17, 32, device=DEVICE), workspace)
+    assert normed_product(none, weight[0], 1e-6, weight, activation="silu").shape == (0, 16)
+    added_product(none, weight, none[:, :32], workspace)
+
+
+def test_every_multiprocessor_has_something_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the products that are cut, where the depth allows it: 0.6B, 1.7B, 4B and 8B shapes."""
+    monkeypatch.undo()
+    for shape in ((1024, 2048), (1024, 3072), (2048, 2048), (2560, 9728), (4096, 4096), (4096, 12288)):
+        tiles, parts, share = cut(*shape)
+        assert 120 <= tiles * parts <= 2 * 132 and share >= 512
+    assert cut(576, 576) == (18, 1, 640) and cut(151936, 1024) == (4748, 1, 1024)
+    for outputs in range(32, 4500, 32):
+        for columns in range(64, 12_300, 292):
+            _, parts, share = cut(outputs, columns)
+            assert (parts - 1) * share < columns <= parts * share and share % 128 == 0
+
+
+# -- layers and steps --------------------------------------------------------------------------------------------------------
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {**QWEN3, "hidden_size": 72, "intermediate_size": 136, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "qwen2, biases": {
+        **QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64,
+    },
+    "gemma": {
+        **QWEN3, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": "gelu_pytorch_tanh", "num_hidden_layers": 1,
+    },
+    "granite": {
+        **LLAMA, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 3.0, "num_hidden_layers": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_right_one_passes_its_check(family: str, dtype: torch.dtype) -> None:
+    made = filled(FAMILIES[family], dtype)
+    assert few_rows.why_not(made) is None
+    assert kernel_check.few_rows_fault(made, FewRows(made)) is None
+
+
+def filled(fields: dict[str, Any], dtype: torch.dtype) -> Decoder:
+    """As `decoder`, with norms and biases that are random as well."""
+    made = decoder(fields, dtype)
+    for layer in made.layers:
+        norms = [one.weight for one in (layer.attn_norm, layer.mlp_norm) if one is not None]
+        for part in (*norms, *(linear.bias for linear in (layer.qkv, layer.o, *layer.mlp.linears))):
+            if part is not None:
+                part.normal_()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "reason"),
+    [
+        (QWEN3, torch.float16, "float16"),
+        (GEMMA, torch.float32, "norms behind sublayers"),
+        (EXPERTS, torch.float32, "experts"),
+    ],
+)
+def test_others_are_computed_as_they_were(fields: dict[str, Any], dtype: torch.dtype, reason: str) -> None:
+    made, backend = decoder(fields, dtype), TritonAttention(replace(MODEL, dtype=dtype))
+    assert few_rows.why_not(made) == reason
+    fuse(backend, made)
+    assert isinstance(made._fused, TritonForward) and made._fused.few is None
+
+
+def test_weights_in_e4m3_are_computed_as_they_were() -> None:
+    made = decoder(QWEN3)
+    made.layers[0].o.hold(Fp8Weight(QWEN3["hidden_size"], 8, DEVICE, True))
+    assert few_rows.why_not(made) == "weights in another form"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_bits_may_not_depend_on_the_step_there_is_one_way(deterministic: bool) -> None:
+    made, backend = decoder(QWEN3), TritonAttention(replace(MODEL, dtype=torch.float32), deterministic)
+    fuse(backend, made)
+    assert isinstance(made._fused, TritonForward)
+    assert (made._fused.few is None) is deterministic
+
+
+def unfinished(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What adds up all but the last part of a product's depth."""
+
+    def wrong(x: torch.Tensor, weight: torch.Tensor, *given: Any, **named: Any) -> None:
+        parts = cut(*weight.shape)[1]
+        assert parts > 1, "nothing would be left out"
+        left = x.clone()
+        left[:, x.shape[1] - x.shape[1] // parts :] = 0
+        function(left, weight, *given, **named)
+
+    return wrong
+
+
+def without(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What knows nothing of an argument."""
+    return lambda function: lambda *given, **named: function(*given, **{**named, name: None})
+
+
+def upside_down(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes gate for up, and up for gate."""
+
+    def wrong(x: Any, norm: Any, eps: float, weight: torch.Tensor, **named: Any) -> torch.Tensor:
+        turned = weight if named["activation"] is None else torch.cat(weight.chunk(2)[::-1])
+        found: torch.Tensor = function(x, norm, eps, turned, **named)
+        return found
+
+    return wrong
+
+
+def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What leaves its counters as they are."""
+
+    def wrong(x: Any, weight: Any, residual: Any, workspace: FewRowsWorkspace, **named: Any) -> None:
+        function(x, weight, residual, workspace, **named)
+        workspace.arrived += 1
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "where"),
+    [
+        ("normed_product", bent, "before attention"),
+        ("normed_product", without("bias"), "before attention"),
+        ("normed_product", upside_down, "of the MLP"),
+        ("added_product", unfinished, "behind attention"),
+        ("added_product", forgetful, "behind attention"),
+    ],
+)
+def test_a_wrong_one_is_named_and_others_take_its_place(
+    name: str, mutant: Callable[..., Any], where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    monkeypatch.setattr(kernel_check, "wanted", lambda device: True)
+    monkeypatch.setattr(few_rows, name, mutant(getattr(few_rows, name)))
+    fields = {**FAMILIES["qwen2, biases"], "num_attention_heads": 8, "intermediate_size": 128}
+    made, backend = filled(fields, torch.float32), TritonAttention(replace(MODEL, dtype=torch.float32))
+    with caplog.at_level(logging.WARNING):
+        fuse(backend, made)
+    assert isinstance(made._fused, TritonForward) and made._fused.few is None
+    said = f"few_rows {where}: its results are wrong here: they differ from the reference by "
+    assert f"forward: steps of few tokens take more launches than they need: {said}" in caplog.text
+    assert len(caplog.records) == 1 and f"; steps of few tokens as others: {said}" in backend.note
+
+
+# -- whole steps -------------------------------------------------------------------------------------------------------------
+
+
+class OnTriton(FakeDeviceExecutor):
+    """Interpreted kernels in graphs of the device that is played."""
+
+    _attention = LlmExecutor._attention
+
+
+async def started(path: Path, kind: type[LlmExecutor]) -> LlmExecutor:
+    layout = ExecutorAttentionConfig(16, "triton" if kind is OnTriton else "torch")
+    made = kind.from_config(config(path, max_num_seqs=4, max_num_batched_tokens=32, attention=layout))
+    await made.warmup()
+    await made.begin_epoch(1)
+    if isinstance(made, OnTriton):
+        made._idle.stop()
+        assert made.unified.graphs is not None
+        for shape in made.unified.graphs.shapes[:3]:
+            made.unified.graphs.capture(shape)
+    return made
+
+
+async def heard(executor: LlmExecutor) -> list[tuple[int, float]]:
+    """(token, logprob) of a prompt longer than few rows, then of one, three and four sequences a step."""
+    driver, found = Driver(executor), []
+    asked = SamplingParams(temperature=0.0, logprobs=2)
+    seqs = [driver.add(prompt, asked) for prompt in ([5, 9, 60], list(range(20)), [7], [8, 9])]
+    for some in (seqs[:1], seqs[:1], seqs[1:2], seqs[:2], seqs[2:], seqs[:3], seqs):
+        output = await driver.step([(one, one.tokens[one.computed :], True, 0) for one in some])
+        found += [(output[i].tokens[0].token_id, output[i].tokens[0].logprob) for i in range(len(some))]
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.interpreted
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_steps_of_few_tokens_in_graphs(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs of one, two and four rows, the last one with a row of padding, give what torch gives."""
+    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    path = write_checkpoint(tmp_path / "model", {**FAMILIES[family], "max_position_embeddings": 64})
+    ours, theirs = await started(path, OnTriton), await started(path, LlmExecutor)
+    tokens = Counter[bool]()
+    takes = FewRows.takes
+
+    def watched(self: FewRows, count: int) -> bool:
+        tokens[takes(self, count)] += 1
+        return takes(self, count)
+
+    monkeypatch.setattr(FewRows, "takes", watched)
+    found, expected = await heard(ours), await heard(theirs)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
+    assert isinstance(ours, OnTriton) and isinstance(ours.device, FakeDevice)
+    assert [graph.replays for graph in ours.device.graphs] == [1, 1, 2]
+    assert tokens == {True: 6, False: 1}
+
+
+class Nodes(TorchDispatchMode):
+    """What a graph would have a node for: kernels that are launched, ours and torch's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.names = Counter[str]()
+        self._within = False
+        run = interpreter.GridExecutor.__call__
+
+        def launched(executor: Any, *given: Any, **named: Any) -> None:
+            self.names[executor.fn.__name__] += 1
+            self._within = True  # what the interpreter does is no launch
+            run(executor, *given, **named)
+            self._within = False
+
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", launched)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._within and not func.is_view and "empty" not in str(func):
+            self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("few", [False, True])
+async def test_nodes_of_a_layer(few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph of four sequences, the last that was captured, whose padding lies ready: what a second layer adds."""
+    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    if not few:
+        monkeypatch.setattr(few_rows, "why_not", lambda decoder: "not now")
+    found = []
+    for layers in (1, 2):
+        fields = {**QWEN3, "num_hidden_layers": layers, "max_position_embeddings": 64}
+        executor = await started(write_checkpoint(tmp_path / str(layers), fields), OnTriton)
+        with monkeypatch.context() as patch, Nodes(patch) as nodes:
+            executor.device.graphs[2].replay()  # type: ignore[attr-defined]
+        found.append(nodes.names)
+    attention = {"_rotary_kernel": 1, "_split_kernel": 1}
+    if few:
+        assert found[1] - found[0] == attention | {"_few_rows_kernel": 4}
+    else:
+        assert found[1] - found[0] == attention | {
+            "_rms_norm_kernel": 2,
+            "aten.linear.default": 4,
+            "_gated_kernel": 1,
+        }
+    assert (found[1] - found[0]).total() == (6 if few else 9)

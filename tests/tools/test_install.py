@@ -1,0 +1,76 @@
+"""What `make install` says, names and deletes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from tools import install
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_running_needs_no_package_of_the_workshop() -> None:
+    run_time, workshop = install.requirements(PYPROJECT, False), install.requirements(PYPROJECT, True)
+    project = tomllib.loads(PYPROJECT)["project"]
+    assert workshop == project["optional-dependencies"]["dev"]
+    assert {"torch==2.13.0", *run_time} == set(project["dependencies"]) and "torch==2.13.0" not in run_time
+    names = [re.split(r"[^\w-]", line)[0].lower() for line in run_time]
+    assert not {"pytest", "mypy", "ruff", "transformers", "matplotlib", "openai", "hatchling"} & set(names)
+
+
+def test_a_machine_without_a_gpu_is_told_how_to_take_a_small_torch() -> None:
+    first, *hint = install.notice(False, "", False, "x86_64")
+    assert re.search(r"[\d.]+ GB to download and [\d.]+ GB on disk", first)
+    assert any("TORCH_INDEX_URL=" in line for line in hint)
+    for index, gpu, machine in (
+        ("some index", False, "x86_64"),
+        ("", True, "x86_64"),
+        ("", False, "aarch64"),
+    ):
+        assert install.notice(False, index, gpu, machine) == [first]
+    [workshop] = install.notice(True, "", False, "x86_64")
+    assert re.search(r"[\d.]+ GB to download and [\d.]+ GB on disk", workshop)
+
+
+def test_devices(tmp_path: Path) -> None:
+    assert not install.has_nvidia_device(tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert not install.has_nvidia_device(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert install.has_nvidia_device(tmp_path)
+
+
+def test_only_test_programs_are_deleted(tmp_path: Path) -> None:
+    programs = ["bin/torch_shm_manager", "bin/test_api", "bin/protoc-3.13.0.0", "test/ops_test"]
+    others = ["bin/model.pt", "test/helper.py", "lib/libtorch.so", "include/test/a.h", "testing/x"]
+    for name in [*programs, *others]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"12345")
+        path.chmod(0o755 if name in programs or name.endswith(".so") else 0o644)
+    assert install.slim(tmp_path) == 15
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {programs[0], *others}
+    assert install.slim(tmp_path) == install.slim(tmp_path / "missing") == 0
+
+
+def test_targets_ask_for_what_they_need() -> None:
+    """What serves needs the run-time packages only; what tests or checks needs the workshop's too."""
+    rules = dict(re.findall(r"^([a-z-]+): *([^#\n]*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for target in ("install", "serve", "demo", "bench"):
+        assert rules[target].split() == ["$(STAMP)"], target
+    for target in (
+        "dev",
+        "test",
+        "test-fast",
+        "test-long",
+        "check",
+        "format",
+        "soak-ci",
+        "test-clients-ci",
+        "lock",
+    ):
+        assert "$(DEV)" in rules[target].split(), target

@@ -53,7 +53,9 @@ class Bench:
         for number in range(size):
             prompt = rng.integers(0, 1000, _PROMPT).astype(np.int32)
             asked = Request("bench", prompt, SamplingParams(temperature=0.0), 10**6, frozenset((1001, 1002)))
-            self.scheduler.add(Sequence(number + 1, asked, self.mailbox, number))
+            seq = Sequence(number + 1, asked, self.mailbox, number)
+            self.scheduler.waiting.submit(seq)
+            self.scheduler.sequences.add(seq)
 
     async def run(self) -> dict[str, float]:
         """Median microseconds of each stage."""

@@ -78,7 +78,7 @@ class Overloaded(EngineError):
 
 
 class DeadlinePassed(Overloaded):
-    """The request would not be, or was not, begun before its own deadline."""
+    """The request would not be, or was not, started before its own deadline."""
 
     code = "deadline_exceeded"
 

@@ -47,7 +47,7 @@ class Request:
     tenant: str = ""
     """Whose request it is, under the fair policy."""
     deadline: float | None = None
-    """Time of the engine's clock by which it must have begun to be computed, or it is dropped."""
+    """Time of the engine's clock by which it must have been started, or it is dropped."""
     grammar: str | None = None
     """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
     prompt_logprobs: int | None = None

@@ -111,8 +111,8 @@ class Sequence:
         return max(0, self.num_tokens - max(self.num_computed_tokens, self.num_charged_tokens))
 
     @property
-    def was_begun(self) -> bool:
-        """A step was to compute some of it."""
+    def was_started(self) -> bool:
+        """Whether a step was to compute some of it."""
         return bool(self.num_computed_tokens or self.output_token_ids or self.last_step)
 
     @property

@@ -10,14 +10,14 @@ from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.waiting.forecast import Forecast
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import ConfigError, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
 
 
 def make_scheduler(
-    executor: ModelExecutor, config: EngineConfig, journal: Journal, backlog: Backlog
+    executor: ModelExecutor, config: EngineConfig, journal: Journal, waiting: WaitingQueue
 ) -> Scheduler:
     """A scheduler for this executor. Raises ConfigError for what the executor cannot do."""
     limits = executor.capabilities()
@@ -29,14 +29,14 @@ def make_scheduler(
     layout = executor.kv_layout()
     if (pace := executor.pace()) is not None:
         shared = layout.block_size if layout.num_blocks and config.prefix_caching else 0
-        backlog.expects(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
+        waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     return Scheduler(
         KvCacheManager(layout, executor.info().name, config.prefix_caching),
         journal,
         max_num_seqs=num_slots,
         max_num_batched_tokens=step_tokens,
         policies=Policies.of(config),
-        backlog=backlog,
+        waiting=waiting,
     )
 
 

@@ -74,8 +74,8 @@ class Delivery:
             return
         e2e = self._clock() - seq.request.arrival_time
         outcome = str(seq.finish_reason or FinishReason.ERROR)
-        # A prompt is computed once for all its choices, and not at all for who leaves while it waits.
-        prompt_tokens = seq.prompt_len if seq.is_first and seq.was_begun else 0
+        # A prompt is computed once for all its choices, and not at all for a sequence that leaves while it waits.
+        prompt_tokens = seq.prompt_len if seq.is_first and seq.was_started else 0
         self._observer.finished(outcome, prompt_tokens, len(seq.output_token_ids), e2e)
         if not self.live:
             self._idle.set()

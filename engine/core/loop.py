@@ -37,7 +37,8 @@ from engine.mailbox import Mailbox
 from engine.request import EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.admission import Admission
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.order import QUEUE_POLICIES
+from engine.waiting.queue import WaitingQueue
 from executors.contract import (
     ExecutorDied,
     ExecutorError,
@@ -81,7 +82,8 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
         self._delivery = Delivery(self.observer, clock)
-        self._backlog = Backlog(self.config.scheduling_policy, clock, self.config.max_queue_wait)
+        policy = QUEUE_POLICIES[self.config.scheduling_policy]()
+        self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._steps = StepQueue(executor, self._inbox, clock)
         self._recovery: Recovery | None = None
@@ -123,7 +125,7 @@ class EngineCore:
     async def _start(self) -> None:
         await self.executor.warmup()
         self._info = self.executor.info()
-        self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._backlog)
+        self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._waiting)
         self._steps.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._spare_memory = SpareMemory(self.executor, self._scheduler.kv, self.config, self.clock)
@@ -202,7 +204,7 @@ class EngineCore:
         try:
             for number, request in enumerate(requests):
                 goes_on = continues or number > 0
-                self._admission.check(request, waiting, self._backlog, now, goes_on, len(committed))
+                self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
         except Overloaded as error:
             self.observer.refused(str(error.code))
             raise
@@ -214,11 +216,11 @@ class EngineCore:
             self._delivery.expect(seq)
             end = self.journal.restore(seq, committed) if committed else None
             if end is None:
-                self._backlog.enter(seq)
+                self._waiting.submit(seq)
             else:
                 self._delivery.publish([(seq, end)])
         self._inbox.put(lambda: self._add(seqs))
-        at = self._backlog.unbegun.next_at()
+        at = self._waiting.not_started.next_at()
         if at is not None and (self._looks_at is None or at < self._looks_at):
             self._steps.interrupt()
         return [seq.seq_id for seq in seqs]
@@ -263,6 +265,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Gauges as of now; never waits."""
         scheduler = self._scheduler
+        sequences = scheduler.sequences if scheduler else None
         return EngineStats(
             stage=self.stage,
             running=len(scheduler.running) if scheduler else 0,
@@ -271,12 +274,12 @@ class EngineCore:
             kv_blocks_total=scheduler.kv.pool.num_blocks if scheduler else 0,
             epoch=self.journal.epoch,
             steps=scheduler.num_steps if scheduler else 0,
-            preemptions=scheduler.num_preemptions if scheduler else 0,
+            preemptions=sequences.num_preemptions if sequences else 0,
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
-            prefix_queries=scheduler.prefix_queries if scheduler else 0,
-            prefix_hits=scheduler.prefix_hits if scheduler else 0,
-            resumed=scheduler.num_resumed if scheduler else 0,
+            prefix_queries=sequences.prefix_queries if sequences else 0,
+            prefix_hits=sequences.prefix_hits if sequences else 0,
+            resumed=sequences.num_resumed if sequences else 0,
             step_tokens=scheduler.step_budget.tokens if scheduler else 0,
             steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
         )
@@ -284,7 +287,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every block and slot is accounted for. For idle moments and tests."""
         if self._scheduler is not None:
-            self._scheduler.check_integrity()
+            self._scheduler.sequences.check_integrity()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -313,16 +316,18 @@ class EngineCore:
             self._give_up(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
 
     def _look_after_waiting(self) -> None:
-        """Apply queued commands, and drop sequences that have waited too long to be begun."""
+        """Apply queued commands, and drop sequences that have waited too long to be started."""
         self._inbox.apply()
         calls: set[Mailbox] = set()
-        unbegun, now = self._backlog.unbegun, self.clock()
-        for seq in unbegun.past_deadline(now):
-            said = "the deadline passed before this request was begun"
-            self._drop(seq, DeadlinePassed(said, self._backlog.retry_after(seq.request)), calls)
-        for seq in unbegun.out_of_patience(now):
-            said = f"this request was not begun within the {self.config.max_queue_wait:g} s that it may wait"
-            self._drop(seq, Overloaded(said, self._backlog.retry_after(seq.request)), calls)
+        not_started, now = self._waiting.not_started, self.clock()
+        for seq in not_started.past_deadline(now):
+            said = "the deadline passed before this request was started"
+            self._drop(seq, DeadlinePassed(said, self._waiting.retry_after(seq.request)), calls)
+        for seq in not_started.out_of_patience(now):
+            said = (
+                f"this request was not started within the {self.config.max_queue_wait:g} s that it may wait"
+            )
+            self._drop(seq, Overloaded(said, self._waiting.retry_after(seq.request)), calls)
 
     def _drop(self, seq: Sequence, late: Overloaded, calls: set[Mailbox]) -> None:
         """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
@@ -335,21 +340,21 @@ class EngineCore:
 
     def _until_too_late(self) -> float | None:
         """Seconds until the first waiting sequence is over its limit; None if no sequence waits."""
-        at = self._looks_at = self._backlog.unbegun.next_at()
+        at = self._looks_at = self._waiting.not_started.next_at()
         return None if at is None else max(_TIMER_STEP, at - self.clock())
 
     def _tell_executor(self, scheduler: Scheduler) -> None:
         """Pass on what is ordered before the next step: sequences rolled back, sequences gone, KV memory that is spare."""
-        for seq in scheduler.take_rolled_back():
+        for seq in scheduler.sequences.take_rolled_back():
             self.executor.truncate_kv(KvCacheHandle(seq.seq_id), 0)
-        for seq_id in scheduler.take_released():
+        for seq_id in scheduler.sequences.take_released():
             self.executor.release_cache(seq_id)
         if self._spare_memory is not None:
             self._spare_memory.look()
 
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
-        """Take in the oldest step's result. Returns early if a sequence has waited too long to be begun, or a command comes while
-        another step could be submitted."""
+        """Take in the oldest step's result. Returns early if a sequence has waited too long to be started, or a command comes
+        while another step could be submitted."""
         step = await self._steps.next_result(self._until_too_late())
         if step is None:
             return
@@ -359,7 +364,7 @@ class EngineCore:
             if self.journal.accepts(step.batch.epoch):
                 await self._recover(recovery, step.batch, error)
             else:
-                scheduler.abandon(step.batch)
+                scheduler.sequences.abandon(step.batch)
             return
         scheduler.observe(step.batch, self._steps.seconds(step))
         deltas = scheduler.commit(step.batch, output)
@@ -392,7 +397,7 @@ class EngineCore:
     async def _audit(self, scheduler: Scheduler) -> None:
         """Look whether anything leaked, until a command comes. A leak is to be seen, not a reason to stop serving."""
         try:
-            for _ in scheduler.integrity():
+            for _ in scheduler.sequences.integrity():
                 await asyncio.sleep(0)
                 if self._inbox.has_news:
                     return
@@ -406,7 +411,7 @@ class EngineCore:
         for seq in seqs:
             # Failed or aborted before the loop came round to it.
             if self._scheduler is not None and seq.seq_id in self._delivery.live:
-                self._scheduler.add(seq)
+                self._scheduler.sequences.add(seq)
 
     def _end(self, seq_id: int, reason: FinishReason, num_tokens: int | None = None) -> None:
         seq = self._delivery.live.get(seq_id)
@@ -414,7 +419,7 @@ class EngineCore:
             return
         if num_tokens is not None:
             self.journal.cut(seq, num_tokens)
-        self._scheduler.finish(seq, reason)
+        self._scheduler.sequences.finish(seq, reason)
         self._delivery.gone(seq)
 
     # -- failure ---------------------------------------------------------------------------------------------------------
@@ -503,7 +508,7 @@ class EngineCore:
     ) -> None:
         for seq in seqs:
             if self._scheduler is not None and seq.status is not SequenceStatus.FINISHED:
-                self._scheduler.finish(seq, reason)
+                self._scheduler.sequences.finish(seq, reason)
             self._delivery.fail(seq, error)
 
     def _fail_all(self, error: EngineError) -> None:

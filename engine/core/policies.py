@@ -8,14 +8,12 @@ from engine.config import EngineConfig
 from engine.policies.budget import BudgetPolicy, FixedBudget, LatencyBudget
 from engine.policies.drafter import Drafter, NgramDrafter
 from engine.policies.victim import VICTIM_POLICIES, VictimPolicy, youngest
-from engine.waiting.order import QUEUE_POLICIES, Fcfs, QueuePolicy
 
 
 @dataclass(slots=True)
 class Policies:
-    """See `engine/policies`. The queue is the scheduler's own: a `Policies` serves one scheduler."""
+    """See `engine/policies`. The policy of the queue is `WaitingQueue.policy`. A `Policies` serves one scheduler."""
 
-    queue: QueuePolicy = field(default_factory=Fcfs)
     budget: BudgetPolicy = field(default_factory=FixedBudget)
     victim: VictimPolicy = youngest
     drafter: Drafter | None = None
@@ -25,7 +23,6 @@ class Policies:
         """What the configuration asks for."""
         drafts = config.num_speculative_tokens
         return Policies(
-            queue=QUEUE_POLICIES[config.scheduling_policy](),
             budget=FixedBudget() if config.target_itl == 0 else LatencyBudget(config.target_itl),
             victim=VICTIM_POLICIES[config.scheduling_policy],
             drafter=NgramDrafter(drafts) if drafts else None,

@@ -69,7 +69,7 @@ class RecoveryPlan:
 
 class Recovery:
     """Decides what follows a failed step or the executor's death. Used by the loop task only; waits for nothing, answers nobody.
-    `Scheduler.rewind` says what becomes of the sequences."""
+    `Sequences.rewind` says what becomes of the sequences."""
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -103,7 +103,9 @@ class Recovery:
         scheduler = self._scheduler
         epoch = scheduler.journal.open_epoch()
         # What was refused has its reason in the step: no need to try it again as it was.
-        suspects = scheduler.rewind(batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk)
+        suspects = scheduler.sequences.rewind(
+            batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk
+        )
         died = isinstance(error, ExecutorDied)
         if self._clock() - self._back_at > _STEADY:
             self._fruitless = 0
@@ -111,7 +113,7 @@ class Recovery:
         by_chance = isinstance(error, ExecutorDied) and error.from_outside
         most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
         culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
-        scheduler.num_resumed -= len(culprits)
+        scheduler.sequences.num_resumed -= len(culprits)
         self._forgive_known(culprits)
         code = "executor_died" if died else error.kind
         what = "failed" if code != OutOfMemory.kind else "has no memory for this request, even by itself"

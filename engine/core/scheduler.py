@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.core.journal import Journal
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
-from engine.core.sequences import Roster
+from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
@@ -24,7 +24,7 @@ from engine.policies.budget import MIN_CHUNK
 from engine.policies.drafter import Drafter
 from engine.request import FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536
@@ -32,10 +32,8 @@ _PASSED_OVER = 65536
 many takes 10 ms, and a queue may hold millions."""
 
 
-class Scheduler(Roster):
-    """The roster, with steps made of it and their results taken in. Called by the loop task only; never waits, touches no
-    executor.
-    """
+class Scheduler:
+    """Makes steps of the sequences and takes in their results. Called by the loop task only; never waits, touches no executor."""
 
     def __init__(
         self,
@@ -44,10 +42,14 @@ class Scheduler(Roster):
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policies: Policies | None = None,
-        backlog: Backlog | None = None,
+        waiting: WaitingQueue | None = None,
     ) -> None:
         self.policies = policies or Policies()
-        super().__init__(kv, journal, max_num_seqs, self.policies.queue, backlog)
+        self.kv = kv
+        self.journal = journal
+        self.waiting = WaitingQueue() if waiting is None else waiting
+        self.sequences = Sequences(kv, journal, max_num_seqs, self.waiting)
+        self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
         self.num_steps = 0
         self._packer = StepPacker()
@@ -59,18 +61,18 @@ class Scheduler(Roster):
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
         plan = StepPlan(self.step_budget.tokens)
         self.kv.begin_step()
-        if self._suspects:
+        if self.sequences.suspects:
             self._grant_suspect(plan)
             return self._pack(plan) if plan.grants else None
         chunks = self._grant_decodes(plan)
-        if chunks or (self.waiting and self._slots_to_run_in()):
+        if chunks or (self.waiting and self.sequences.has_slot_to_run_in()):
             self._grant_prompts(chunks, plan)
         elif self.waiting:
-            self._no_room()
+            self.sequences.no_room()
         return self._pack(plan) if plan.grants else None
 
     def _grant_prompts(self, chunks: SequenceOf[Sequence], plan: StepPlan) -> None:
-        """Prompts go on that are begun already, and others are admitted: behind them, unless the policy says otherwise."""
+        """Prompts go on that are started already, and others are admitted: behind them, unless the policy says otherwise."""
         # How much of them the running streams can bear beside them, with or without a token in this very step.
         streams = len(self.running) - len(chunks)
         plan.for_prompts = plan.budget
@@ -84,7 +86,7 @@ class Scheduler(Roster):
 
     def _share(self, seq: Sequence, plan: StepPlan) -> int:
         """Tokens of its prompt that the step has room for."""
-        return min(plan.budget, max(plan.for_prompts, self.policies.queue.owed(seq)))
+        return min(plan.budget, max(plan.for_prompts, self.waiting.policy.owed(seq)))
 
     def _grant_prompt(self, seq: Sequence, plan: StepPlan) -> None:
         """Its next chunk, or all that is left of it."""
@@ -101,17 +103,17 @@ class Scheduler(Roster):
     def _grant_suspect(self, plan: StepPlan) -> None:
         """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token
         or fails the third step, by itself."""
-        if self._in_flight:
+        if self.sequences.by_step:
             return
-        seq = next(iter(self._suspects))
+        seq = next(iter(self.sequences.suspects))
         if seq.status is not SequenceStatus.RUNNING:
             hit = self.kv.find(seq)
             while not self.kv.fits(seq, hit):
                 if not self.running:
                     return  # one that has ended, with its step still out, gives back what is missing
-                self._preempt(self.policies.victim(self.running))
+                self.sequences.preempt(self.policies.victim(self.running))
                 hit = self.kv.find(seq)
-            self._admit(seq, hit)
+            self.sequences.admit(seq, hit)
             self.waiting.remove(seq)
         self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
 
@@ -119,7 +121,7 @@ class Scheduler(Roster):
         """A token (and drafts) for each sequence with only its last token to compute; returns those with more."""
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
-        for seq in self.policies.queue.ordered(self.running):
+        for seq in self.waiting.policy.ordered(self.running):
             # `num_uncomputed_tokens` and `num_to_generate`, without the calls: there may be a thousand sequences.
             tokens = seq.num_known_tokens + seq.num_pending_tokens
             uncomputed = tokens - seq.num_computed_tokens
@@ -145,7 +147,7 @@ class Scheduler(Roster):
 
     def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:
         """A token for each. Most need neither a block nor a name for one: their `_grant` comes down to this."""
-        grants, charge = plan.grants, self.policies.queue.charge if self.policies.queue.charges else None
+        grants, charge = plan.grants, self.waiting.policy.charge if self.waiting.policy.charges else None
         for seq in decodes:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
@@ -170,7 +172,7 @@ class Scheduler(Roster):
         if len(decodes) <= (room := plan.budget - others):
             return decodes
         decodes.sort(key=lambda seq: seq.last_step)
-        return list(self.policies.queue.ordered(decodes))[:room]
+        return list(self.waiting.policy.ordered(decodes))[:room]
 
     def _draft(self, seq: Sequence, drafter: Drafter, most: int, plan: StepPlan) -> None:
         """Grant the last token and at most so many guesses of what follows it, never past the sequence's end."""
@@ -186,7 +188,7 @@ class Scheduler(Roster):
         end = seq.num_computed_tokens + count
         while not self.kv.grow(seq, end):
             victim = self.policies.victim(s for s in self.running if s not in plan.grants)
-            self._preempt(victim)
+            self.sequences.preempt(victim)
             plan.preempted = True
             if victim is seq:
                 return False
@@ -199,9 +201,9 @@ class Scheduler(Roster):
 
     def _charge(self, seq: Sequence, begin: int, end: int) -> None:
         """Charge the queue policy with those of positions begin .. end - 1 that it was not charged with before."""
-        queue = self.policies.queue
-        if queue.charges and (count := seq.charge(begin, end)):
-            queue.charge(seq, count)
+        policy = self.waiting.policy
+        if policy.charges and (count := seq.charge(begin, end)):
+            policy.charge(seq, count)
 
     def _admit_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
         """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort. With
@@ -220,9 +222,9 @@ class Scheduler(Roster):
                     break
                 continue
             if not self.kv.fits(seq, hit):
-                self._no_room()
+                self.sequences.no_room()
                 break
-            self._admit(seq, hit)
+            self.sequences.admit(seq, hit)
             admitted.append(seq)
             self._grant_prompt(seq, plan)
         for seq in admitted:
@@ -232,42 +234,36 @@ class Scheduler(Roster):
         """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes."""
         if plan.preempted:
             return  # somebody has just given way: not for newcomers
-        for seq in self.waiting.candidates(self._num_slots):
-            if self._share(seq, plan) <= 0 or not self._slots_to_run_in():
+        for seq in self.waiting.policy.candidates(self.sequences.num_slots):
+            if self._share(seq, plan) <= 0 or not self.sequences.has_slot_to_run_in():
                 return
-            if before is not None and not self.waiting.precedes(seq, before):
+            if before is not None and not self.waiting.policy.precedes(seq, before):
                 return
-            # One preempted with a step out waits for its result. One without a slot waits until those with slots have gone.
-            if not seq.in_flight and (seq.slot is not None or self._free_slots):
+            if self.sequences.can_admit(seq):
                 yield seq
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""
         self.num_steps += 1
-        self._in_flight[self.num_steps] = list(plan.grants)
-        if self._num_spared:
-            self._spared[self.num_steps], self._num_spared = self._num_spared, 0
+        self.sequences.submitted(self.num_steps, list(plan.grants))
         batch = self._packer.pack(plan, self.num_steps, self.journal.epoch, self.kv)
-        if self._backlog is not None:
-            self._backlog.launched(*_content(batch))
+        self.waiting.estimate.submitted(batch)
         return batch
 
     # -- results -----------------------------------------------------------------------------------------------------
 
     def observe(self, batch: UnifiedBatch, seconds: float) -> None:
-        """A step took so long: the budget policy learns from it, and how long who waits will wait. One of an older epoch tells
-        nothing: its time is that of a restart."""
-        spared = self._spared.pop(batch.step_id, 0)
+        """A step took `seconds`: the budget policy and the wait estimate learn from it. A step of an older epoch tells nothing:
+        its time is that of a restart."""
+        spared = self.sequences.spared_by(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return
-        decodes, prompt_tokens = _content(batch)
-        self.policies.budget.observe(decodes, prompt_tokens, seconds)
-        if self._backlog is not None:
-            self._backlog.observe(seconds, prompt_tokens + spared)
+        self.policies.budget.observe(batch.num_decodes, batch.num_prompt_tokens, seconds)
+        self.waiting.estimate.observe(seconds, batch.num_prompt_tokens + spared)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
         """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
-        seqs = self._in_flight.pop(batch.step_id)
+        seqs = self.sequences.done(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return []
         self.step_budget.went_well()
@@ -280,7 +276,7 @@ class Scheduler(Roster):
             begin, at = at, at + count
             if not seq.receive(sampled[i]):
                 if seq.finished and not seq.in_flight:
-                    self._let_go(seq)
+                    self.sequences.let_go(seq)
                 continue
             if drafts[i]:
                 computed = int(batch.pos_offsets[i]) + count
@@ -330,35 +326,29 @@ class Scheduler(Roster):
                 break
         first = not seq.output_token_ids
         self.journal.commit(seq, tokens)
-        self._clear(seq)
+        self.sequences.went_well(seq)
         if reason is not None:
-            self.finish(seq, reason)
+            self.sequences.finish(seq, reason)
         told = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
         return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=told)
 
     def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
         """An embedding request ends with its prompt."""
-        self._clear(seq)
-        self.finish(seq, FinishReason.STOP)
+        self.sequences.went_well(seq)
+        self.sequences.finish(seq, FinishReason.STOP)
         return TokenDelta(
             finish_reason=FinishReason.STOP, num_cached_tokens=seq.num_cached_tokens, pooled=pooled
         )
 
-    def _clear(self, seq: Sequence) -> None:
-        """A step with this sequence in it went well: no failure is its fault."""
-        if seq.num_failed_steps:
-            seq.clear_failed_steps()
-            self._suspects.pop(seq, None)
-
     def _fail(self, seq: Sequence, fault: ItemFault, message: str) -> TokenDelta | None:
         """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
         if fault is ItemFault.GRAMMAR_TOO_LARGE:
-            self.finish(seq, FinishReason.ABORT)
+            self.sequences.finish(seq, FinishReason.ABORT)
             refused = InvalidRequest(message, "grammar", "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
         if fault is ItemFault.NOTHING_LEFT:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
-            self.finish(seq, FinishReason.ABORT)
+            self.sequences.finish(seq, FinishReason.ABORT)
             culprit = seq.request.sampling.restricted_by()
             said = f"{message} at position {len(seq.output_token_ids)} of the output"
             error = InvalidRequest(said, culprit, "invalid_value")
@@ -368,16 +358,10 @@ class Scheduler(Roster):
             # Whoever wrote that may have failed itself, a moment too late for this one to know.
             seq.void_in_flight()
             if seq.status is SequenceStatus.RUNNING:
-                self._preempt(seq)
+                self.sequences.preempt(seq)
             return None
-        self.finish(seq, FinishReason.ERROR)
+        self.sequences.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
-
-
-def _content(batch: UnifiedBatch) -> tuple[int, int]:
-    """How many decodes and how many prompt tokens a step has."""
-    decodes = int(np.count_nonzero(batch.num_q_tokens == batch.num_draft_tokens + 1))
-    return decodes, batch.total_q_tokens() - decodes - int(batch.num_draft_tokens.sum())
 
 
 class _PlainTokens(dict[int, SampledToken]):

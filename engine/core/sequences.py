@@ -1,6 +1,6 @@
-"""The roster: which sequences are here, and what they hold of slots and blocks.
+"""`Sequences`: which sequences exist, and what they hold of slots and blocks.
 
-Coming, being admitted, giving way, ending and starting over after a failure, whoever decides it (`scheduler.py`).
+They come, are admitted, give way, end and start over after a failure; `scheduler.py` decides when.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from engine.core.journal import Journal
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
-from engine.waiting.order import QueuePolicy
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import UnifiedBatch
 
 
-class Roster:
+class Sequences:
     """Owns the waiting and running sequences. Called by the loop task only; never waits, touches no executor.
 
-    - `waiting`: sequences without KV, new or preempted, in the order of the queue policy.
+    - `waiting`: sequences without KV, new or preempted.
     - `running`: sequences with a slot and KV, in order of admission; a dict, for its O(1) removal.
+    - `by_step`: for each step in flight, by id, the sequences that it computes.
+    - `suspects`: sequences that took part in two consecutive failed steps, in the order in which they are computed alone.
     """
 
     def __init__(
@@ -30,33 +31,27 @@ class Roster:
         kv: KvCacheManager,
         journal: Journal,
         num_slots: int,
-        queue: QueuePolicy,
-        backlog: Backlog | None,
+        waiting: WaitingQueue,
     ) -> None:
-        """A sequence in `backlog` leaves it when it is admitted, or ends before."""
         self.kv = kv
         self.journal = journal
-        self.waiting = queue
+        self.num_slots = num_slots
+        self.waiting = waiting
         self.running: dict[Sequence, None] = {}
+        self.by_step: dict[int, list[Sequence]] = {}
+        self.suspects: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.num_resumed = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._backlog = backlog
-        if backlog is not None:
-            backlog.opens(num_slots, shares_prompts=kv.layout.num_blocks > 0)
-        self._num_slots = num_slots
+        waiting.open(num_slots, shares_prompts=kv.layout.num_blocks > 0)
         self._free_slots = deque(range(num_slots))
-        self._in_flight: dict[int, list[Sequence]] = {}
-        """Who is computed by each step that is out."""
         self._num_spared = 0
-        """Tokens of prompts that were found in the cache, by those admitted since the last step."""
+        """Prompt tokens found in the cache by sequences that were started since the last step."""
         self._spared: dict[int, int] = {}
-        """The same by the step in which they were admitted, of steps that are out."""
+        """The same by the step for which they were started, of steps in flight."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
-        self._suspects: dict[Sequence, None] = {}
-        """Who was in two failed steps in a row."""
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
 
@@ -72,15 +67,13 @@ class Roster:
             del self.running[seq]
         else:
             self.waiting.remove(seq)
-        if self._backlog is not None:
-            self._backlog.end(seq)
         seq.finish(reason)
-        self._suspects.pop(seq, None)
-        self.waiting.gone(seq)
+        self.suspects.pop(seq, None)
+        self.waiting.end(seq)
         if not seq.in_flight:
-            self._let_go(seq)
+            self.let_go(seq)
 
-    def _let_go(self, seq: Sequence) -> None:
+    def let_go(self, seq: Sequence) -> None:
         """Give back all a finished sequence holds, once no step in flight uses it."""
         self.kv.free(seq)
         if seq.started_epoch == self.journal.epoch:
@@ -99,23 +92,28 @@ class Roster:
         rolled_back, self._rolled_back = self._rolled_back, []
         return rolled_back
 
-    def _admit(self, seq: Sequence, hit: Hit) -> None:
+    def can_admit(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence may be admitted now, if there are blocks for it. One preempted with a step in flight waits
+        for its result. One without a slot waits until those with slots have gone."""
+        return not seq.in_flight and (seq.slot is not None or bool(self._free_slots))
+
+    def admit(self, seq: Sequence, hit: Hit) -> None:
+        """Let a waiting sequence run. The caller takes it out of the order of `waiting` afterwards."""
         if seq.slot is None:
             seq.take_slot(self._free_slots.popleft())
-            self.waiting.took_slot(seq)
+            self.waiting.policy.took_slot(seq)
         self.kv.begin(seq, hit)
         first = seq.status is SequenceStatus.WAITING
         seq.admit(hit.num_tokens)
         if first:
-            if self._backlog is not None:
-                self._backlog.begin(seq)
-                self._num_spared += min(seq.num_cached_tokens, self._backlog.tokens_of(seq))
+            self.waiting.start(seq)
+            self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len
                 self.prefix_hits += seq.num_cached_tokens
         self.running[seq] = None
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue."""
         self.kv.free(seq)
         seq.roll_back()
@@ -125,21 +123,42 @@ class Roster:
             self._rolled_back.append(seq)
         self.num_preemptions += 1
 
-    def _slots_to_run_in(self) -> bool:
-        """Whether anybody who waits could run: in a free slot, or in one held by a preempted sequence (or for a moment by a
+    def has_slot_to_run_in(self) -> bool:
+        """Whether a waiting sequence could run: in a free slot, or in one held by a preempted sequence (or for a moment by a
         finished one)."""
-        return len(self.running) < self._num_slots
+        return len(self.running) < self.num_slots
 
-    def _no_room(self) -> None:
-        """Nobody else can be admitted beside those who run."""
-        if self._backlog is not None:
-            self._backlog.stuck(len(self.running))
+    def no_room(self) -> None:
+        """No sequence can be admitted beside those that run."""
+        self.waiting.estimate.stuck(len(self.running))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def submitted(self, step_id: int, seqs: list[Sequence]) -> None:
+        """A step was put together that computes these sequences."""
+        self.by_step[step_id] = seqs
+        if self._num_spared:
+            self._spared[step_id], self._num_spared = self._num_spared, 0
+
+    def done(self, step_id: int) -> list[Sequence]:
+        """The sequences of a step that is in flight no more."""
+        return self.by_step.pop(step_id)
+
+    def spared_by(self, step_id: int) -> int:
+        """Prompt tokens that the sequences started for a step found in the cache; to be asked once."""
+        return self._spared.pop(step_id, 0)
+
+    def went_well(self, seq: Sequence) -> None:
+        """A step with this sequence in it went well: no failure is its fault."""
+        if seq.num_failed_steps:
+            seq.clear_failed_steps()
+            self.suspects.pop(seq, None)
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
     def abandon(self, batch: UnifiedBatch) -> None:
         """Forget a step of an older epoch that gave no result."""
-        self._in_flight.pop(batch.step_id)
+        self.done(batch.step_id)
         self._spared.pop(batch.step_id, None)
 
     def rewind(
@@ -152,27 +171,26 @@ class Roster:
         large, which is nobody's fault and no death survived: nothing is counted, nobody returned. Steps still out belong
         to the older epoch; their results are dropped.
         """
-        for seq in _once([*self.running, *self.waiting, *self._flying()]):
+        for seq in _once([*self.running, *self.waiting, *self._computed()]):
             seq.drop_in_flight()
             if seq.finished:
-                self._let_go(seq)
+                self.let_go(seq)
         self.num_resumed += 0 if blameless else len(self.running)
         for seq in list(self.running):
-            self._preempt(seq)
+            self.preempt(seq)
         self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release
         self._spared.clear()
-        if self._backlog is not None:
-            self._backlog.stopped()
-        involved = self._in_flight.pop(failed.step_id) if failed is not None else []
+        self.waiting.estimate.stopped()
+        involved = self.done(failed.step_id) if failed is not None else []
         live = [seq for seq in involved if not (seq.finished or blameless)]
         for seq in live:
             seq.count_failed_step(least=FAILED_STEPS_BEFORE_ALONE if at_fault else 0)
             if seq.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE:
                 # Behind the others: if the next death is by chance, it meets another one.
-                self._suspects.pop(seq, None)
-                self._suspects[seq] = None
+                self.suspects.pop(seq, None)
+                self.suspects[seq] = None
         return live
 
     def check_integrity(self) -> None:
@@ -182,14 +200,15 @@ class Roster:
 
     def integrity(self) -> Iterator[None]:
         """`check_integrity` a slice of about a millisecond at a time: nothing may change before it is exhausted."""
-        holders = _once([*self.running, *self.waiting, *self._flying()])
+        holders = _once([*self.running, *self.waiting, *self._computed()])
         slots = [seq.slot for seq in holders if seq.slot is not None] + list(self._free_slots)
-        if len(slots) != len(set(slots)) or len(slots) != self._num_slots:
+        if len(slots) != len(set(slots)) or len(slots) != self.num_slots:
             raise RuntimeError("a slot is held twice, or lost")
         yield from self.kv.integrity(holders)
 
-    def _flying(self) -> list[Sequence]:
-        return [seq for seqs in self._in_flight.values() for seq in seqs]
+    def _computed(self) -> list[Sequence]:
+        """Sequences in steps in flight."""
+        return [seq for seqs in self.by_step.values() for seq in seqs]
 
 
 def _once(seqs: Iterable[Sequence]) -> list[Sequence]:

@@ -141,7 +141,9 @@ class KvCacheManager:
             if other.num_computed_tokens < wanted:
                 continue
             copied = other.block_table[full] if partial else None
-            if copied not in to_come:  # that of one begun in this very step is itself still to be copied
+            if (
+                copied not in to_come
+            ):  # the copy of a sequence admitted in this very step is itself still to be made
                 return Hit(other.block_table[:full], wanted, copied, keys=other.block_keys[:full])
         # Where the prompt is being computed it is worth waiting for.
         return Hit([], 0, pending=True) if holders else None
@@ -159,7 +161,7 @@ class KvCacheManager:
             self.pool.share(hit.blocks)
             self._extend(seq, list(hit.blocks))
         roomy = self.grow(seq, seq.num_known_tokens)
-        assert roomy, "what does not fit is not begun"
+        assert roomy, "what does not fit is not admitted"
         if hit.copied is not None:
             self._copies.append((hit.copied, seq.block_table[len(hit.blocks)]))
             seq.count_copied_block()

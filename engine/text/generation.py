@@ -71,7 +71,7 @@ class TextRequest:
     tenant: str = ""
     """As in `engine.request.Request`."""
     deadline_ms: int | None = None
-    """Milliseconds from its arrival by which the request must have begun to be computed."""
+    """Milliseconds from its arrival by which the request must have started to be computed."""
     arrival_time: float | None = None
     """When the call came, in seconds of the engine's clock, for what it took to make this of it; None: now. Deadlines and the
     times that are measured count from then."""

@@ -6,7 +6,7 @@ from engine.config import EngineConfig
 from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.request import Request
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import ModelInfo, SamplingParams
 
 
@@ -36,7 +36,7 @@ class Admission:
         """Most tokens one sequence may have, prompt and output."""
 
     def check(
-        self, request: Request, queued: int, backlog: Backlog, now: float, continues: bool = False,
+        self, request: Request, queued: int, waiting: WaitingQueue, now: float, continues: bool = False,
         committed: int = 0,
     ) -> None:  # fmt: skip
         """Raises InvalidRequest, ContextLengthExceeded (naming the field), Overloaded or DeadlinePassed. `queued` sequences
@@ -61,29 +61,29 @@ class Admission:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
         if not continues:
-            self._check_queue(request, queued, backlog, now)
+            self._check_queue(request, queued, waiting, now)
 
-    def _check_queue(self, request: Request, queued: int, backlog: Backlog, now: float) -> None:
+    def _check_queue(self, request: Request, queued: int, waiting: WaitingQueue, now: float) -> None:
         """Raises DeadlinePassed or Overloaded."""
-        wait = backlog.wait(request)
+        wait = waiting.wait(request)
         if request.deadline is not None and now + wait >= request.deadline:
             message = (
-                f"this request cannot be begun before its deadline: the queue is about {wait:.1f} s long"
+                f"this request cannot be started before its deadline: the queue is about {wait:.1f} s long"
             )
-            raise DeadlinePassed(message, backlog.retry_after(request))
+            raise DeadlinePassed(message, waiting.retry_after(request))
         if wait > self.max_queue_wait:
             message = f"the queue is about {wait:.0f} s long, more than the {self.max_queue_wait:g} s allowed"
-            raise Overloaded(message, backlog.retry_after(request))
+            raise Overloaded(message, waiting.retry_after(request))
         too_many = queued >= self.max_queued_seqs
         too_long = (
-            backlog.count > 0 and backlog.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
+            waiting.count > 0 and waiting.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
         )
-        if not (too_many or too_long) or backlog.within_share(
+        if not (too_many or too_long) or waiting.within_share(
             request, self.max_queued_seqs, self.max_queued_tokens
         ):
             return
-        said = f"{queued} requests" if too_many else f"requests of {backlog.tokens} tokens"
-        raise Overloaded(f"{said} are waiting already", backlog.retry_after(request))
+        said = f"{queued} requests" if too_many else f"requests of {waiting.tokens} tokens"
+        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request))
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""

@@ -13,11 +13,12 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
+from engine.request import Request
 from engine.sequence import Sequence
 
 CREDIT = 128
-"""Tokens by which who comes after a pause is ahead of everybody who is here: a short question is begun in the very next step, and
-whole, although nobody owes it anything yet."""
+"""Tokens by which a tenant who comes after a pause is ahead of all who are here: a short question is started in the very next
+step and computed whole, although the tenant is owed nothing yet."""
 MOST_TENANTS = 4096
 """Counters that are kept of tenants who have nothing here at the moment."""
 
@@ -31,6 +32,7 @@ class Fair:
     """Waiting sequences by tenant (`Request.tenant`); within a tenant first come, first served, but preempted ones first."""
 
     charges = True
+    ranked = False
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Entry]] = {}
@@ -44,6 +46,10 @@ class Fair:
         """Ids of those with a slot."""
         self._several = False
         """There has been more than one tenant."""
+
+    def group(self, request: Request) -> str:
+        """By tenant."""
+        return request.tenant
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, or a preempted one, which finds its place again."""

@@ -46,7 +46,7 @@ def answer_tokens(request: Request) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is computed before a new request is begun.
+    """What is computed before a new request is started.
 
     - `in_flight` prompt tokens are in steps that are out, beside `decodes` decodes, since `elapsed` seconds.
     - `rest` prompt tokens of running sequences follow, then `tokens` of `count` sequences that wait.

@@ -1,4 +1,4 @@
-"""`Unbegun`: sequences that were never admitted, and when waiting has taken too long."""
+"""`NotStarted`: sequences that were never admitted, and when waiting has taken too long."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from engine.mailbox import Mailbox
 from engine.sequence import Sequence
 
 _SPARE = 64
-"""Entries of sequences that wait no more, which are not worth a look at how many there are."""
+"""Entries of sequences that wait no more, below which the heap is not cleaned up."""
 
 
-class Unbegun:
-    """Who waits, since when, and until when at most. Written by `Backlog` alone.
+class NotStarted:
+    """Since when and until when at most each sequence waits to be started. Written by `WaitingQueue` alone.
 
     A sequence has waited too long `patience` seconds after it came, or at its request's own deadline. A call is served whole:
-    once one of its sequences was begun, none of the others is given up, for it would lose what it has, and the work on it.
+    once one of its sequences was started, none of the others is given up: the call would lose what it has, and the work on it.
     """
 
     def __init__(self, patience: float = math.inf, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._patience = patience
         self._clock = clock
         self._came: dict[Sequence, float] = {}
-        """By the clock; the one that waits longest first."""
+        """Time of the clock; the sequence that waits longest comes first."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
-        """A heap, in which some wait no more."""
+        """A heap. Some of its sequences wait no more."""
         self._with_deadline: set[Sequence] = set()
-        """Those of the heap that still wait."""
-        self._calls_begun: weakref.WeakSet[Mailbox] = weakref.WeakSet()
-        """Of calls of which a sequence was admitted."""
+        """Sequences of the heap that still wait."""
+        self._calls_started: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        """Mailboxes of calls of which a sequence was admitted."""
 
     def add(self, seq: Sequence) -> None:
-        """It waits from now on."""
-        # What has output (a stream that is resumed) was begun elsewhere.
+        """A sequence waits from now on."""
+        # What has output (a stream that is resumed) was started elsewhere.
         if not seq.output_token_ids:
             self._came[seq] = self._clock()
         if seq.request.deadline is not None:
             heapq.heappush(self._deadlines, (seq.request.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)
 
-    def begin(self, seq: Sequence) -> None:
-        """It was admitted, after `add`."""
-        self._calls_begun.add(seq.mailbox)
+    def start(self, seq: Sequence) -> None:
+        """A sequence was admitted, after `add`."""
+        self._calls_started.add(seq.mailbox)
         self.remove(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """It waits no more."""
+        """A sequence waits no more."""
         self._came.pop(seq, None)
         self._with_deadline.discard(seq)
         if len(self._deadlines) > 2 * len(self._with_deadline) + _SPARE:
@@ -63,7 +63,7 @@ class Unbegun:
             seq = heapq.heappop(self._deadlines)[2]
             waits = seq in self._with_deadline
             self._with_deadline.discard(seq)
-            if waits and seq.mailbox not in self._calls_begun:
+            if waits and seq.mailbox not in self._calls_started:
                 yield seq
 
     def out_of_patience(self, now: float) -> Iterator[Sequence]:
@@ -73,7 +73,7 @@ class Unbegun:
             if now < came + self._patience:
                 return
             del self._came[seq]
-            if seq.mailbox not in self._calls_begun:
+            if seq.mailbox not in self._calls_started:
                 yield seq
 
     def next_at(self) -> float | None:

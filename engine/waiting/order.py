@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from engine.request import Request
 from engine.sequence import Sequence
 from engine.waiting.fair import Fair
 
@@ -17,6 +18,11 @@ class QueuePolicy(Protocol):
 
     charges: bool
     """False if `charge` has no effect, so that the scheduler need not call it for each token."""
+    ranked: bool
+    """True if groups are ranks: all sequences of a lower group come first. Otherwise groups take turns."""
+
+    def group(self, request: Request) -> str | int:
+        """The group of sequences among which this request waits: a rank, or a tenant."""
 
     def add(self, seq: Sequence) -> None: ...
 
@@ -37,7 +43,7 @@ class QueuePolicy(Protocol):
         """Those that may run now, from the first to be admitted on, where there are so many slots in all."""
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
-        """Whether a waiting sequence should be begun before the prompt of a running one goes on."""
+        """Whether a waiting sequence is to be admitted before the prompt of a running one goes on."""
 
     def took_slot(self, seq: Sequence) -> None:
         """It has one, until it is gone."""
@@ -50,9 +56,10 @@ class QueuePolicy(Protocol):
 
 
 class _Indifferent:
-    """A policy to which it is all one who has been served how much."""
+    """A policy that does not count how much each tenant has been served."""
 
     charges = False
+    ranked = False
 
     def owed(self, seq: Sequence) -> int:
         """None."""
@@ -107,6 +114,10 @@ def _first(entry: tuple[Any, Sequence]) -> Any:
 class Fcfs(_Indifferent, _Sorted):
     """First come, first served."""
 
+    def group(self, request: Request) -> str:
+        """One group for all."""
+        return ""
+
     def key(self, seq: Sequence) -> int:
         return seq.seq_id
 
@@ -121,6 +132,12 @@ class Fcfs(_Indifferent, _Sorted):
 
 class Priority(_Indifferent, _Sorted):
     """By `Request.priority`, lower values first; first come, first served among equal ones."""
+
+    ranked = True
+
+    def group(self, request: Request) -> int:
+        """By priority."""
+        return request.priority
 
     def key(self, seq: Sequence) -> tuple[int, int]:
         return seq.request.priority, seq.seq_id

@@ -154,6 +154,16 @@ class UnifiedBatch:
         """Number of query tokens over all items: rows of the forward."""
         return len(self.token_ids)
 
+    @cached_property
+    def num_decodes(self) -> int:
+        """Number of items with one query token beside their drafts."""
+        return int(np.count_nonzero(self.num_q_tokens == self.num_draft_tokens + 1))
+
+    @cached_property
+    def num_prompt_tokens(self) -> int:
+        """Number of query tokens that are no drafts, of all other items."""
+        return self.total_q_tokens() - self.num_decodes - int(self.num_draft_tokens.sum())
+
     def num_sampled_items(self) -> int:
         """Number of items that sample at least one token (or return pooled output): rows of lm_head without drafts."""
         return int(np.count_nonzero(self.is_final_chunk))

@@ -11,6 +11,7 @@ import pytest
 from engine.core import scheduler as scheduling
 from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
+from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.kv import kv_cache_manager as managing
 from engine.kv.block_pool import BlockPool
@@ -19,7 +20,7 @@ from engine.kv.prefix_cache import PrefixCache, block_key
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.fair import Fair
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.queue import WaitingQueue
 from executors.contract import Int32Array, UnifiedBatch
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -88,7 +89,7 @@ def _partial_block_named(patch: pytest.MonkeyPatch) -> None:
 def _abort_in_flight_lets_go(patch: pytest.MonkeyPatch) -> None:
     """A sequence that ends during a step gives everything back at once, and once more when the step is in."""
 
-    def finish(self: Scheduler, seq: Sequence, reason: FinishReason) -> None:
+    def finish(self: Sequences, seq: Sequence, reason: FinishReason) -> None:
         if seq.finished:
             return
         if seq.status is SequenceStatus.RUNNING:
@@ -96,26 +97,24 @@ def _abort_in_flight_lets_go(patch: pytest.MonkeyPatch) -> None:
         else:
             self.waiting.remove(seq)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
-        if self._backlog is not None:
-            self._backlog.end(seq)
-        self._suspects.pop(seq, None)
-        self.waiting.gone(seq)
+        self.suspects.pop(seq, None)
+        self.waiting.end(seq)
         released = seq.started_epoch == self.journal.epoch
-        self._let_go(seq)
+        self.let_go(seq)
         seq.started_epoch = self.journal.epoch if released and seq.in_flight else None
 
-    patch.setattr(Scheduler, "finish", finish)
+    patch.setattr(Sequences, "finish", finish)
 
 
 def _abort_in_flight_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A sequence that ends during a step is never let go."""
-    let_go = Scheduler._let_go
+    let_go = Sequences.let_go
 
-    def forget(self: Scheduler, seq: Sequence) -> None:
-        if not any(seq in seqs for seqs in self._in_flight.values()):
+    def forget(self: Sequences, seq: Sequence) -> None:
+        if not any(seq in seqs for seqs in self.by_step.values()):
             let_go(self, seq)
 
-    patch.setattr(Scheduler, "_let_go", forget)
+    patch.setattr(Sequences, "let_go", forget)
 
 
 def _failed_epoch_keeps_keys(patch: pytest.MonkeyPatch) -> None:
@@ -131,11 +130,11 @@ def _failed_epoch_keeps_keys(patch: pytest.MonkeyPatch) -> None:
 def _failed_item_keeps_keys(patch: pytest.MonkeyPatch) -> None:
     """What a failed sequence wrote can still be found, and who finds it gets no second try."""
     patch.setattr(PrefixCache, "withdraw", lambda self, keys: [])
-    patch.setattr(Scheduler, "_preempt", _no_second_try(Scheduler._preempt))
+    patch.setattr(Sequences, "preempt", _no_second_try(Sequences.preempt))
 
 
-def _no_second_try(preempt: Callable[[Scheduler, Sequence], None]) -> Callable[[Scheduler, Sequence], None]:
-    def refuse(self: Scheduler, seq: Sequence) -> None:
+def _no_second_try(preempt: Callable[[Sequences, Sequence], None]) -> Callable[[Sequences, Sequence], None]:
+    def refuse(self: Sequences, seq: Sequence) -> None:
         if seq.alone:
             seq.alone = False
         preempt(self, seq)
@@ -243,13 +242,13 @@ def _prompt_told_twice(patch: pytest.MonkeyPatch) -> None:
 
 def _embedding_leaves_late(patch: pytest.MonkeyPatch) -> None:
     """An embedding request stays after its vector has come."""
-    finish = Scheduler.finish
+    finish = Sequences.finish
 
-    def stay(self: Scheduler, seq: Sequence, reason: FinishReason) -> None:
+    def stay(self: Sequences, seq: Sequence, reason: FinishReason) -> None:
         if seq.request.pooling is None or reason is not FinishReason.STOP:
             finish(self, seq, reason)
 
-    patch.setattr(Scheduler, "finish", stay)
+    patch.setattr(Sequences, "finish", stay)
 
 
 def _slots_for_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -278,14 +277,16 @@ def _removed_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def _aborted_ones_still_wait(patch: pytest.MonkeyPatch) -> None:
-    """Who ends before being begun counts as waiting for ever."""
-    end = Backlog.end
+    """A sequence that ends before it was started counts as waiting for ever."""
+    end = WaitingQueue.end
 
-    def begun_only(self: Backlog, seq: Sequence) -> None:
-        if seq in self._begun:
+    def started_only(self: WaitingQueue, seq: Sequence) -> None:
+        if seq in self._fresh:
+            self.policy.gone(seq)
+        else:
             end(self, seq)
 
-    patch.setattr(Backlog, "end", begun_only)
+    patch.setattr(WaitingQueue, "end", started_only)
 
 
 def _given_back_and_found(patch: pytest.MonkeyPatch) -> None:

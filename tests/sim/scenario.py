@@ -56,7 +56,7 @@ class Stream:
     """An embedding: one choice, no tokens."""
     tenant: str = ""
     patience: float | None = None
-    """Seconds after its arrival that it may wait to be begun."""
+    """Seconds after its arrival that it may wait to be started."""
 
 
 @dataclass(slots=True)
@@ -261,9 +261,9 @@ class Run:
         self._judge_memory(core._scheduler.kv.pool)
         if stats.kv_blocks_used or stats.running or stats.waiting:
             raise Broken(f"something is left: {stats}")
-        backlog = core._backlog
-        if backlog.count or backlog.tokens or backlog._groups or backlog._begun:
-            raise Broken(f"the backlog is {backlog.count} sequences of {backlog.tokens} tokens")
+        waiting = core._waiting
+        if waiting.count or waiting.tokens or waiting._groups or waiting._fresh or waiting.estimate._started:
+            raise Broken(f"{waiting.count} sequences of {waiting.tokens} tokens are left in the queue")
         twice = [seq_id for seq_id, count in self.executor.released.items() if count > 1]
         if twice:
             raise Broken(f"released more than once: {twice}")

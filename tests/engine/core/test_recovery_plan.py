@@ -30,7 +30,8 @@ def made(clock: Clock, **config: float) -> tuple[Scheduler, Recovery, Sequence]:
     scheduler = Scheduler(KvCacheManager(KvLayout(16, 0, 0), "m"), Journal(), 4, 64)
     scheduler.journal.open_epoch()
     seq = Sequence(1, request([1, 2, 3], 10), Mailbox(), 0)
-    scheduler.add(seq)
+    scheduler.waiting.submit(seq)
+    scheduler.sequences.add(seq)
     return scheduler, Recovery(scheduler, EngineConfig(**config), clock), seq  # type: ignore[arg-type]
 
 

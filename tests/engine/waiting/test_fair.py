@@ -21,6 +21,7 @@ from engine.policies.victim import most_present
 from engine.request import FinishReason, Request
 from engine.sequence import Sequence
 from engine.waiting.fair import CREDIT, MOST_TENANTS, Fair
+from engine.waiting.queue import WaitingQueue
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 
@@ -67,11 +68,11 @@ def test_time_not_used_is_not_saved_up() -> None:
     queue.charge(newcomer, CREDIT + 1)
     third = seq(3, "a")
     queue.add(third)
-    # Had b begun at 0 it would come first for a thousand tokens.
+    # Had b started at 0 it would come first for a thousand tokens.
     assert order(queue) == [1, 2, 3]
 
 
-def test_who_comes_after_a_pause_is_begun_before_those_who_are_here_and_whole() -> None:
+def test_who_comes_after_a_pause_is_started_before_those_who_are_here_and_whole() -> None:
     queue = Fair()
     busy = seq(1, "a")
     queue.add(busy)
@@ -300,11 +301,13 @@ async def _waits(tenants: int) -> float:
     made = fake("echo", seqs=16)
     await made.warmup()
     policies = Policies.of(EngineConfig(scheduling_policy="fair", target_itl=0))
-    scheduler = Scheduler(KvCacheManager(made.kv_layout()), Journal(), 16, 512, policies)
+    kv, queue = KvCacheManager(made.kv_layout()), WaitingQueue(Fair())
+    scheduler = Scheduler(kv, Journal(), 16, 512, policies, queue)
     scheduler.journal.open_epoch()
     waiting = [seq(number, f"tenant {number % tenants}") for number in range(4000)]
     for one in waiting:
-        scheduler.add(one)
+        queue.submit(one)
+        scheduler.sequences.add(one)
     taken = []
     for _ in range(40):
         began = time.thread_time()
@@ -312,8 +315,8 @@ async def _waits(tenants: int) -> float:
         taken.append(time.thread_time() - began)
         leaves = next(iter(scheduler.running))
         leaves.in_flight = 0
-        scheduler.finish(leaves, FinishReason.ABORT)
-    assert len(scheduler.waiting) < 4000 - 40
+        scheduler.sequences.finish(leaves, FinishReason.ABORT)
+    assert len(queue) < 4000 - 40
     return statistics.median(taken)
 
 

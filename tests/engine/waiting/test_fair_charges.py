@@ -29,15 +29,15 @@ def prompt_of(tenant: str, number: int) -> list[int]:
 def charged(core: EngineCore) -> Counter[str]:
     """Tokens that each tenant has been charged with, in the making."""
     assert core._scheduler is not None
-    queue, found = core._scheduler.policies.queue, Counter[str]()
-    charge = queue.charge
+    policy, found = core._scheduler.waiting.policy, Counter[str]()
+    charge = policy.charge
 
     def count(one: Sequence, num_tokens: int) -> None:
         assert num_tokens >= 0
         found[one.request.tenant] += num_tokens
         charge(one, num_tokens)
 
-    queue.charge = count  # type: ignore[method-assign]
+    policy.charge = count  # type: ignore[method-assign]
     return found
 
 

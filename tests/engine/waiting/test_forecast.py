@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,10 +15,19 @@ from engine.mailbox import Mailbox
 from engine.request import Request
 from engine.sequence import Sequence
 from engine.waiting.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
-from engine.waiting.wait_estimate import Backlog
+from engine.waiting.order import QUEUE_POLICIES
+from engine.waiting.queue import WaitingQueue
 from executors.contract import Pace, SamplingParams
 from tests.engine.harness import GREEDY, fake
 from tests.sim.virtual_loop import run
+
+
+class Step(NamedTuple):
+    """What the estimate wants to know of a step."""
+
+    num_decodes: int
+    num_prompt_tokens: int
+
 
 PACE = Pace(0.001, ((1, 0.010), (8, 0.024), (64, 0.080)))
 
@@ -127,50 +137,50 @@ def test_what_prompts_have_in_common_is_computed_once() -> None:
 
 
 class Queue:
-    """A backlog with a forecast, and a clock that is set by hand."""
+    """A waiting queue with a forecast, and a clock that is set by hand."""
 
     def __init__(self, policy: str = "fcfs", block_size: int = 0) -> None:
         self.now = 0.0
-        self.backlog = Backlog(policy, lambda: self.now)
-        self.backlog.opens(4, shares_prompts=True)
-        self.backlog.expects(forecast(), block_size)
+        self.waiting = WaitingQueue(QUEUE_POLICIES[policy](), lambda: self.now)
+        self.waiting.open(4, shares_prompts=True)
+        self.waiting.expect(forecast(), block_size)
         self.count = 0
 
     def enter(self, request: Request) -> Sequence:
         self.count += 1
-        self.backlog.enter(one := Sequence(self.count, request, Mailbox(), 0))
+        self.waiting.submit(one := Sequence(self.count, request, Mailbox(), 0))
         return one
 
 
 def test_an_idle_server_keeps_nobody_waiting() -> None:
     queue = Queue()
-    assert queue.backlog.wait(asked(100_000)) == 0.0, "its own prompt is not before it"
+    assert queue.waiting.wait(asked(100_000)) == 0.0, "its own prompt is not before it"
     queue.enter(asked(500))
-    assert queue.backlog.wait(asked(5)) == pytest.approx(0.5)
+    assert queue.waiting.wait(asked(5)) == pytest.approx(0.5)
 
 
-def test_work_that_was_begun_is_before_who_comes() -> None:
+def test_work_that_was_started_is_before_who_comes() -> None:
     queue = Queue()
     long = queue.enter(asked(3000))
-    queue.backlog.begin(long)
+    queue.waiting.start(long)
     long.num_computed_tokens, long.in_flight = 1000, 1
-    queue.backlog.launched(0, 1000)
+    queue.waiting.estimate.submitted(Step(0, 1000))
     queue.now = 0.4
-    assert queue.backlog.wait(asked(5)) == pytest.approx(0.6 + 2.0, rel=0.05)
-    queue.backlog.stopped()
-    assert queue.backlog.wait(asked(5)) == pytest.approx(2.0, rel=0.05), "the step is lost with its executor"
-    queue.backlog.end(long)
-    assert queue.backlog.wait(asked(5)) == 0.0
+    assert queue.waiting.wait(asked(5)) == pytest.approx(0.6 + 2.0, rel=0.05)
+    queue.waiting.estimate.stopped()
+    assert queue.waiting.wait(asked(5)) == pytest.approx(2.0, rel=0.05), "the step is lost with its executor"
+    queue.waiting.end(long)
+    assert queue.waiting.wait(asked(5)) == 0.0
 
 
 def test_the_first_step_corrects_what_is_told_of_a_queue() -> None:
     """On a machine that seemed four times as slow as it is."""
     queue = Queue()
     queue.enter(asked(3000, max_tokens=1))
-    assert queue.backlog.wait(asked(5)) == pytest.approx(3.0)
-    queue.backlog.launched(0, 1000)
-    queue.backlog.observe(0.25, 1000)
-    assert queue.backlog.wait(asked(5)) < 1.3
+    assert queue.waiting.wait(asked(5)) == pytest.approx(3.0)
+    queue.waiting.estimate.submitted(Step(0, 1000))
+    queue.waiting.estimate.observe(0.25, 1000)
+    assert queue.waiting.wait(asked(5)) < 1.3
 
 
 def test_only_prompts_that_come_before_it_keep_a_request_waiting() -> None:
@@ -178,24 +188,24 @@ def test_only_prompts_that_come_before_it_keep_a_request_waiting() -> None:
                                 ("priority", asked(5, priority=2), asked(5, priority=0))):  # fmt: skip
         queue = Queue(policy)
         long = queue.enter(asked(3000, tenant="a", priority=1))
-        queue.backlog.begin(long)
-        assert queue.backlog.wait(same) == pytest.approx(3.0, rel=0.05)
-        assert queue.backlog.wait(other) == 0.0
+        queue.waiting.start(long)
+        assert queue.waiting.wait(same) == pytest.approx(3.0, rel=0.05)
+        assert queue.waiting.wait(other) == 0.0
 
 
 def test_slots_are_waited_for_before_anything_has_ended() -> None:
     queue = Queue()
     for number in range(4):
         one = queue.enter(asked(1, first=number, max_tokens=100))
-        queue.backlog.begin(one)
+        queue.waiting.start(one)
         one.num_computed_tokens, one.num_pending_tokens = 1, 1
     queue.enter(asked(1, first=9))
     # All four slots are taken for 100 tokens, each of a step of as many sequences as there are slots at most.
     wait = 100 * PACE.decode_step(64)
-    assert queue.backlog.wait(asked(1, first=10)) == pytest.approx(wait)
+    assert queue.waiting.wait(asked(1, first=10)) == pytest.approx(wait)
     for number in range(4):
         queue.enter(asked(1, first=20 + number))
-    assert queue.backlog.wait(asked(1, first=30)) == pytest.approx(2 * wait)
+    assert queue.waiting.wait(asked(1, first=30)) == pytest.approx(2 * wait)
 
 
 def test_what_is_measured_takes_the_place_of_the_forecast() -> None:
@@ -203,26 +213,26 @@ def test_what_is_measured_takes_the_place_of_the_forecast() -> None:
     queue = Queue()
     for number in range(10):
         queue.enter(asked(1000, first=number))
-    waits = [queue.backlog.wait(asked(5, first=99))]
+    waits = [queue.waiting.wait(asked(5, first=99))]
     for _ in range(3):
         for _ in range(1000):
-            queue.backlog.launched(0, 10)
-            queue.backlog.observe(0.01, 1000)
-        waits.append(queue.backlog.wait(asked(5, first=99)))
+            queue.waiting.estimate.submitted(Step(0, 10))
+            queue.waiting.estimate.observe(0.01, 1000)
+        waits.append(queue.waiting.wait(asked(5, first=99)))
     assert waits[0] > 10 and waits[0] / 2 > waits[1] and waits[1] / 2 > waits[2] and waits[2] / 2 > waits[3]
     unmeasured = Queue()
-    unmeasured.backlog.observe(0.9, 90_000)
+    unmeasured.waiting.estimate.observe(0.9, 90_000)
     unmeasured.enter(asked(1000))
-    assert unmeasured.backlog.wait(asked(5)) == pytest.approx(1.0), "too little to tell anything"
+    assert unmeasured.waiting.wait(asked(5)) == pytest.approx(1.0), "too little to tell anything"
 
 
 def test_a_queue_of_like_prompts_is_as_long_as_what_they_differ_in() -> None:
     queue = Queue(block_size=16)
     for _ in range(10):
         queue.enter(asked(1600))
-    assert (queue.backlog.tokens, queue.backlog.count) == (16_000, 10)
+    assert (queue.waiting.tokens, queue.waiting.count) == (16_000, 10)
     fresh = 1600 + 9 * 16
-    assert 1e-3 * fresh <= queue.backlog.wait(asked(5, first=2)) <= 1e-3 * fresh * 1.75 / 0.75
+    assert 1e-3 * fresh <= queue.waiting.wait(asked(5, first=2)) <= 1e-3 * fresh * 1.75 / 0.75
 
 
 @pytest.mark.parametrize("tokens", [60, 200])
@@ -239,7 +249,7 @@ def test_the_forecast_of_a_burst_is_what_then_happens(tokens: int, max_tokens: i
         began, mailboxes, told = clock(), [], []
         for number in range(40):
             request = asked(tokens, first=number, max_tokens=max_tokens)
-            told.append(core._backlog.wait(request))
+            told.append(core._waiting.wait(request))
             mailboxes.append(Mailbox())
             core.submit(request, mailboxes[-1])
             await asyncio.sleep(0.001)

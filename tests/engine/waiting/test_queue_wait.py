@@ -1,4 +1,4 @@
-"""Nobody waits longer than allowed to be begun: refused on arrival where that can be told, else dropped when the time is over."""
+"""No request waits longer than allowed to be started: it is refused on arrival, or dropped when its time is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.errors import DeadlinePassed, Overloaded
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Stage, TokenDelta
 from engine.sequence import Sequence
-from engine.waiting.not_started import Unbegun
+from engine.waiting.not_started import NotStarted
 from executors.contract import SampledToken, SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
@@ -100,8 +100,8 @@ def test_the_first_burst_is_refused_when_it_comes(wait: float) -> None:
     served = [one.first for one in found if one.first is not None]
     dropped = [one for one in found if one.dropped is not None]
     assert len(refused) >= 40 and len(dropped) <= 3 and len(refused) + len(served) + len(dropped) == 60
-    assert max(served) < wait + 1.5, "what was begun in time is answered soon after"
-    assert len(served) >= wait / 1.2, "as many as can be begun in that time"
+    assert max(served) < wait + 1.5, "what was started in time is answered soon after"
+    assert len(served) >= wait / 1.2, "as many as can be started in that time"
     assert all(one.error is not None and one.error.status == 429 for one in refused + dropped)
     assert all(one.error.retry_after >= 1 for one in refused if one.error)
     assert heard.refusals == ["overloaded"] * (60 - len(served))
@@ -137,11 +137,11 @@ def test_who_waits_is_dropped_during_a_step_and_without_another_request() -> Non
         delta = await read(mailbox)
         assert now() - began == pytest.approx(3.0, abs=0.001)
         assert isinstance(delta.error, Overloaded) and not isinstance(delta.error, DeadlinePassed)
-        assert "was not begun within the 3 s" in delta.error.message and delta.error.retry_after >= 1
+        assert "was not started within the 3 s" in delta.error.message and delta.error.retry_after >= 1
         assert (delta.finish_reason, heard.refusals) == (FinishReason.ERROR, ["overloaded"])
         assert (await first).first == pytest.approx(100.0)
         assert heard.outcomes == ["abort", "length"]
-        assert core.num_waiting == core._backlog.count == 0
+        assert core.num_waiting == core._waiting.count == 0
         await core.stop()
         core.check_integrity()
 
@@ -203,7 +203,7 @@ def test_choices_of_a_call_are_one_refusal() -> None:
     run(main())
 
 
-def test_a_call_that_was_begun_is_served_to_its_end() -> None:
+def test_a_call_that_was_started_is_served_to_its_end() -> None:
     """Its second half waits longer than anybody may."""
 
     async def main() -> None:
@@ -254,7 +254,7 @@ def test_streams_outlive_a_long_recovery_and_who_waits_is_told() -> None:
 
 
 def test_a_stream_that_is_resumed_is_not_dropped() -> None:
-    """Its tokens were begun elsewhere; it waits for as long as it takes."""
+    """Its tokens were started elsewhere; it waits for as long as it takes."""
 
     async def main() -> None:
         core = await started(fake(seqs=1, step_delay_ms=1000), max_num_seqs=1, max_queue_wait=3.0)
@@ -271,7 +271,7 @@ def test_a_stream_that_is_resumed_is_not_dropped() -> None:
     run(main())
 
 
-def test_who_was_preempted_was_begun() -> None:
+def test_who_was_preempted_was_started() -> None:
     """The pool has room for one of two; the other stands still for longer than it might wait."""
 
     async def main() -> None:
@@ -344,8 +344,8 @@ def test_a_stop_at_any_moment_leaves_nothing_of_who_waits(max_in_flight: int) ->
         ends = [(await reader).error for reader in readers]
         if over:
             assert ends[0] is None and isinstance(ends[1], Overloaded)
-        assert core.num_waiting == core._backlog.count == core._backlog.tokens == 0
-        assert core._backlog.unbegun.next_at() is None and not core._backlog._fresh
+        assert core.num_waiting == core._waiting.count == core._waiting.tokens == 0
+        assert core._waiting.not_started.next_at() is None and not core._waiting._fresh
         core.check_integrity()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not [task for task in others if not task.done()]
@@ -354,35 +354,35 @@ def test_a_stop_at_any_moment_leaves_nothing_of_who_waits(max_in_flight: int) ->
     assert at_every_turn(trial) > 20
 
 
-# -- Unbegun alone -----------------------------------------------------------------------------------------------------
+# -- NotStarted alone -----------------------------------------------------------------------------------------------------
 
 
 class Waiters:
     def __init__(self, patience: float) -> None:
         self.now = 0.0
-        self.unbegun = Unbegun(patience, lambda: self.now)
+        self.not_started = NotStarted(patience, lambda: self.now)
 
     def add(self, number: int, at: float, deadline: float | None = None) -> Sequence:
         self.now = at
-        self.unbegun.add(one := seq(number, deadline=deadline))
+        self.not_started.add(one := seq(number, deadline=deadline))
         return one
 
 
 def test_when_to_look_again() -> None:
     waiters = Waiters(5.0)
-    assert waiters.unbegun.next_at() is None
+    assert waiters.not_started.next_at() is None
     first, second = waiters.add(1, at=1.0), waiters.add(2, at=2.0)
-    assert waiters.unbegun.next_at() == 6.0
+    assert waiters.not_started.next_at() == 6.0
     third = waiters.add(3, at=3.0, deadline=4.0)
-    assert waiters.unbegun.next_at() == 4.0
-    assert list(waiters.unbegun.past_deadline(4.0)) == [third]
-    waiters.unbegun.remove(third)
-    assert waiters.unbegun.next_at() == 6.0
-    assert list(waiters.unbegun.out_of_patience(5.9)) == []
-    assert list(waiters.unbegun.out_of_patience(6.0)) == [first]
-    assert list(waiters.unbegun.out_of_patience(6.0)) == [], "each once"
-    waiters.unbegun.begin(second)
-    assert waiters.unbegun.next_at() is None
+    assert waiters.not_started.next_at() == 4.0
+    assert list(waiters.not_started.past_deadline(4.0)) == [third]
+    waiters.not_started.remove(third)
+    assert waiters.not_started.next_at() == 6.0
+    assert list(waiters.not_started.out_of_patience(5.9)) == []
+    assert list(waiters.not_started.out_of_patience(6.0)) == [first]
+    assert list(waiters.not_started.out_of_patience(6.0)) == [], "each once"
+    waiters.not_started.start(second)
+    assert waiters.not_started.next_at() is None
 
 
 def test_the_moment_to_look_again_is_late_enough() -> None:
@@ -390,11 +390,11 @@ def test_the_moment_to_look_again_is_late_enough() -> None:
     for number in range(200):
         waiters = Waiters(0.1 * number + 0.1)
         one = waiters.add(1, at=number * 0.7 + 1 / 3)
-        at = waiters.unbegun.next_at()
-        assert at is not None and list(waiters.unbegun.out_of_patience(at)) == [one]
+        at = waiters.not_started.next_at()
+        assert at is not None and list(waiters.not_started.out_of_patience(at)) == [one]
 
 
 def test_without_a_limit_nobody_is_dropped() -> None:
     waiters = Waiters(float("inf"))
     waiters.add(1, at=0.0)
-    assert waiters.unbegun.next_at() is None and list(waiters.unbegun.out_of_patience(1e12)) == []
+    assert waiters.not_started.next_at() is None and list(waiters.not_started.out_of_patience(1e12)) == []

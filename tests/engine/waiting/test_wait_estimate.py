@@ -11,7 +11,9 @@ from engine.errors import DeadlinePassed, EngineError, Overloaded
 from engine.mailbox import Mailbox
 from engine.request import Observer, Request, Stage, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
-from engine.waiting.wait_estimate import MAX_RETRY_AFTER, Backlog
+from engine.waiting.fair import Fair
+from engine.waiting.order import QUEUE_POLICIES, Priority
+from engine.waiting.queue import MAX_RETRY_AFTER, WaitingQueue
 from executors.contract import SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
@@ -24,38 +26,38 @@ def asked(tenant: str = "", priority: int = 0) -> Request:
 
 
 class Past:
-    """A backlog, and a clock that is set by hand."""
+    """A waiting queue, and a clock that is set by hand."""
 
     def __init__(self, num_slots: int, policy: str = "fcfs") -> None:
         self.now = 0.0
-        self.backlog = Backlog(policy, lambda: self.now)
-        self.backlog.opens(num_slots)
+        self.waiting = WaitingQueue(QUEUE_POLICIES[policy](), lambda: self.now)
+        self.waiting.open(num_slots)
 
     def begin(self, *seqs: Sequence) -> None:
         for one in seqs:
-            self.backlog.enter(one)
-            self.backlog.begin(one)
+            self.waiting.submit(one)
+            self.waiting.start(one)
 
     def end(self, *seqs: Sequence) -> None:
         for one in seqs:
-            self.backlog.end(one)
+            self.waiting.end(one)
 
     def wait(self, waiting: int) -> float:
         """So many wait: how long does the next one?"""
-        for number in range(self.backlog.count, waiting):
-            self.backlog.enter(seq(number, tokens=100))
-        return self.backlog.wait(asked())
+        for number in range(self.waiting.count, waiting):
+            self.waiting.submit(seq(number, tokens=100))
+        return self.waiting.wait(asked())
 
 
 def test_the_estimate_follows_what_was_measured() -> None:
     past = Past(4)
-    assert (past.backlog.wait(asked()), past.backlog.retry_after(asked())) == (0.0, 1)
+    assert (past.waiting.wait(asked()), past.waiting.retry_after(asked())) == (0.0, 1)
     assert past.wait(10) == 0.0, "nothing was measured yet"
     cold = Past(4)
-    cold.backlog.observe(0.9, 3)
+    cold.waiting.estimate.observe(0.9, 3)
     assert cold.wait(10) == 0.0, "the first step of a cold executor tells little"
-    past.backlog.observe(1.0, 500)
-    past.backlog.observe(9.0, 0)
+    past.waiting.estimate.observe(1.0, 500)
+    past.waiting.estimate.observe(9.0, 0)
     assert past.wait(10) == pytest.approx(2.0), "1000 tokens; steps without prompts tell nothing of them"
     past = Past(4)
     old = [seq(number) for number in range(4)]
@@ -68,14 +70,14 @@ def test_the_estimate_follows_what_was_measured() -> None:
     assert past.wait(3) == pytest.approx(15.0)
     assert past.wait(4) == pytest.approx(35.0)
     assert past.wait(10) == pytest.approx(55.0)
-    assert past.backlog.retry_after(asked()) == 28
-    past.backlog.stuck(2)
+    assert past.waiting.retry_after(asked()) == 28
+    past.waiting.estimate.stuck(2)
     assert past.wait(10) > 100, "the pool has room for two only"
     past.now = 90.0
     assert past.wait(0) < 130, "who is over the time ends any moment, not long ago"
     for number in range(500):
-        past.backlog.enter(seq(number))
-    assert past.backlog.retry_after(asked()) == MAX_RETRY_AFTER
+        past.waiting.submit(seq(number))
+    assert past.waiting.retry_after(asked()) == MAX_RETRY_AFTER
 
 
 def test_long_answers_that_are_about_to_end_keep_nobody_waiting() -> None:
@@ -93,7 +95,7 @@ def test_what_was_measured_alone_tells_how_many_do_together() -> None:
     past = Past(64)
     for number in range(100):
         past.begin(one := seq(number))
-        past.backlog.observe(0.02, 30)
+        past.waiting.estimate.observe(0.02, 30)
         past.now += 0.5
         past.end(one)
     assert past.wait(63) < 5, "64 slots are free: only their prompts are in the way"
@@ -101,30 +103,30 @@ def test_what_was_measured_alone_tells_how_many_do_together() -> None:
 
 
 def test_others_count_as_far_as_they_come_before() -> None:
-    backlog = Backlog("fair")
+    queue = WaitingQueue(Fair())
     for number in range(100):
-        backlog.enter(seq(number, "many", tokens=50))
-    backlog.enter(seq(200, "few"))
-    assert (backlog.ahead(asked("many")).count, backlog.ahead(asked("many")).tokens) == (101, 5010)
-    assert (backlog.ahead(asked("few")).count, backlog.ahead(asked("few")).tokens) == (3, 70)
-    assert backlog.ahead(asked("new")).count == 2
-    urgent = Backlog("priority")
-    urgent.enter(Sequence(1, asked(priority=5), Mailbox(), 0))
+        queue.submit(seq(number, "many", tokens=50))
+    queue.submit(seq(200, "few"))
+    assert (queue.ahead(asked("many")).count, queue.ahead(asked("many")).tokens) == (101, 5010)
+    assert (queue.ahead(asked("few")).count, queue.ahead(asked("few")).tokens) == (3, 70)
+    assert queue.ahead(asked("new")).count == 2
+    urgent = WaitingQueue(Priority())
+    urgent.submit(Sequence(1, asked(priority=5), Mailbox(), 0))
     assert (urgent.ahead(asked(priority=4)).count, urgent.ahead(asked(priority=5)).count) == (0, 1)
-    urgent.observe(5.0, 10)
+    urgent.estimate.observe(5.0, 10)
     assert urgent.wait(asked(priority=4)) == 0.0 < urgent.wait(asked(priority=5))
 
 
 def test_only_who_still_waits_expires_and_once() -> None:
-    backlog = Backlog()
-    begun, late, patient = seq(1, deadline=1.0), seq(2, deadline=1.0), seq(3, deadline=9.0)
-    for one in (begun, late, patient):
-        backlog.enter(one)
-    begun.status = SequenceStatus.RUNNING
-    backlog.begin(begun)
-    assert list(backlog.unbegun.past_deadline(0.9)) == []
-    assert list(backlog.unbegun.past_deadline(1.0)) == [late]
-    assert list(backlog.unbegun.past_deadline(5.0)) == []
+    queue = WaitingQueue()
+    started, late, patient = seq(1, deadline=1.0), seq(2, deadline=1.0), seq(3, deadline=9.0)
+    for one in (started, late, patient):
+        queue.submit(one)
+    started.status = SequenceStatus.RUNNING
+    queue.start(started)
+    assert list(queue.not_started.past_deadline(0.9)) == []
+    assert list(queue.not_started.past_deadline(1.0)) == [late]
+    assert list(queue.not_started.past_deadline(5.0)) == []
 
 
 def choices(count: int, tokens: int) -> list[Sequence]:
@@ -136,23 +138,23 @@ def choices(count: int, tokens: int) -> list[Sequence]:
 
 
 def test_a_prompt_that_choices_share_counts_once() -> None:
-    shared, apart = Backlog(), Backlog()
-    shared.opens(4, shares_prompts=True)
-    apart.opens(4)
+    shared, apart = WaitingQueue(), WaitingQueue()
+    shared.open(4, shares_prompts=True)
+    apart.open(4)
     together = choices(8, 1000)
     for one in together:
-        shared.enter(one)
-        apart.enter(one)
+        shared.submit(one)
+        apart.submit(one)
     assert (shared.count, shared.tokens) == (8, 1000)
     assert (apart.count, apart.tokens) == (8, 8000), "where nothing is shared each one computes it"
-    shared.begin(together[0])
+    shared.start(together[0])
     assert (shared.count, shared.tokens) == (7, 0)
     for one in together[1:]:
         shared.end(one)
     assert (shared.count, shared.tokens, shared.ahead(asked()).count) == (0, 0, 0)
     for one in (told := choices(3, 100)):
         one.request = replace(one.request, prompt_logprobs=0)
-        shared.enter(one)
+        shared.submit(one)
     assert shared.tokens == 300, f"{told} compute it each in their own name"
 
 
@@ -160,32 +162,32 @@ def test_time_without_an_executor_is_not_how_long_sequences_take() -> None:
     past = Past(4)
     past.begin(*(old := [seq(number) for number in range(4)]))
     past.now = 1.0
-    past.backlog.observe(0.5, 0)
+    past.waiting.estimate.observe(0.5, 0)
     past.now = 11.0  # silent for ten seconds, then given up
-    past.backlog.stopped()
+    past.waiting.estimate.stopped()
     past.now = 14.0
-    past.backlog.stopped()  # and lost again before it did anything
+    past.waiting.estimate.stopped()  # and lost again before it did anything
     assert past.wait(3) == 0.0, "nothing has ended yet"
     past.now = 20.5
-    past.backlog.observe(0.5, 0)
+    past.waiting.estimate.observe(0.5, 0)
     past.now = 21.0
     past.end(*old)
     past.begin(*(seq(number) for number in range(4)))
     assert past.wait(3) == pytest.approx(2.0), "1.0 s before, 1.0 s after"
-    past.backlog.stopped()
+    past.waiting.estimate.stopped()
     past.now = 50.0
     assert past.wait(3) == pytest.approx(2.0), "no nearer to their ends while nothing is done"
 
 
 def test_who_begins_after_an_idle_hour_is_not_older_than_it_is() -> None:
     past = Past(1)
-    past.backlog.observe(0.1, 0)
+    past.waiting.estimate.observe(0.1, 0)
     past.now = 3600.0
     past.begin(one := seq(1))
     past.now = 3602.0
-    past.backlog.stopped()
+    past.waiting.estimate.stopped()
     past.now = 3605.0
-    past.backlog.observe(1.0, 0)
+    past.waiting.estimate.observe(1.0, 0)
     past.end(one)
     past.begin(seq(2))
     assert past.wait(0) == 0.0
@@ -193,33 +195,33 @@ def test_who_begins_after_an_idle_hour_is_not_older_than_it_is() -> None:
 
 
 def test_deadlines_of_who_has_gone_are_not_kept() -> None:
-    backlog = Backlog()
-    backlog.enter(seq(0))  # never begun, so the queue is never empty
+    queue = WaitingQueue()
+    queue.submit(seq(0))  # never started, so the queue is never empty
     late = [seq(number, deadline=5.0) for number in range(1, 4)]
     for one in late:
-        backlog.enter(one)
+        queue.submit(one)
     for number in range(1000):
-        backlog.enter(one := seq(10 + number, deadline=1e6 + number))
+        queue.submit(one := seq(10 + number, deadline=1e6 + number))
         if number % 2:
-            backlog.begin(one)
-        backlog.end(one)
-    assert len(backlog.unbegun._deadlines) < 100
-    assert list(backlog.unbegun.past_deadline(9.0)) == late
+            queue.start(one)
+        queue.end(one)
+    assert len(queue.not_started._deadlines) < 100
+    assert list(queue.not_started.past_deadline(9.0)) == late
 
 
-def test_the_rest_of_a_call_that_was_begun_does_not_expire() -> None:
-    backlog = Backlog()
-    begun, waiting = (
+def test_the_rest_of_a_call_that_was_started_does_not_expire() -> None:
+    queue = WaitingQueue()
+    started, waiting = (
         [seq(number, deadline=1.0) for number in (1, 2)],
         [seq(3, deadline=1.0), seq(4, deadline=1.0)],
     )
-    begun[1].mailbox, waiting[1].mailbox = begun[0].mailbox, waiting[0].mailbox
-    for one in (*begun, *waiting):
-        backlog.enter(one)
-    backlog.begin(begun[0])
-    backlog.end(begun[0])
-    assert list(backlog.unbegun.past_deadline(2.0)) == waiting
-    assert list(backlog.unbegun.past_deadline(3.0)) == []
+    started[1].mailbox, waiting[1].mailbox = started[0].mailbox, waiting[0].mailbox
+    for one in (*started, *waiting):
+        queue.submit(one)
+    queue.start(started[0])
+    queue.end(started[0])
+    assert list(queue.not_started.past_deadline(2.0)) == waiting
+    assert list(queue.not_started.past_deadline(3.0)) == []
 
 
 class Refusals(Observer):
@@ -381,7 +383,7 @@ async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
         await core.drain(5)
 
 
-async def test_a_deadline_spares_every_part_of_a_call_that_was_begun() -> None:
+async def test_a_deadline_spares_every_part_of_a_call_that_was_started() -> None:
     async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
         mailbox, asked = Mailbox(), request([1, 2], 12)
         timed = replace(asked, deadline=core.clock() + 0.05)
@@ -409,12 +411,12 @@ async def test_prompts_in_the_cache_do_not_lengthen_the_queue() -> None:
         prefix = [1] * 200
         await run(core, request([*prefix, 0], 2))
         await asyncio.gather(*(run(core, request([*prefix, number], 2)) for number in range(8)))
-        mailbox, begun = Mailbox(), core.clock()
+        mailbox, started = Mailbox(), core.clock()
         for number in range(100):
             core.submit(request([*prefix, number], 2), mailbox, number)
-        told = core._backlog.wait(request([1], 1))
+        told = core._waiting.wait(request([1], 1))
         assert await core.drain(20)
-        took = core.clock() - begun
+        took = core.clock() - started
         assert told < 2 * took, f"{told:.2f} s were told, {took:.2f} s it took"
 
 
@@ -434,7 +436,7 @@ async def test_one_death_does_not_lengthen_the_queue() -> None:
         mailbox = Mailbox()
         for number in range(40):
             core.submit(request([number], 10), mailbox, number)
-        assert 0 < core._backlog.wait(request([1], 1)) < 5, (
+        assert 0 < core._waiting.wait(request([1], 1)) < 5, (
             "ten rounds of a tenth of a second, not of more than one"
         )
         assert await core.drain(20)

@@ -1,0 +1,186 @@
+"""`WaitingQueue`: which sequences wait, in which order they are admitted, how many they are, and how long they wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from engine.request import Request
+from engine.sequence import Sequence
+from engine.waiting.forecast import Forecast, SharedPrefixes, streams
+from engine.waiting.not_started import NotStarted
+from engine.waiting.order import Fcfs, QueuePolicy
+from engine.waiting.wait_estimate import WaitEstimate, Waiting
+
+MAX_RETRY_AFTER = 300
+"""Seconds. Longer estimates are guesses about requests that have not come yet."""
+
+
+class WaitingQueue:
+    """All sequences that wait. Written by callers (`submit`) and by the loop task, on one event loop.
+
+        submit -> counted, limited in time ---- start ---.
+           add -> in the policy's order ------- remove --+-> running
+                        ^------- add (preempted) --------'
+
+    - A sequence that was submitted and never admitted is *not started*: `count` of them have `tokens` prompt tokens, as they were
+      submitted, for what the cache holds of them is not known before. Choices that share a prompt have its tokens once.
+      `not_started` knows since when and until when each of them waits.
+    - The order holds the sequences that the loop task has queued, preempted ones too.
+
+    `estimate` says how long a new request would wait. It is told of steps by the scheduler and of sequences by this queue.
+    """
+
+    def __init__(
+        self,
+        policy: QueuePolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = math.inf,
+    ) -> None:
+        """`patience`: most seconds that a sequence may wait to be started, see `NotStarted`."""
+        self.policy = Fcfs() if policy is None else policy
+        self.not_started = NotStarted(patience, clock)
+        self.estimate = WaitEstimate(clock)
+        self.count = 0
+        self.tokens = 0
+        self._groups: dict[str | int, Waiting] = {}
+        """Counts of sequences that are not started, by `QueuePolicy.group`."""
+        self._fresh: dict[Sequence, int] = {}
+        """Of each sequence that is not started: prompt tokens that earlier prompts do not share."""
+        self._prefixes = SharedPrefixes(0)
+        self._shares_prompts = False
+
+    def open(self, num_slots: int, shares_prompts: bool = False) -> None:
+        """`num_slots` sequences can run at once, if the pool has room for them. `shares_prompts`: choices of one prompt share
+        its KV."""
+        self._shares_prompts = shares_prompts
+        self.estimate.open(num_slots)
+
+    def expect(self, forecast: Forecast, prefix_block_size: int = 0) -> None:
+        """Estimate by `forecast` what was not measured yet. Prompts share blocks of `prefix_block_size` tokens; 0: none."""
+        self.estimate.forecast = forecast
+        self._prefixes = SharedPrefixes(prefix_block_size)
+
+    # -- sequences come and go -----------------------------------------------------------------------------------------
+
+    def submit(self, seq: Sequence) -> None:
+        """A new sequence waits from now on. The loop task gives it its place later, by `add`."""
+        self._fresh[seq] = self._prefixes.fresh(seq.request) if self.prompt_tokens(seq) else 0
+        self._count(seq, 1)
+        self.not_started.add(seq)
+
+    def add(self, seq: Sequence) -> None:
+        """Give a new or a preempted sequence its place in the order."""
+        self.policy.add(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out of the order. Raises ValueError if it has no place there. Not allowed while iterating."""
+        self.policy.remove(seq)
+
+    def start(self, seq: Sequence) -> None:
+        """A sequence was admitted for the first time."""
+        self._uncount(seq)
+        self.not_started.start(seq)
+        self.estimate.start(seq)
+
+    def end(self, seq: Sequence) -> None:
+        """A sequence has ended, started or not; it has no place in the order any more."""
+        if seq in self._fresh:
+            self._uncount(seq)
+            self.not_started.remove(seq)
+        else:
+            self.estimate.end(seq)
+        self.policy.gone(seq)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Sequences in order, from the first to be admitted on."""
+        return iter(self.policy)
+
+    def __len__(self) -> int:
+        """How many sequences are in the order."""
+        return len(self.policy)
+
+    # -- how many ------------------------------------------------------------------------------------------------------
+
+    def prompt_tokens(self, seq: Sequence) -> int:
+        """Tokens of the sequence's prompt; 0 if another choice computes the prompt for both."""
+        shared = self._shares_prompts and not seq.is_first
+        return 0 if shared and not seq.request.needs_whole_prompt else seq.prompt_len
+
+    def _uncount(self, seq: Sequence) -> None:
+        self._count(seq, -1)
+        del self._fresh[seq]
+        if not self.count:
+            self.estimate.emptied()
+
+    def _count(self, seq: Sequence, change: int) -> None:
+        tokens = change * self.prompt_tokens(seq)
+        self.count += change
+        self.tokens += tokens
+        key = self.policy.group(seq.request)
+        group = self._groups.setdefault(key, Waiting())
+        group.count += change
+        group.tokens += tokens
+        group.fresh += change * self._fresh[seq]
+        group.joining += change * streams(seq.request)
+        if not group.count:
+            del self._groups[key]
+
+    def within_share(self, request: Request, max_seqs: int, max_tokens: int) -> bool:
+        """True if the policy serves tenants in turn and this one has less of a full queue than its equal share. So a tenant with
+        a thousand requests shuts no other out, and the queue is at most twice as long as it may be."""
+        if self.policy.ranked:
+            return False
+        own, tenants = self._groups.get(self.policy.group(request)), len(self._groups)
+        if own is None:
+            return tenants > 0
+        return own.count * tenants < max_seqs and own.tokens * tenants < max_tokens and tenants > 1
+
+    # -- how long ------------------------------------------------------------------------------------------------------
+
+    def ahead(self, request: Request) -> Waiting:
+        """What is started before a request that comes now: the policy's order, simplified."""
+        own = self.policy.group(request)
+        if self.policy.ranked:
+            return _sum(group for key, group in self._groups.items() if self._precedes(key, own))
+        mine = self._groups.get(own, Waiting())
+        # Of others no more than of its own, and one of each that may come before it.
+        others = [
+            _first(group, mine.count + 1, mine.tokens + group.tokens // group.count)
+            for key, group in self._groups.items()
+            if key != own
+        ]
+        return _sum((mine, *others))
+
+    def _precedes(self, key: str | int, own: str | int) -> bool:
+        """Whether the prompts of a group come before a new request of group `own`."""
+        return key <= own if self.policy.ranked else key == own  # type: ignore[operator]  # ranks are numbers
+
+    def wait(self, request: Request) -> float:
+        """Seconds, about, until a request that comes now is started. 0 if nothing is before it, or nothing was measured yet and
+        there is no forecast."""
+        own, group = self.policy.group(request), self.policy.group
+        return self.estimate.wait(self.ahead(request), lambda started: self._precedes(group(started), own))
+
+    def retry_after(self, request: Request) -> int:
+        """Whole seconds, at least 1, after which half of what is before this request now will have been started: there is room
+        then, and no client has waited in vain for more of it."""
+        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait(request) / 2)))
+
+
+def _sum(groups: Iterable[Waiting]) -> Waiting:
+    total = Waiting()
+    for one in groups:
+        total.count += one.count
+        total.tokens += one.tokens
+        total.fresh += one.fresh
+        total.joining += one.joining
+    return total
+
+
+def _first(group: Waiting, most: int, most_tokens: int) -> Waiting:
+    """The first of a group, of so many sequences and so many tokens at most, taken to be alike."""
+    count, tokens = min(group.count, most), min(group.tokens, most_tokens)
+    share = tokens / group.tokens if group.tokens else 0.0
+    return Waiting(count, tokens, group.fresh * share, min(group.joining, count))

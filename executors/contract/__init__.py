@@ -7,7 +7,7 @@ interface.py    `ModelExecutor` and its factory           records.py   what pref
 batch.py        a step and its result; checks.py: are they sound?      slots.py, tensor.py, token_history.py
 config.py       how an executor is configured             status.py    what it is, can do, and how it fares
 sampling.py     sampling parameters; noise.py: the counter-based noise of a draw
-errors.py       every error by name; memory_faults.py: which exceptions mean that memory ran out
+errors.py       every error by name; faults.py: which exceptions mean that memory ran out
 
 and what makes a smaller executor whole:
 

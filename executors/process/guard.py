@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import traceback
 
 import numpy as np
 
 from executors.contract import (
-    ExecutorDied,
     ExecutorError,
     Int32Array,
     InvalidInput,
@@ -23,12 +21,11 @@ from executors.contract import (
     NotReady,
     OutOfMemory,
     Skipped,
-    StepFailed,
     UnifiedBatch,
     UnifiedOutput,
     Unsupported,
 )
-from executors.contract.memory_faults import no_memory
+from executors.contract.faults import executor_error
 
 _log = logging.getLogger(__name__)
 _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
@@ -105,17 +102,8 @@ def being_cancelled() -> bool:
 
 
 def typed(error: BaseException) -> ExecutorError:
-    """The executor error that stands for any exception. Unexpected ones are logged here, with their traceback.
-
-    Torch's errors are told by name and text, for torch must not be imported: no memory is OutOfMemory, any other error of
-    an accelerator means that nothing on it can be trusted any more, which is ExecutorDied.
-    """
-    if isinstance(error, ExecutorError):
-        return error
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if no_memory(error) is not None:
-        return OutOfMemory(text)
-    _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
-    if type(error).__name__ == "AcceleratorError" or re.search("CUDA (driver )?error", str(error)):
-        return ExecutorDied(text)
-    return StepFailed(text)
+    """`executor_error` of an exception. Unexpected ones are logged here, with their traceback."""
+    fault = executor_error(error)
+    if fault is not error and not isinstance(fault, OutOfMemory):
+        _log.error("%s\n%s", fault, "".join(traceback.format_exception(error)))
+    return fault

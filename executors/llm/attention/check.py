@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from executors.contract.memory_faults import no_device_memory
+from executors.contract.faults import no_device_memory
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.api import Attend, KvSpec
 from executors.llm.model.fp8 import narrowed

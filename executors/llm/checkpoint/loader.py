@@ -10,7 +10,7 @@ import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, OutOfMemory
-from executors.contract.memory_faults import no_memory
+from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels, operand_bytes, use_kernels

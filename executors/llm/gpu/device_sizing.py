@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from executors.contract.batch import UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
-from executors.contract.memory_faults import no_memory
+from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.llm.gpu.full_steps import full_steps
 from executors.llm.gpu.graphs import decode_shapes, mixed_shapes

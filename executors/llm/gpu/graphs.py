@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from executors.contract.memory_faults import no_device_memory
+from executors.contract.faults import no_device_memory
 from executors.llm.gpu.inputs import Event, StepShape
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import torch
 from executors.contract import noise
 from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.checks import check_blocks
-from executors.contract.memory_faults import no_device_memory, no_memory
+from executors.contract.faults import no_device_memory, no_memory
 from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
 from executors.llm.gpu.graphs import (

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from executors.contract.config import ExecutorConfig
-from executors.contract.memory_faults import no_device_memory
+from executors.contract.faults import no_device_memory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

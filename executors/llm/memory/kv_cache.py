@@ -22,7 +22,7 @@ import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory
-from executors.contract.memory_faults import no_memory
+from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
 from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes

@@ -1,4 +1,6 @@
-"""Whether an exception says that memory was not there. torch is not imported: its classes are told by name.
+"""What an exception means: memory ran out, the device is lost, or the step failed.
+
+torch is not imported: its classes are told by name.
 
 What asks for memory on a device says so in its own words: torch's allocator, the runtime, the driver, cuBLAS, cuDNN, NCCL,
 Triton, and a capture, which hides the first error behind one of its own. An address that is illegal, a launch that failed or
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from executors.contract.errors import OutOfMemory
+from executors.contract.errors import ExecutorDied, ExecutorError, OutOfMemory, StepFailed
 
 _OF_DEVICE = re.compile(
     r"CUDA out of memory|CUDA (?:driver )?error: out of memory|Triton Error \[CUDA\]: out of memory|"
@@ -24,6 +26,28 @@ _OF_HOST = re.compile("not enough memory|[Cc]an(?:no|')t allocate memory|bad_all
 _HIDDEN = re.compile(
     "previous error during capture|cudaErrorStreamCaptureInvalidated|CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 )
+_LOST_DEVICE = re.compile(
+    r"CUDA (?:driver )?error|Triton Error \[CUDA\]|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert"
+)
+"""After one of these nothing that the process has on its device can be trusted, and most calls fail: the process has to be a new
+one."""
+
+
+def executor_error(error: BaseException) -> ExecutorError:
+    """The error of the contract that stands for any exception; one of the contract stands for itself.
+
+    OutOfMemory where memory was not there, ExecutorDied where the device is lost, else StepFailed.
+    """
+    if isinstance(error, ExecutorError):
+        return error
+    if (why := no_memory(error)) is not None:
+        return OutOfMemory(why)
+    said = f"{type(error).__name__}: {_joined(error)}"
+    # Of other kinds, a text may quote what a client wrote.
+    lost = isinstance(error, RuntimeError) and _LOST_DEVICE.search(str(error)) is not None
+    if lost or type(error).__name__ == "AcceleratorError":
+        return ExecutorDied(said)
+    return StepFailed(said)
 
 
 def no_device_memory(error: BaseException) -> str | None:
@@ -54,3 +78,11 @@ def no_memory(error: BaseException) -> str | None:
 def _line(error: BaseException | None) -> str:
     # torch goes on about its allocator's figures, and where to read about them.
     return str(error).split(" GPU ")[0].strip().split("\n")[0] or "no memory"
+
+
+def _joined(error: BaseException) -> str:
+    """The first line, for torch explains how to debug in those below it; all lines of an error that is not of a device."""
+    text = str(error)
+    return (
+        text.split("\n")[0] if isinstance(error, RuntimeError) and "CUDA" in text else " ".join(text.split())
+    )

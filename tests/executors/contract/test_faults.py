@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from executors.contract import ExecutorDied, OutOfMemory, StepFailed
-from executors.contract.memory_faults import no_device_memory, no_memory
+from executors.contract.faults import no_device_memory, no_memory
 from executors.llm.checkpoint import loader
 from executors.llm.faults import step_fault
 from executors.llm.memory import kv_cache

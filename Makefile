@@ -104,10 +104,12 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.api_docs check
+	$(BIN)/python -m tools.settings_docs check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(DEV)  ## rewrite docs/api.md and docs/openapi.json from the wire types
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json and docs/settings.md from wire types and settings
 	$(BIN)/python -m tools.api_docs write
+	$(BIN)/python -m tools.settings_docs write
 
 fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py

@@ -30,7 +30,7 @@ class EngineConfig:
     max_queued_tokens: int = 1 << 22
     """Tokens of waiting prompts beyond which a request is refused as overloaded, unless nothing waits."""
     max_queue_wait: float = 60.0
-    """Seconds. A request that would wait longer to be begun, by the executor's pace and by what was measured, is refused as
+    """Seconds. A request that would wait longer to be started, by the executor's pace and by what was measured, is refused as
     overloaded; one that has waited so long is dropped as overloaded. 60 is what proxies wait for an answer's first byte, and the
     longest `Retry-After` that OpenAI's client obeys."""
     recovery_timeout: float = 120.0

@@ -19,6 +19,7 @@ from server.answer.notation import ModelNotation
 from server.defaults.pooling import DefaultPooling
 from server.defaults.sampling import SamplingDefaults
 from server.metrics import Metrics
+from server.settings.table import DEFAULTS
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
 
@@ -152,8 +153,8 @@ class ServerState:
     """While loading. Written from the threads that load; a reader sees one or the next."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """What messages and deltas call reasoning: both names are in use."""
-    recovery_timeout: float = 120.0
-    write_timeout: float = 60.0
+    recovery_timeout: float = DEFAULTS.recovery_timeout
+    write_timeout: float = DEFAULTS.write_timeout
     """Seconds in which a client must have taken something of what is sent to it, or its connection is closed."""
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False

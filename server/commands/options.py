@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from server.settings.kinds import Setting
-from server.settings.table import CONFIG, TABLE
+from server.settings.table import CONFIG, DEFAULTS, TABLE
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -32,7 +32,7 @@ ModelArgument = Annotated[
 ]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 
-DEFAULT_URL = f"http://{TABLE['host'].default}:{TABLE['port'].default}"
+DEFAULT_URL = f"http://{DEFAULTS.host}:{DEFAULTS.port}"
 """Where a server listens that was started without flags."""
 
 

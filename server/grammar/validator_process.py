@@ -1,7 +1,7 @@
-"""Compiles grammars with the model's own tokenizer and says what is wrong with them: `server.grammar.validator_process`, a process.
+"""The process that compiles grammars with the model's own tokenizer and says what is wrong with them.
 
-messages.py has what it hears and says. A grammar that takes too long, or all memory, ends this process and nothing else; the server
-starts another.
+messages.py has its messages. A grammar that takes too long, or all memory, ends this process and nothing else: the server starts
+another.
 
 There is no torch here, and no settings of the server either.
 """

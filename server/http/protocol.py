@@ -22,6 +22,7 @@ from server.http.http_1_0 import unchunked
 from server.http.listener import SPARE_CONNECTIONS
 from server.http.middleware import COUNTED, PROBES, RESPONSE_ID, new_request_id
 from server.http.unacknowledged import unread_bytes
+from server.settings.table import DEFAULTS
 
 log = structlog.get_logger("server")
 
@@ -81,7 +82,7 @@ def _uncounted(path: str | None, status: int) -> None:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `_overhead` counts bytes since the last ones that were good for something."""
 
-    write_timeout = 60.0
+    write_timeout = DEFAULTS.write_timeout
     """Seconds in which a client that has much to read must have taken something of it."""
     max_connections = 8192
     answered: Answered = staticmethod(_uncounted)

@@ -1,4 +1,4 @@
-"""The process of one download: `python -m server.hub.download_process JOB`, JOB being a HubModel as JSON. client.py reads its answers.
+"""The process of one download: `server.hub.download_process`, with a HubModel as JSON for argument. client.py reads its answers.
 
 It ends when its stdin does: no download outlives the server. It ends without waiting for the library's threads.
 """

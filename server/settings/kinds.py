@@ -315,10 +315,10 @@ def _range(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
-    below: float | None = None,
+    below: int | None = None,
 ) -> str:
     """`, 1 to 1024`, `, at least 1`, `, above 0, at most 1`; empty where there are no bounds."""
-    top = f"{high:g}" if high is not None else f"less than {below}" if below is not None else None
+    top = f"{high:g}" if high is not None else str(below - 1) if below is not None else None
     if above is not None:
         return f", above {above:g}" + (f", at most {top}" if top else "")
     if low is not None:

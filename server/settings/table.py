@@ -38,12 +38,18 @@ EXECUTOR_MODES: tuple[ExecutorMode, ...] = get_args(ExecutorMode)
 class Settings:
     """All that `cohort serve` can be told. None: decided by the model or the machine."""
 
-    model: str | None = text(None, "The same as MODEL.", metavar="MODEL", shown="", opens="Model and address")
+    model: str | None = text(
+        None,
+        "Model directory, or hub name ORG/NAME; the same as the argument MODEL.",
+        metavar="MODEL",
+        shown="the embedded cohort-tiny",
+        opens="Model and address",
+    )
     revision: str | None = text(
-        None, "Branch, tag or commit of a model on the hub.", shown="its default branch"
+        None, "Branch, tag or commit of a model on the hub.", shown="the default branch"
     )
     download_dir: str | None = text(
-        None, "Directory for models from the hub.", metavar="DIR", shown="the cache of HF_HOME"
+        None, "Directory for models from the hub.", metavar="DIR", shown="the cache of huggingface_hub"
     )
     host: str = text("127.0.0.1", "Address to listen on.")
     port: int = integer(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
@@ -129,7 +135,7 @@ class Settings:
     )
     max_queue_wait: float = number(
         60.0,
-        "Seconds that a request may wait for its first step. A request whose estimated or actual wait is longer is refused "
+        "Seconds that a request may wait for its first step. Requests with a longer estimated or actual wait are refused "
         "with 429.",
         above=0,
     )
@@ -138,7 +144,7 @@ class Settings:
         "Order of admission: fcfs (first come, first served), priority (the `priority` of requests, lower first) or fair "
         "(the API key that was served least).",
         SCHEDULING_POLICIES,
-        shown="fair with several API keys, else fcfs",
+        shown="fcfs; fair with several API keys",
     )
     target_itl_ms: float | None = number(
         None,
@@ -285,6 +291,8 @@ TABLE: Mapping[str, Setting] = {
     row.name: row for field in fields(Settings) if (row := row_of(field)) is not None
 }
 """The rows by name, in the order of `--help`."""
+DEFAULTS = Settings()
+"""The settings of a server that was told nothing."""
 CONFIG = Setting(
     name="config", kind="string", read=read_text, default=None, shown="",
     help="YAML file of settings, or a preset: default, cpu, gpu.", metavar="FILE",

@@ -20,7 +20,7 @@ from executors import tiny
 from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
 from server.grammar.messages import Setup
-from server.grammar.validator_process import Judge
+from server.grammar.validator_process import Validator
 from server.schemas.structured import StructuredFields
 from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of
@@ -205,7 +205,7 @@ class Followed:
     """Whether texts follow a schema, by a grammar compiled here."""
 
     def __init__(self) -> None:
-        self._judge = Judge(Setup(str(tiny.weights_dir()), 1024))
+        self._judge = Validator(Setup(str(tiny.weights_dir()), 1024))
 
     def begins(self, schema: dict[str, Any], text: str) -> bool:
         """True if the text can be gone on with to one that follows the schema."""

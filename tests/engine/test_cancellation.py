@@ -88,7 +88,7 @@ def test_the_loop_is_stopped_at_every_await(max_in_flight: int) -> None:
             assert isinstance(got.error, Unavailable) if got.error else len(got.tokens) == 6
         stats = core.stats()
         assert (stats.stage, stats.running, stats.waiting) == (Stage.STOPPED, 0, 0)
-        assert core._backlog.count == core._backlog.tokens == 0
+        assert core._waiting.count == core._waiting.tokens == 0
         core.check_integrity()
         return begun
 
@@ -106,7 +106,7 @@ async def _left_alone(core: EngineCore) -> None:
     await asyncio.sleep(0.01)
     stats = core.stats()
     assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
-    assert core._backlog.count == core._backlog.tokens == 0
+    assert core._waiting.count == core._waiting.tokens == 0
     core.check_integrity()
     await core.stop()
 
@@ -168,7 +168,7 @@ def test_checking_the_books_gives_way_to_a_request() -> None:
         )
         await core.start()
         assert core._scheduler is not None
-        slices, whole = 0, core._scheduler.integrity
+        slices, whole = 0, core._scheduler.sequences.integrity
         asked: list[Mailbox] = []
 
         def counted() -> Any:
@@ -180,7 +180,7 @@ def test_checking_the_books_gives_way_to_a_request() -> None:
                     core.submit(request([1], 2), asked[0])
                 yield
 
-        core._scheduler.integrity = counted  # type: ignore[method-assign]
+        core._scheduler.sequences.integrity = counted  # type: ignore[method-assign]
         await asyncio.sleep(0.02)
         await read(asked[0])
         interrupted = slices

@@ -30,7 +30,7 @@ async def test_a_bug_while_a_sequence_ends_leaves_nobody_waiting(times: int) -> 
     made.shutdown = shutdown  # type: ignore[method-assign]
     core = EngineCore(made, EngineConfig())
     await core.start()
-    ends, calls = core._backlog.end, 0
+    ends, calls = core._waiting.end, 0
 
     def end(seq: Sequence) -> None:
         nonlocal calls
@@ -39,7 +39,7 @@ async def test_a_bug_while_a_sequence_ends_leaves_nobody_waiting(times: int) -> 
             raise KeyError("a bug")
         ends(seq)
 
-    core._backlog.end = end  # type: ignore[method-assign]
+    core._waiting.end = end  # type: ignore[method-assign]
     boxes = [Mailbox() for _ in range(3)]
     for number, box in enumerate(boxes):
         core.submit(request([1, 2 + number], 3 + 20 * number), box)

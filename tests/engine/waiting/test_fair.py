@@ -68,11 +68,11 @@ def test_time_not_used_is_not_saved_up() -> None:
     queue.charge(newcomer, CREDIT + 1)
     third = seq(3, "a")
     queue.add(third)
-    # Had b begun at 0 it would come first for a thousand tokens.
+    # Had b started at 0 it would come first for a thousand tokens.
     assert order(queue) == [1, 2, 3]
 
 
-def test_who_comes_after_a_pause_is_begun_before_those_who_are_here_and_whole() -> None:
+def test_who_comes_after_a_pause_is_started_before_those_who_are_here_and_whole() -> None:
     queue = Fair()
     busy = seq(1, "a")
     queue.add(busy)

@@ -1,0 +1,80 @@
+"""docs/settings.md from the settings table: `python -m tools.settings_docs write|check`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.settings.kinds import Setting
+from server.settings.table import CONFIG, TABLE
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "settings.md"
+HEAD = "| Flag, variable | Type | Default | Meaning |\n|---|---|---|---|"
+
+INTRODUCTION = f"""# Settings
+
+```console
+$ cohort serve --max-num-seqs 128
+$ COHORT_MAX_NUM_SEQS=128 cohort serve
+$ echo 'max_num_seqs: 128' > my.yaml && cohort serve --config my.yaml
+```
+
+The three commands do the same. Every setting has one name in three spellings: a flag, an environment variable with the prefix
+`COHORT_`, and a key of a YAML file, which is the long flag with underscores. Flags win over the environment, and the environment
+wins over the file. An unknown name, or a value that does not fit, ends the server with one line and exit code 2.
+
+- The file is named by `{CONFIG.flag}` or `{CONFIG.variable}`: a path, or one of the presets `default`, `cpu` and `gpu`. Without a
+  file and without a model, the server reads the preset `default`.
+- A switch is `--name` or `--no-name` as a flag, and `true` or `false` elsewhere.
+- A flag for several strings is given several times. A variable has commas between the strings, a file a list.
+- A size in bytes may have a unit: `4GiB` is 2^32 bytes, `4GB` or `4G` is 4 000 000 000.
+- Variables that Kubernetes sets for a Service named `cohort`, such as `COHORT_PORT=tcp://10.0.0.1:8000`, are ignored, with a line
+  in the log.
+
+`cohort info`, `cohort verify`, `cohort chat` and `cohort list` take some of these flags, with the same meaning.
+
+This page is made from `server/settings/table.py` by `make api-docs`. [Operations](operations.md) explains what the settings
+do to a running server.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page, or say that it is stale (exit code 1)."""
+    if list(argv) == ["write"]:
+        PAGE.write_text(page(), "utf-8")
+        return 0
+    if list(argv) != ["check"]:
+        print("usage: python -m tools.settings_docs write|check", file=sys.stderr)
+        return 2
+    if PAGE.exists() and PAGE.read_text("utf-8") == page():
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
+    return 1
+
+
+def page() -> str:
+    """docs/settings.md."""
+    lines = [INTRODUCTION.rstrip()]
+    for row in TABLE.values():
+        if row.opens:
+            lines += ["", f"## {row.opens}", "", HEAD]
+        lines.append(table_line(row))
+    return "\n".join(lines) + "\n"
+
+
+def table_line(row: Setting) -> str:
+    """The line of one setting."""
+    flags = f"`{row.flag}`" + (f", `--no-{row.flag.removeprefix('--')}`" if row.is_switch else "")
+    cells = (f"{flags}<br>`{row.variable}`", row.kind, escaped(row.default_text) or "none", escaped(row.help))
+    return f"| {' | '.join(cells)} |"
+
+
+def escaped(words: str) -> str:
+    """Prose of `--help` as Markdown: a `*` or `_` is no emphasis, and a `<` no tag."""
+    return "".join(f"\\{one}" if one in "*_<|" else one for one in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

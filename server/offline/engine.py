@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.core.loop import EngineCore
@@ -140,7 +141,10 @@ class OfflineEngine:
         try:
             for job in jobs:
                 await self._places.take(job.n)
-                answers.append(asyncio.create_task(self._answer_in_place(job)))
+                answer = asyncio.create_task(self._answer(job))
+                # Not in the task itself: one that is cancelled before it begins runs no line.
+                answer.add_done_callback(partial(self._places.give_back, job.n))
+                answers.append(answer)
                 failed = next((one for one in answers if one.done() and one.exception()), None)
                 if failed is not None:
                     break
@@ -149,12 +153,6 @@ class OfflineEngine:
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
-
-    async def _answer_in_place(self, job: Job) -> RequestOutput:
-        try:
-            return await self._answer(job)
-        finally:
-            self._places.give_back(job.n)
 
     async def _answer(self, job: Job) -> RequestOutput:
         model, _ = self._state.require(None, generating=True)
@@ -211,7 +209,7 @@ class _Places:
                 await self._freed.wait()
             self._free -= min(count, self._all)
 
-    def give_back(self, count: int) -> None:
-        """Free what `take` took."""
+    def give_back(self, count: int, _: object = None) -> None:
+        """Free what `take` took. Takes the task that is done as well: it is a task's callback."""
         self._free += min(count, self._all)
         self._freed.set()

@@ -185,6 +185,35 @@ def test_what_is_wrong_is_named(llm: LLM) -> None:
     assert texts(llm.generate("a", GREEDY))
 
 
+def test_failed_calls_take_no_places_along() -> None:
+    """Answers that are given up before they begin free their places, too."""
+    params = [SamplingParams(n=4, max_tokens=1)] * 4
+    with LLM(max_num_seqs=4, max_model_len=64) as llm:
+        for _ in range(4):
+            with pytest.raises(ValueError, match="context"):
+                llm.generate([[1] * 100, "a", "b", "c"], params)
+        assert len(texts(llm.generate(["a"] * 8, SamplingParams(max_tokens=2)))) == 8
+
+
+def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, threading\n"
+        "from cohort_server import LLM, SamplingParams\n"
+        "llm = LLM(max_num_seqs=4)\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    llm.generate(['a'] * 200, SamplingParams(max_tokens=1500, ignore_eos=True))\n"
+        "except KeyboardInterrupt:\n"
+        "    [result] = llm.generate('a', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "    print(len(result.outputs[0].token_ids), llm._engine.core.executor.pid)\n"
+    )
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert run.returncode == 0 and run.stderr == "", run.stderr
+    tokens, pid = map(int, run.stdout.split())
+    assert tokens == 3 and not is_alive(pid)
+
+
 def test_a_killed_executor_loses_no_answer() -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=400, ignore_eos=True)
     with LLM(max_num_seqs=4) as llm:

@@ -1,4 +1,4 @@
-"""torch's exceptions, and Python's, in the contract's words."""
+"""Translation of exceptions of torch and Python into the errors of the contract."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _DEVICE_IS_LOST = (
     "CUDNN_STATUS_",
     "device-side assert",
 )
-"""After one of these nothing that the process has on its device can be trusted, and most calls fail: it has to be a new one."""
+"""Texts of errors after which no data of this process on the device can be trusted and most calls fail. The process must be
+restarted."""
 
 
 def step_fault(error: Exception) -> ExecutorError:
-    """What a step that raised `error` is to raise: OutOfMemory where that is what it was, ExecutorDied where the device is lost.
+    """Return the error that a step should raise after `error`: OutOfMemory if memory ran out, ExecutorDied if the device is
+    lost.
 
-    What the step's functions held, they hold no more then: on a device that is the memory of a whole step, which would be
-    kept for as long as anybody looks at the error.
+    Clears the local variables of the step's functions. On a device they hold the memory of a whole step, which would stay
+    allocated for as long as something refers to the error.
     """
     why = no_memory(error)
     if why is None:

@@ -4,8 +4,8 @@
     kv_cache  how many blocks, the tensors        attention  the backend over them
     runner    one forward over packed items       unified    a UnifiedBatch      direct  calls on single sequences
 
-Everything runs on the caller's thread. On a CPU a coroutine here computes until it is done; steps that a device computes are
-launched one behind the other, and their coroutines wait beside the loop's other work.
+All work runs on the caller's thread. On a CPU a coroutine blocks the event loop until its step is computed. On a device the
+executor launches steps one after another, and their coroutines wait while the event loop does other work.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class LlmExecutor(BatchModelExecutor):
     """
 
     name = "llm"
-    """In the registry."""
+    """Name in the executor registry."""
 
     def __init__(
         self, model: DecoderOnlyLLM | None, info: ModelInfo | None, config: ExecutorConfig | None = None,
         load: Load | None = None,
     ) -> None:  # fmt: skip
-        """Either a `model` in memory with its `info`, or `load`, called by warmup."""
+        """Pass either a `model` in memory with its `info`, or a function `load`, which `warmup` calls."""
         self.config = config or ExecutorConfig(executor=self.name)
         if model is not None and info is not None:
             made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
@@ -113,11 +113,11 @@ class LlmExecutor(BatchModelExecutor):
             lambda: self._ready().unified.capture_wait,
         )
         self._calls = 0
-        """Being computed."""
+        """Number of calls being computed."""
 
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Self:
-        """An executor that loads `config.model` in warmup."""
+        """Make an executor that loads `config.model` in `warmup`."""
         return cls(None, None, config, lambda progress: load_model(config, progress))
 
     # -- facts -----------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class LlmExecutor(BatchModelExecutor):
         return self._ready().plan.layout
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
-        """Blocks and bytes of KV."""
+        """Return the blocks and bytes of KV in use."""
         return self._runtime.cache_snapshot() if self._runtime is not None else None
 
     def pace(self) -> Pace | None:
@@ -156,11 +156,11 @@ class LlmExecutor(BatchModelExecutor):
         return self._ready().pace
 
     def supports_native_unified_decode(self) -> bool:
-        """True: a step is one forward, or the model's own fallback inside one call."""
+        """Return True: a step is one forward, or the model's own fallback within one call."""
         return True
 
     def slot_table(self) -> SlotTable:
-        """The rows that batches refer to."""
+        """Return the table of slots that batches refer to."""
         return self._ready().unified.slots
 
     # -- life ------------------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ class LlmExecutor(BatchModelExecutor):
         self._progress = report
 
     async def warmup(self) -> None:
-        """Load, size and allocate KV, run one small prefill and decode, so that the first request finds all warm, and
-        measure the pace."""
+        """Load the model, size and allocate KV, run one small prefill and decode so that the first request finds everything
+        warm, and measure the pace."""
         if self._state is ExecutorState.SHUTDOWN:
             raise NotReady("the executor was shut down")
         if self._runtime is not None:
@@ -194,10 +194,10 @@ class LlmExecutor(BatchModelExecutor):
             self._idle.start()
 
     def _check(self, source: LoadedModel) -> None:
-        """Raises ConfigError for a loaded model that this executor is not made for. This one takes any."""
+        """Raise ConfigError if this executor cannot run the loaded model. `LlmExecutor` accepts any model."""
 
     def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> ModelRunner:
-        """What computes the forwards."""
+        """Make the runner that computes the forwards."""
         attention = self._attention(cache)
         fuse(attention, model)
         return ModelRunner(model, attention, cache)
@@ -219,11 +219,12 @@ class LlmExecutor(BatchModelExecutor):
         return self._assemble(source, plan)
 
     def _device_memory(self, device: torch.device) -> DeviceMemory | None:
-        """Memory of the device's own, None where it is the machine's."""
+        """Return the device's own memory, or None if the device uses the machine's memory."""
         return device_memory(device)
 
     def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
-        """All that computes, with KV of that plan. On a device it is done more than once, see `DeviceSizing`."""
+        """Build every part that computes, with KV of the given plan. On a device this happens more than once, see
+        `DeviceSizing`."""
         config, spec, width = self.config, source.model.kv_spec, source.info.logits_width
         info = replace(source.info, max_model_len=plan.max_model_len)
         if isinstance(source.model, PreparedModel):
@@ -252,7 +253,7 @@ class LlmExecutor(BatchModelExecutor):
         )
 
     def _step_device(self, device: torch.device) -> StepDevice | None:
-        """What takes steps from the host, None where the host computes them."""
+        """Return the device that steps are launched on, or None if the host computes them."""
         return step_device(device)
 
     async def shutdown(self) -> None:
@@ -279,7 +280,7 @@ class LlmExecutor(BatchModelExecutor):
 
     @contextlib.contextmanager
     def _computing(self, batch_size: int) -> Iterator[None]:
-        """Be busy, and turn torch's exceptions into the contract's."""
+        """Mark the executor busy and translate torch's exceptions into those of the contract."""
         self._state, self._calls = ExecutorState.BUSY, self._calls + 1
         self._stats.current_batch_size = batch_size
         try:
@@ -321,7 +322,7 @@ class LlmExecutor(BatchModelExecutor):
             raise Skipped("an earlier step of this epoch failed")
 
     async def prepare_grammar(self, grammar: str) -> None:
-        """See the contract. A caller that is cancelled leaves the compiler to finish."""
+        """See the contract. If the caller is cancelled, the compiler still finishes."""
         await asyncio.to_thread(self._ready().unified.grammars.compiler.compile, grammar)
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
@@ -401,11 +402,12 @@ class LlmExecutor(BatchModelExecutor):
             self._runtime.unified.release(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
-        """See the contract. KV past the computed length is never read: there is nothing to do but to check."""
+        """See the contract. KV past the computed length is never read, so this only checks the arguments."""
         self.truncate_kv_for_cache_id(handle.cache_id, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: int, new_len: int) -> None:
-        """As `truncate_kv`, by the id alone. Raises InvalidInput for a negative length; unknown ids are harmless."""
+        """Do the same as `truncate_kv`, given the id alone. Raises InvalidInput for a negative length; an unknown id is
+        ignored."""
         if new_len < 0:
             raise InvalidInput(f"sequence {cache_id}: cannot truncate to {new_len} tokens")
 
@@ -416,7 +418,7 @@ class LlmExecutor(BatchModelExecutor):
 
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:
-    """Raises Unsupported where something is asked of a head that is not there."""
+    """Raise Unsupported if a request needs logits and the model has no lm_head."""
     asked = any(one.sampling is not None or one.logits is not LogitsMode.NONE for one in inputs)
     if asked and not info.generates:
         raise Unsupported(_NO_HEAD)

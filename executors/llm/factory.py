@@ -1,4 +1,4 @@
-"""`LlmFactory`, registered as "llm". Nothing here imports torch: configurations are checked without it."""
+"""`LlmFactory`, registered as "llm". This module does not import torch, so that configurations are checked quickly."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-"""The last two are the same."""
+"""Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
-"""Far more than any machine computes at once, refused before the weights are loaded: what memory allows is known only then
-(`sizing.py`). Offsets within a step are int32."""
+"""Upper limits, far above what any machine computes at once, checked before the weights are loaded. The limit that memory
+sets is known only after loading (`sizing.py`). Offsets within a step are int32."""
 
 
 class LlmFactory(ModelExecutorFactory):
     """Makes `LlmExecutor`s for Hugging Face checkpoint directories."""
 
     def create_executor(self, config: ExecutorConfig) -> LlmExecutor:
-        """See the contract. Torch is imported here."""
+        """See the contract. This call imports torch."""
         self.validate_config(config)
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
@@ -34,17 +34,17 @@ class LlmFactory(ModelExecutorFactory):
         return self.executor_class().from_config(config)
 
     def executor_class(self) -> type[LlmExecutor]:
-        """What is made; it is imported here, and torch with it."""
+        """Return the executor's class. This call imports its module, and torch with it."""
         from executors.llm.executor import LlmExecutor
 
         return LlmExecutor
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
-        """One executor serves all of these; it always batches continuously."""
+        """Return the executor types that this executor serves. It always uses continuous batching."""
         return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
 
     def validate_config(self, config: ExecutorConfig) -> None:
-        """Check options and what config.json says. Raises ConfigError."""
+        """Check the options and the contents of config.json. Raises ConfigError."""
         super().validate_config(config)
         _check_choices(config)
         _check_numbers(config)

@@ -1,4 +1,4 @@
-"""Why the first step of a model gave numbers that are not finite: what is wrong with a checkpoint, in one line."""
+"""Explains in one line why the first step of a model gave numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from executors.llm.step.direct import NoTokenSampled
 
 
 def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
-    """The error to raise where the first step, whose settings forbid no token, ended with `error`: a ConfigError that names a
-    tensor with NaN or infinity, or says that there is none; `error` itself if something else was wrong. Reads the whole
-    checkpoint."""
+    """Return the error to raise if the first step ended with `error`. The settings of that step forbid no token.
+
+    The result is a ConfigError that names a tensor with NaN or infinity or says that there is none; for other causes it is
+    `error` itself. Reads the whole checkpoint.
+    """
     if not isinstance(error, NoTokenSampled) or not config.model or config.load_format == "dummy":
         return error
     found = not_finite(Path(config.model))
@@ -27,7 +29,7 @@ def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
 
 
 def not_finite(directory: Path) -> tuple[Path, str] | None:
-    """File and name of the first tensor of a checkpoint with a number that is not finite. Raises ConfigError."""
+    """Return the file and the name of the first tensor in a checkpoint with a number that is not finite. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
         for file in checkpoint.files.values():

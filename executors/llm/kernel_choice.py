@@ -1,13 +1,13 @@
-"""Which attention and which fused layers a model gets on its device.
+"""Which attention backend and which fused layers a model gets on its device.
 
-    flash-attn  the library, where it is installed       attention/flash.py             GPUs
+    flash-attn  the library, if it is installed          attention/flash.py             GPUs
     triton      Cohort's Triton kernels                  attention/triton_attention.py  GPUs
     varlen      torch's own, from torch 2.12             attention/varlen.py            GPUs
     torch       gathers KV, then torch's SDPA            attention/plain_torch.py       anywhere
     (auto)      Cohort's C++ kernel                      attention/cpu_attention.py     CPUs
 
-`choose_attention` takes the first that is there and suits the model. On a GPU a backend has to pass a check first:
-`attention/check.py` for the two libraries, `gpu/kernel_check.py` for our own.
+`choose_attention` takes the first backend that is installed and supports the model. On a GPU a backend must pass a check
+first: `attention/check.py` for the two libraries, `gpu/kernel_check.py` for Cohort's own kernels.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GPU_ORDER = (FLASH, "triton", VARLEN)
-"""What "auto" tries on a GPU before torch. Whoever installs flash-attn wants it; varlen comes behind our own kernels because
-it must not split keys (see `attention_varlen`) and needs blocks of 256 tokens."""
+"""Backends that "auto" tries on a GPU before torch, in order. An installed flash-attn comes first, because installing it is a
+deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention_varlen`) and needs
+blocks of 256 tokens."""
 
 
 def choose_attention(
@@ -50,10 +51,11 @@ def choose_attention(
     isa: str | None = None,
     block_size: int = 16,
 ) -> AttentionBackend:
-    """What this model gets here: `backend` is one of kernels.ATTENTION_BACKENDS.
+    """Choose the attention backend for a model; `backend` is one of kernels.ATTENTION_BACKENDS.
 
-    May compile for a second or two. Where "auto" ends with less than the best that is installed, its note and the log say why.
-    Raises ConfigError where what was asked for cannot be had, or where nothing is `deterministic` that is.
+    May compile for a second or two. If "auto" ends with a slower backend than the best that is installed, the backend's note
+    and the log say why. Raises ConfigError if the requested backend is unavailable, or if `deterministic` is set and no
+    deterministic backend is available.
     """
     if deterministic:
         return _deterministic(spec, backend, isa, block_size)
@@ -68,12 +70,12 @@ def choose_attention(
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of a CUDA device, such as (9, 0); None for a CPU."""
+    """Return the compute capability of a CUDA device, such as (9, 0), or None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int) -> AttentionBackend:
-    """Only our own kernels add up in an order that no other sequence has a say in."""
+    """Choose a deterministic backend. Only Cohort's own kernels add in an order that does not depend on other sequences."""
     if capability(spec.device) is None and backend != "triton":
         chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
         if not isinstance(chosen, cpu_attention.CpuAttention):
@@ -114,7 +116,7 @@ def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
 
 
 def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
-    """A backend of `GPU_ORDER`. Raises Unsuitable."""
+    """Make a backend of `GPU_ORDER`. Raises Unsuitable."""
     if name == "triton":
         return _triton(spec, block_size)
     found = capability(spec.device)
@@ -137,7 +139,7 @@ def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> Atten
 
 
 def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
-    """Cohort's Triton kernels, not tried yet. Raises Unsuitable."""
+    """Make the attention over Cohort's Triton kernels, without checking them. Raises Unsuitable."""
     try:
         from executors.llm.attention import triton_attention
     except ImportError:
@@ -153,9 +155,11 @@ def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:
-    """Give a model the forward that goes with this attention, where there is one and it is right; call it after `prepare`.
+    """Give a model the fused forward that matches its attention, if there is one and it passes its check. Call it after
+    `prepare`.
 
-    Raises ConfigError for one that is wrong where torch's must not take its place: nothing else is deterministic."""
+    Raises ConfigError if the check fails and torch's layers cannot replace the forward because they are not deterministic.
+    """
     if not isinstance(model, Decoder):
         return
     if model.kernels is not None and cpu_forward.why_not(model) is None:

@@ -1,4 +1,4 @@
-"""`ExecutorRuntime`: all that exists of an `LlmExecutor` between warmup and shutdown, and what it says of itself."""
+"""`ExecutorRuntime`: everything that an `LlmExecutor` holds between warmup and shutdown, and its status."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from executors.llm.step.runner import ModelRunner
 from executors.llm.step.unified import UnifiedRunner
 
 _TOUCH_MOST = 4 << 30
-"""Bytes of KV made real memory ahead of requests, and never more than a quarter of what is free."""
+"""Largest amount of KV to make resident ahead of requests, in bytes; a quarter of the free memory is a second limit."""
 
 
 @dataclass(slots=True)
 class ExecutorRuntime:
-    """The parts, put together by the executor's warmup. `dropped` ends what is still being prepared in the background."""
+    """The parts that the executor's warmup builds. Setting `dropped` stops the preparation of memory in the background."""
 
     source: LoadedModel
     info: ModelInfo
@@ -50,7 +50,7 @@ class ExecutorRuntime:
     direct: DirectRunner
     dropped: bool = False
     pace: Pace | None = None
-    """Of steps, as `measure` found it."""
+    """Pace of steps, as `measure` found it; None until then."""
 
     def capabilities(self, config: ExecutorConfig) -> ExecutorCapabilities:
         """See the contract."""
@@ -74,7 +74,8 @@ class ExecutorRuntime:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to know beside the numbers: how it computes, what is slower than it could be, what it cannot."""
+        """Facts that the numbers do not show: how the executor computes, what is slower than it could be, what is
+        unsupported."""
         found = (
             self.runner.attention.note,
             self.plan.note,
@@ -86,17 +87,17 @@ class ExecutorRuntime:
         return tuple(note for note in found if note)
 
     def memory(self, gauge: PressureGauge) -> MemoryStatus:
-        """Memory as of now."""
+        """Return the current memory use."""
         return memory_status(
             self.runner.device, self.source.parameter_bytes + self.runner.cache.num_bytes, gauge
         )
 
     def blocks_used(self) -> int:
-        """Entries of all block tables; a block that sequences share counts for each."""
+        """Count the entries of all block tables. A shared block counts once for each sequence that uses it."""
         return int(self.unified.slots.num_blocks.sum())
 
     def cache_snapshot(self) -> Mapping[str, SnapshotValue]:
-        """Blocks and bytes of KV."""
+        """Return the blocks and bytes of KV."""
         layout = self.plan.layout
         return {
             "blocks_total": layout.num_blocks,
@@ -109,7 +110,7 @@ class ExecutorRuntime:
         }
 
     def try_out(self, progress: ProgressCallback) -> None:
-        """Run one small prefill and decode, so that the first request finds all warm, and capture the first graphs."""
+        """Run one small prefill and decode so that the first request finds everything warm, and capture the first graphs."""
         progress("warmup", 0, 1)
         length = min(2 * self.runner.cache.block_size, self.info.max_model_len)
         for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
@@ -121,8 +122,11 @@ class ExecutorRuntime:
         progress("warmup", 1, 1)
 
     def measure(self, config: ExecutorConfig) -> None:
-        """Find out how fast steps are. `pace` stays None where there is no memory for them, and where a device computes steps:
-        it captures graphs of steps that come often, and these would count among them."""
+        """Measure how fast steps are.
+
+        `pace` stays None if memory does not allow these steps, and on devices that compute steps asynchronously: those
+        capture graphs for frequent steps, and measured steps would count as frequent.
+        """
         if self.unified.max_in_flight > 1:
             return
         layout = self.plan.layout
@@ -141,20 +145,20 @@ class ExecutorRuntime:
         self.runner.forwards = 0
 
     def run_alone(self, batch: UnifiedBatch) -> None:
-        """Compute a step of sequences that nobody knows, before or after. Raises as `UnifiedRunner.run`."""
+        """Compute a step whose sequences are unknown before and after it. Raises as `UnifiedRunner.run`."""
         try:
             self.unified.run(batch)
         finally:
             self.unified.clear()
 
     def close(self) -> None:
-        """Nothing will be computed any more: end what runs in the background."""
+        """Stop background work; nothing is computed after this call."""
         self.unified.grammars.close()
         self.dropped = True
 
     def touch_kv(self) -> None:
-        """Prepare the memory of the first blocks, in the background, while nobody is waiting for it; not where KV becomes
-        memory on demand."""
+        """Make the memory of the first blocks resident in a background thread before requests need it. Does nothing if KV
+        memory is allocated on demand."""
         cache, kernels = self.runner.cache, kernels_in_use()
         if self.plan.layout.blocks_per_span or kernels is None or cache.spec.device.type != "cpu":
             return

@@ -1,4 +1,4 @@
-"""`StepArrays`: what one forward needs to know of its items, in NumPy, whichever call it came from."""
+"""`StepArrays`: the items of one forward in NumPy, the same for every kind of call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class StepArrays:
     """The packed items of one forward; n items, T tokens.
 
     `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
-    `rotary_positions` int64 [T] where they differ from the places in the cache, else None. `wanted` int64: the rows whose
-    hidden states will be looked at, ascending; None for all.
+    `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `wanted` int64, ascending: the
+    rows whose hidden states are used; None for all rows.
     """
 
     token_ids: np.ndarray
@@ -41,7 +41,7 @@ class StepArrays:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """int64 [T]: the place of each token in its sequence."""
+        """int64 [T]: the position of each token in its sequence."""
         return np.arange(len(self.token_ids)) + np.repeat(self.pos_offsets - self.q_starts, self.q_lens)
 
     def rows_of(self, items: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ class StepArrays:
         return np.arange(ends[-1]) + np.repeat(self.q_starts[items] - ends + lens, lens)
 
     def subset(self, items: np.ndarray) -> StepArrays:
-        """The given items as a step of their own."""
+        """Return the given items as a step of their own."""
         rows = self.rows_of(items)
         rotary = None if self.rotary_positions is None else self.rotary_positions[rows]
         return StepArrays(
@@ -60,7 +60,7 @@ class StepArrays:
 
 
 def pack_tables(tables: list[np.ndarray], lengths: list[int], block_size: int, num_blocks: int) -> np.ndarray:
-    """int32 [n, widest]: block tables of different lengths as one array, each checked to cover its `lengths` tokens.
+    """int32 [n, widest]: block tables of different lengths as one array. Each table must cover its `lengths` tokens.
 
     Raises InvalidInput for a table that is too short or names a block that does not exist.
     """

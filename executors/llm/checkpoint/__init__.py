@@ -1,1 +1,1 @@
-"""From files to a loaded model: safetensors, names, dtypes, FP8 scales."""
+"""Loads a model from files: safetensors, names, dtypes, FP8 scales."""

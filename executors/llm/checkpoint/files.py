@@ -1,4 +1,4 @@
-"""The files of a checkpoint directory and its index: which tensor lies where."""
+"""The files of a checkpoint directory and its index, which says what file holds each tensor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SINGLE = "model.safetensors"
 class Checkpoint:
     """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
 
-    An index may name files and tensors that are not there: whether somebody needs them is not known here.
+    An index may name files and tensors that do not exist. This class does not know whether the model needs them.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.files: dict[str, SafetensorsFile] = {}
         self.absent: dict[str, str] = {}
-        """Tensors that the index names and that are not there: what is wrong."""
+        """Error text of each tensor that the index names and that does not exist."""
         self._of: dict[str, SafetensorsFile] = {}
         shards, index = _shards(directory)
         for shard in shards:
@@ -43,15 +43,15 @@ class Checkpoint:
                 self.absent[name] = why
 
     def names(self) -> set[str]:
-        """All tensor names."""
+        """Names of all tensors."""
         return set(self._of)
 
     def listed(self) -> set[str]:
-        """All tensor names, and those that only the index knows."""
+        """Names of all tensors, including those that only the index lists."""
         return self.names() | set(self.absent)
 
     def file_of(self, name: str) -> SafetensorsFile:
-        """The file that holds a tensor."""
+        """Return the file that holds a tensor."""
         return self._of[name]
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Checkpoint:
 
 
 def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
-    """File names to open, and where the index says each tensor is (empty for a single file)."""
+    """Return the file names to open, and the file of each tensor according to the index (empty for a single file)."""
     if (directory / INDEX).exists():
         index = read_json(directory / INDEX).get("weight_map")
         if not isinstance(index, dict) or not index or not all(isinstance(v, str) for v in index.values()):

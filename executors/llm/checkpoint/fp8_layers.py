@@ -1,4 +1,4 @@
-"""Which linears of a layer hold e4m3."""
+"""Selects the linear layers of a decoder layer that hold e4m3."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from executors.llm.model.modules import Mlp
 from executors.llm.model.parameters import Place, of_layer
 
 _ALIGN = 16
-"""torch._scaled_mm takes multiples of this only."""
+"""torch._scaled_mm accepts only sizes that are multiples of this."""
 
 
 def hold(decoder: Decoder, index: int, layer: Layer, plan: Fp8Plan) -> None:
-    """Let the linears of a layer that the plan speaks of hold e4m3: they give up their memory, which nothing has touched.
+    """Make the linear layers that the plan selects hold e4m3, which frees their memory before it is touched.
 
-    Experts and linears whose checkpoint is transposed stay wide, as do those of sizes that the products do not take.
+    Experts and linear layers whose checkpoint weight is transposed stay wide, as do layers of sizes that the products do not
+    support.
     """
     mlp = layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()
     parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in (layer.qkv, layer.o, *mlp)}

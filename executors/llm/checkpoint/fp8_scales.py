@@ -1,4 +1,4 @@
-"""The scales that lie beside FP8 tensors in a checkpoint: of weights, and of keys and values."""
+"""The scales of FP8 tensors in a checkpoint: of weights, and of keys and values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from executors.llm.model.parameters import Place
 
 _OF_WEIGHT = ("weight_scale_inv", "weight_scale")
-"""Both are factors: the first is the inverse of what the weight was multiplied by when it was rounded."""
+"""Names of weight scales. Both are factors: "inverse" refers to the multiplier that was applied before the weight was
+rounded."""
 _OF_INPUT = ("input_scale", "activation_scale")
-"""Static scales of activations, which are scaled as they come here."""
+"""Static scales of activations. They are not used, because activations are quantized dynamically."""
 _OF_KEYS = ("{attn}.k_scale", "{attn}.attn.k_scale", "{k}.k_scale", "{k}.output_scale")
 _OF_VALUES = ("{attn}.v_scale", "{attn}.attn.v_scale", "{v}.v_scale", "{v}.output_scale")
 _OTHERS = ("{attn}.q_scale", "{attn}.attn.q_scale", "{attn}.kv_scale", "{q}.q_scale", "{q}.output_scale")
-"""Of queries, which stay wide, and an older form that is one for keys and values."""
+"""Scales of queries, which stay wide, and an older form with one scale for keys and values."""
 
 
 class CheckpointScales:
-    """What a checkpoint has of them for the tensors `targets`. `names`: theirs, which are no surplus. Raises ConfigError where
-    an FP8 tensor has none, or one of the wrong shape."""
+    """A checkpoint's scales for the tensors `targets`. `names`: the names of the scales, which do not count as surplus
+    tensors. Raises ConfigError for an FP8 tensor without a scale or with a scale of the wrong shape."""
 
     def __init__(self, decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
         self._decoder, self._checkpoint, self._targets = decoder, checkpoint, targets
@@ -48,7 +49,7 @@ class CheckpointScales:
         return self._of[target]
 
     def of_kv(self) -> tuple[tuple[float, float], ...]:
-        """One pair per layer, for KV in FP8; () where there are none, or KV is not."""
+        """Return one pair per layer for KV in FP8; () if there are none or KV is not in FP8."""
         if self._decoder.kv_dtype is None:
             return ()
         pairs = [(self._number(keys), self._number(values)) for keys, values, _ in self._kv_candidates()]
@@ -87,7 +88,7 @@ class CheckpointScales:
         return scales
 
     def _number(self, names: list[str]) -> float:
-        """The first of them that is there and positive, 1 where none is: some savers write -1 for none."""
+        """Return the first scale that exists and is positive, or 1 if there is none: some savers write -1 for "no scale"."""
         for name in names:
             if name in self._present and math.prod(self._checkpoint.file_of(name).shape(name)) == 1:
                 value = float(self._read(name))
@@ -96,7 +97,7 @@ class CheckpointScales:
         return 1.0
 
     def _kv_candidates(self) -> list[tuple[list[str], list[str], list[str]]]:
-        """Per layer: what the scales of keys, values and others may be called here."""
+        """Return, per layer, the possible names of the scales of keys, of values and of others."""
         names = self._decoder.config.family.names
         if not names.k or not self._present:
             return []

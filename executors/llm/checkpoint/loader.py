@@ -1,4 +1,4 @@
-"""From an `ExecutorConfig` to a model in memory with its facts. Every fault is a ConfigError of one line."""
+"""Loads the model that an `ExecutorConfig` names, with its facts. Every fault is a ConfigError of one line."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
 def refuse_without_kernels(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
 ) -> None:
-    """Raises ConfigError where a setting asks for what only our kernels do; `missing` says why there are none."""
+    """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
     int8 = config.optimization.quantization == "int8"
     if config.optimization.deterministic or int8:
         asked = "quantization int8" if int8 else "deterministic"
@@ -115,8 +115,8 @@ def refuse_without_kernels(
 def fp8_plan(
     config: ExecutorConfig, decoder: DecoderConfig, device: torch.device, directory: Path
 ) -> tuple[fp8.Fp8Plan | None, str | None]:
-    """Which linears hold e4m3, and what there is to say where a checkpoint's do not. Raises ConfigError where `quantization`
-    asks for what cannot be had."""
+    """Choose the linear layers that hold e4m3; return the plan, and a note if FP8 weights of the checkpoint are widened.
+    Raises ConfigError if `quantization` asks for something unsupported."""
     asked, scheme = config.optimization.quantization, decoder.fp8
     if scheme is None and asked != "fp8":
         return None, None
@@ -134,7 +134,7 @@ def fp8_plan(
 
 
 def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
-    """What keys and values are stored in, None for the model's dtype. Raises ConfigError."""
+    """Return the dtype that keys and values are stored in, None for the model's dtype. Raises ConfigError."""
     if config.memory.kv_cache_dtype == "auto":
         return None
     if device.type == "cuda" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
@@ -163,9 +163,9 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
 def choose_kernels(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[CpuKernels | None, str]:
-    """Cohort's kernels for a model of `dtype`, or None and why there are none. May compile for some seconds.
+    """Return Cohort's CPU kernels for a model of `dtype`, or None and the reason. May compile for some seconds.
 
-    Raises ConfigError where an instruction set was asked for that this CPU has not.
+    Raises ConfigError if this CPU lacks the requested instruction set.
     """
     isa, missing = config.optimization.cpu_isa, ""
     if device.type != "cpu":
@@ -187,7 +187,7 @@ def choose_kernels(
 
 
 def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str | None:
-    """What there is to say of the linears and layers."""
+    """Return a note on how linear layers and decoder layers are computed."""
     if decoder.device.type != "cpu":
         return None
     if kernels is not None:
@@ -202,7 +202,7 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one. Raises ConfigError."""
+    """Return the device of that name; "auto" is a GPU if there is one. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -224,7 +224,7 @@ def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Pa
 
 
 def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
-    """The dtype that weights are held in. Raises ConfigError for one that is not supported."""
+    """Return the dtype that weights are stored in. Raises ConfigError for one that is not supported."""
     name = decoder.dtype if config.dtype == "auto" else config.dtype
     if name is None:
         return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
@@ -249,7 +249,7 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
 
 
 def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
-    """Bytes per token alive at once, an estimate."""
+    """Estimate the peak memory of a forward, in bytes per token."""
     config, size = decoder.config, decoder.dtype.itemsize
     # Experts run one after the other: at worst every token is in the same one.
     inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
@@ -271,7 +271,7 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
 
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
-    """What the contract says of a model."""
+    """Return the facts about a model that the contract defines."""
     c = decoder.config
     return ModelInfo(
         name=Path(config.model).resolve().name,

@@ -1,12 +1,12 @@
-"""One safetensors file, memory-mapped. Reads headers strictly, so that every fault has a name.
+"""One safetensors file, memory-mapped. Headers are checked strictly, so that every fault has a specific error.
 
 Format: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets: [begin, end]}} with offsets
-relative to the data that follows, then the data (https://huggingface.co/docs/safetensors). Written here rather than
-taken from the library because pages that were copied are handed back at once, which keeps resident memory near the
-size of the result, and because a fault can then say what is wrong in which file.
+relative to the data that follows, then the data (https://huggingface.co/docs/safetensors). Cohort has its own reader for two
+reasons: it releases pages as soon as they are copied, which keeps resident memory near the size of the result, and its errors
+name the file and the fault.
 
-Memory: a tensor is copied in pieces of at most `_PIECE` bytes of the file, so that no more than one piece of it is resident
-beside the copy. A whole embedding would be a third of a small model, and twice that where float32 is cast to bfloat16.
+Memory: a tensor is copied in pieces of at most `_PIECE` bytes of the file, so that only one piece of it is resident beside
+the copy. A whole embedding would be a third of a small model, and twice that when float32 is cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32
 _MAX_HEADER = 100_000_000
 _PIECE = 8 << 20
 _ROWS = 64
-"""Pieces of a matrix are multiples of so many rows: packing likes whole groups."""
+"""Pieces of a matrix are multiples of this many rows, because packing works on whole groups of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """The tensors of one file. Raises ConfigError, naming the file, when it is truncated or corrupt."""
+    """The tensors of one file. Raises ConfigError, which names the file, if the file is truncated or corrupt."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class SafetensorsFile:
         return self._entries[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Its dtype. Raises ConfigError for one that is neither a plain float nor e4m3."""
+        """Dtype of a tensor. Raises ConfigError for one that is neither a plain float nor e4m3."""
         dtype = _DTYPES.get(self._entries[name].dtype)
         if dtype is None:
             found = self._entries[name].dtype
@@ -78,22 +78,23 @@ class SafetensorsFile:
         return dtype
 
     def float_dtype(self, name: str) -> torch.dtype | None:
-        """Its dtype, None for one that is not a plain float: e4m3 means something with its scale only."""
+        """Dtype of a tensor, None for one that is not a plain float. e4m3 does not count, because it has a meaning only with
+        its scale."""
         dtype = _DTYPES.get(self._entries[name].dtype)
         return None if dtype is torch.float8_e4m3fn else dtype
 
     def is_fp8(self, name: str) -> bool:
-        """Whether it is e4m3."""
+        """Whether the tensor is e4m3."""
         return self._entries[name].dtype == "F8_E4M3"
 
     def num_bytes(self, name: str) -> int:
-        """Bytes of its data in the file."""
+        """Bytes of the tensor's data in the file."""
         return self._entries[name].end - self._entries[name].begin
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
-        """Copy (and cast, and broadcast) a tensor into `target`, giving the file's pages back on the way.
+        """Copy (and cast, and broadcast) a tensor into `target` and release the file's pages on the way.
 
-        Raises ConfigError where float16 cannot hold a number: infinite weights would answer with nothing but errors.
+        Raises ConfigError if float16 cannot represent a number, because infinite weights would make every result an error.
         """
         source = self._view(name)
         narrows = target.dtype is torch.float16 and source.dtype is not torch.float16
@@ -108,7 +109,7 @@ class SafetensorsFile:
             at += piece.nbytes
 
     def is_finite(self, name: str) -> bool:
-        """Tell whether all numbers of a tensor are finite, giving the file's pages back on the way."""
+        """Return whether all numbers of a tensor are finite; releases the file's pages on the way."""
         source = self._view(name)
         at = self._data + self._entries[name].begin
         for _, piece in _pieces(source, source):
@@ -119,7 +120,7 @@ class SafetensorsFile:
         return True
 
     def equals(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
-        """Tell whether two tensors have the same shape, dtype and bytes, giving the files' pages back on the way."""
+        """Return whether two tensors have the same shape, dtype and bytes; releases the files' pages on the way."""
         mine, theirs = self._entries[name], other._entries[other_name]
         if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
             return False
@@ -133,7 +134,7 @@ class SafetensorsFile:
         return True
 
     def mapped(self, name: str) -> torch.Tensor:
-        """The tensor as it lies in the file, which stays open for it. Its pages are read when they are looked at."""
+        """Return the tensor as a view of the file, which stays open for it. Pages are read on first access."""
         self._kept = True
         return self._view(name)
 
@@ -146,8 +147,8 @@ class SafetensorsFile:
         return flat.view(entry.shape)
 
     def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, rows [count, columns]) of a matrix in pieces, giving the file's pages back behind each; `turned`: of
-        its transpose, in one piece."""
+        """Yield (first row, rows [count, columns]) of a matrix in pieces and release the file's pages after each. With
+        `turned`, yield the transpose in one piece."""
         entry = self._entries[name]
         source, begin = self._view(name), self._data + entry.begin
         if turned:
@@ -162,7 +163,7 @@ class SafetensorsFile:
             self._give_back(begin + first * row, begin + first * row + piece.nbytes)
 
     def _give_back(self, begin: int, end: int) -> None:
-        """Drop the pages that end in bytes [begin, end) of the file; the one that `end` lies in is still to be read."""
+        """Drop the pages that end within bytes [begin, end) of the file; the page that contains `end` is still to be read."""
         page = mmap.PAGESIZE
         first = begin // page * page
         length = end // page * page - first
@@ -170,14 +171,14 @@ class SafetensorsFile:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
     def close(self) -> None:
-        """Unmap the file, unless a tensor still lies in it: then that tensor's end unmaps it."""
+        """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
         if not self._kept:
             self._map.close()
 
 
 def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`source`, which is contiguous, in pieces of at most `_PIECE` bytes and in the order of the file, each with the part of
-    `target` that it belongs to. A broadcast goes in one piece: what is broadcast is small."""
+    """Split `source`, which is contiguous, into pieces of at most `_PIECE` bytes in the order of the file, each with its part
+    of `target`. A broadcast is one piece, because its source is small."""
     if source.nbytes <= _PIECE or source.shape != target.shape:
         yield target, source
         return
@@ -192,7 +193,7 @@ def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
-    """Entries by name and where the data begins."""
+    """Return the entries by name and the offset of the data."""
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""From a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
+"""Copies a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
 
 Everything is checked before the first byte is copied; each fault is a ConfigError of one line. Weights in FP8 have a scale
-beside them (`model/quantization.py` lists the forms); they are taken as they are, or widened on the way.
+beside them (`model/quantization.py` lists the formats); they are stored unchanged, or widened on the way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
-    """The dtype of the embedding, or else of the first weight, for a config.json that names none. Raises ConfigError."""
+    """Return the dtype of the embedding, or else of the first weight, for a config.json that names none. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
         present = checkpoint.names()
@@ -44,7 +44,7 @@ def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
 
 
 def fp8_names(directory: Path, family: Family) -> frozenset[str]:
-    """The tensors in e4m3, by their usual names. Raises ConfigError."""
+    """Return the usual names of the tensors in e4m3. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
     try:
         present = checkpoint.names()
@@ -55,10 +55,10 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
 
 
 def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
-    """`config` with the head that the files have. Raises ConfigError.
+    """Return `config` with the head that the files contain. Raises ConfigError.
 
-    A head that differs from the embedding is not tied to it, whatever config.json says (so transformers 5 has it; the field
-    is wrong in files that were saved anew). A model that is not tied and has none makes embeddings only.
+    A head that differs from the embedding is not tied to it, whatever config.json says. transformers 5 does the same; the
+    field is wrong in files that were saved again. A model that is not tied and has no head only makes embeddings.
     """
     checkpoint = Checkpoint(directory)
     try:
@@ -76,17 +76,17 @@ def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
 
 
 def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
-    """What a model needs and the checkpoint has not, in a sentence; None where nothing is missing."""
+    """Return a sentence that names what the model needs and the checkpoint lacks; None if nothing is missing."""
     decoder = Decoder(config, torch.float32, torch.device("meta"))
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
 
 
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
-    """Copy a checkpoint into `decoder`, casting to its dtype, and finish it; a sentence on what was left out, None where that
-    is nothing. Raises ConfigError before anything is copied.
+    """Copy a checkpoint into `decoder`, cast it to the decoder's dtype, and finish the decoder. Return a sentence on tensors
+    that were left out, or None. Raises ConfigError before anything is copied.
 
-    The rows of packed linears go straight from the file to where they are packed. An embedding that no linear needs, or one
-    that is packed as well, stays in the file.
+    The rows of packed linear layers go straight from the file to their packed form. An embedding stays in the file if no
+    linear layer needs it or if it is also packed as the head.
     """
     checkpoint = Checkpoint(directory)
     try:
@@ -126,7 +126,7 @@ def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> N
 
 
 def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tensor) -> None:
-    """A weight in e4m3 with `scales` [rows, 1 or groups], as it is or widened."""
+    """Load a weight in e4m3 with `scales` [rows, 1 or groups], unchanged or widened."""
     held = None if place.linear is None else place.linear.fp8
     if held is not None:
         held.take_scales(scales, place.begin)
@@ -143,7 +143,7 @@ def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tens
 
 
 def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
-    """The decoder's parameters by the names that this checkpoint gives them."""
+    """Return the decoder's parameters by the names that this checkpoint uses."""
     names, listed = WrittenNames(decoder.config.family, checkpoint.listed()), checkpoint.listed()
     targets = {names.written(name): place for name, place in decoder.places().items()}
     of = decoder.config.family.names
@@ -165,7 +165,7 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
-    """Raise ConfigError for a missing or misshapen tensor, or one of a dtype that cannot be cast."""
+    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast."""
     if (why := _missing(decoder.config, checkpoint, targets)) is not None:
         raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
@@ -182,8 +182,8 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
 def _left_out(
     decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
 ) -> str | None:
-    """What there is to say of tensors that config.json does not ask for: transformers drops them, too. `scales`: names beside
-    the targets that mean something. Other parts of a nested checkpoint have a note of their own."""
+    """Return a note on tensors that config.json does not require; transformers drops them, too. `scales`: names beside the
+    targets that are used. Other parts of a nested checkpoint have a note of their own."""
     config = decoder.config
     names = WrittenNames(config.family, checkpoint.names())
     known = set(targets) | scales
@@ -200,7 +200,7 @@ def _left_out(
 
 
 def _some(names: list[str]) -> str:
-    """`tensor a is`, or `3 tensors (a, b, ...) are`, for a message."""
+    """Return `tensor a is`, or `3 tensors (a, b, ...) are`, for a message."""
     names = [name if name.isprintable() else ascii(name) for name in names]
     if len(names) == 1:
         return f"tensor {names[0]} is"
@@ -211,7 +211,7 @@ _DUMMY_ROWS = 4096
 
 
 def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
-    """Random weights in place, the same for the same seed: norms 1, biases 0, the rest normal with deviation 0.02."""
+    """Fill in random weights, the same for the same seed: norms 1, biases 0, all others normal with standard deviation 0.02."""
     head_norms = decoder.head_norms()
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
     places = decoder.places()

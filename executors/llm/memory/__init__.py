@@ -1,1 +1,1 @@
-"""How much memory there is, what a model and its KV take of it, and the paged KV cache."""
+"""How much memory there is, how much a model and its KV take, and the paged KV cache."""

@@ -1,6 +1,6 @@
-"""How much memory and how many threads this box allows: cgroup v1 and v2 limits, affinity. Standard library only.
+"""How much memory and how many threads the system allows: cgroup v1 and v2 limits, affinity. Standard library only.
 
-The host's totals say nothing inside a container; every limit between the process and the root of its hierarchy counts.
+The host's totals do not apply inside a container; every limit between the process and the root of its hierarchy does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes: `total` that this process may ever use, `available` still free of it."""
+    """Memory in bytes: `total` that this process may ever use, and `available`, which is still free."""
 
     total: int
     available: int
 
 
 def memory_limit(root: Path = ROOT) -> MemoryLimit:
-    """The tightest of the machine's memory and all cgroup limits. `root` is where /proc and /sys are looked for."""
+    """Return the tightest of the machine's memory and all cgroup limits. `root` is the directory that contains /proc and
+    /sys."""
     total, available = _machine(root)
     for limit, used in cgroup_memory(root):
         total = min(total, limit)
@@ -34,7 +35,7 @@ def memory_limit(root: Path = ROOT) -> MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Bytes that a container may use, and those in use that the kernel cannot take back."""
+    """Memory of a container in bytes: its limit, and the used memory that the kernel cannot reclaim."""
 
     limit: int
     used: int
@@ -46,26 +47,28 @@ class Pressure:
 
 
 class PressureGauge:
-    """Reads how near the container is to its limit. Which cgroups have one is found out once, so a look is cheap."""
+    """Measures how close the container is to its limit. The cgroups with a limit are found once, so that a reading is cheap."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._groups = [(v2, group) for v2, group in _groups(root, "memory") if _limit(v2, group) is not None]
 
     def __call__(self) -> Pressure | None:
-        """The cgroup that is nearest to its limit, None where no limit is set. Page cache does not count as used: the
-        kernel drops it before it kills."""
+        """Return the cgroup that is nearest to its limit, None if there is no limit. Page cache does not count as used,
+        because the kernel drops it before it kills a process."""
         usages = [_usage(v2, group, _FILE_CACHE) for v2, group in self._groups]
         found = [Pressure(limit, used - cache) for limit, used, cache in filter(None, usages)]
         return min(found, key=lambda group: group.left, default=None)
 
 
 def machine_bytes(root: Path = ROOT) -> int:
-    """The machine's whole memory: what the kernel measures a single allocation by, whatever the cgroups say."""
+    """Return the machine's whole memory in bytes. The kernel checks a single allocation against it, whatever the cgroups
+    say."""
     return _machine(root)[0]
 
 
 def cpu_threads(root: Path = ROOT) -> int:
-    """Threads worth starting: CPUs in the affinity mask, fewer where a cgroup's CPU quota allows fewer; at least 1."""
+    """Return the number of threads to start: CPUs in the affinity mask, or fewer if a cgroup's CPU quota allows fewer; at
+    least 1."""
     count = len(os.sched_getaffinity(0))
     for quota in cgroup_cpus(root):
         count = min(count, math.ceil(quota))
@@ -73,7 +76,7 @@ def cpu_threads(root: Path = ROOT) -> int:
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process in bytes."""
     try:
         pages = int((root / "proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -115,7 +118,7 @@ def _groups(root: Path, controller: str) -> list[tuple[bool, Path]]:
 
 
 def _number(path: Path) -> int | None:
-    """The integer in a file, None when there is none or it says "max"."""
+    """Return the integer in a file, None if there is none or the file says "max"."""
     try:
         return int(path.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -134,18 +137,18 @@ def _stat(path: Path, field: str) -> int:
 
 
 _IDLE_CACHE = ("inactive_file",)
-"""Page cache that can be dropped at once."""
+"""Page cache that can be dropped immediately."""
 _FILE_CACHE = ("inactive_file", "active_file")
 """All page cache of files."""
 
 
 def cgroup_memory(root: Path = ROOT) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of each group that has a limit. Page cache that can be dropped at once is not "used"."""
+    """Return (limit, used) in bytes of each group with a limit. Page cache that can be dropped immediately is not "used"."""
     return [(limit, max(0, used - cache)) for limit, used, cache in _cgroup_usage(root, _IDLE_CACHE)]
 
 
 def _cgroup_usage(root: Path, cache: tuple[str, ...]) -> list[tuple[int, int, int]]:
-    """(limit, used, part of it that is `cache`) in bytes of each group that has a limit."""
+    """Return (limit, used, part of it that is `cache`) in bytes of each group with a limit."""
     usages = [_usage(v2, group, cache) for v2, group in _groups(root, "memory")]
     return [usage for usage in usages if usage is not None]
 
@@ -165,7 +168,7 @@ def _usage(v2: bool, group: Path, cache: tuple[str, ...]) -> tuple[int, int, int
 
 
 def cgroup_cpus(root: Path) -> list[float]:
-    """CPUs' worth of each quota."""
+    """Return the number of CPUs that each quota allows."""
     quotas: list[float] = []
     for v2, group in _groups(root, "cpu"):
         if v2:

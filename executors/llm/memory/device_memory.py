@@ -1,8 +1,8 @@
-"""`DeviceMemory`: what a GPU's driver and torch's allocator say of its memory, and what of it is to be had.
+"""`DeviceMemory`: memory figures of a GPU's driver and of torch's allocator, and how much this process may use.
 
-The driver knows how much of the device is free, not whose the rest is; torch's allocator knows what this process holds
-through it, which is all but the context. So nothing here is a difference between two looks at what is free: what other
-processes free or take between them would count as ours.
+The driver knows how much of the device is free, but not which process uses the rest. torch's allocator knows how much this
+process holds through it, which is everything but the context. No figure here is therefore a difference between two readings
+of free memory: such a difference would include what other processes free or take in between.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONTEXT_BYTES = 512 << 20
-"""What a process takes on the device outside torch's allocator: CUDA's context, code of kernels, handles of libraries. An
-estimate, and never more than is in use: too small a one lets the share be exceeded by the difference, no more."""
+"""Memory that a process takes on the device outside torch's allocator, in bytes: CUDA's context, code of kernels, handles of
+libraries. An estimate, never more than is in use. If it is too small, the share is exceeded by the difference and by no more."""
 MARGIN_BYTES = 128 << 20
-"""Left free beside what was measured, and a hundredth of the device with it: blocks of the allocator that fit nobody (a step
-of other lengths asks for other sizes), kernels and workspaces of libraries that come with the first step of their kind."""
+"""Memory kept free beside the measured use, in bytes, in addition to a hundredth of the device. It covers free blocks of the
+allocator that fit no request (a step of other lengths asks for other sizes), and kernels and workspaces that libraries load
+at the first step of their kind."""
 MARGIN_PART = 100
 
 
 class DeviceMemory(Protocol):
-    """All in bytes."""
+    """Memory of a device; all figures are in bytes."""
 
     def free_and_total(self) -> tuple[int, int]:
-        """Of the device, whoever holds it."""
+        """Return the free and the total memory of the device, over all processes."""
 
     def reserved(self) -> int:
-        """What this process's allocator holds, in use or not."""
+        """Return the memory that this process's allocator holds, in use or not."""
 
     def peak(self) -> int:
-        """The most that `reserved` has been since `reset_peak`."""
+        """Return the maximum of `reserved` since `reset_peak`."""
 
     def reset_peak(self) -> None:
-        """Begin a new peak at what is reserved now."""
+        """Start a new peak at the current `reserved`."""
 
     def empty_cache(self) -> None:
-        """Give back to the device what is not in use."""
+        """Return unused memory to the device."""
 
 
 class CudaMemory:
@@ -56,12 +57,12 @@ class CudaMemory:
         self._device = device
 
     def free_and_total(self) -> tuple[int, int]:
-        """As the driver says."""
+        """Return the driver's figures."""
         free, total = torch.cuda.mem_get_info(self._device)
         return int(free), int(total)
 
     def reserved(self) -> int:
-        """Of torch's caching allocator, pools of captured graphs included."""
+        """Return the memory of torch's caching allocator, pools of captured graphs included."""
         return int(torch.cuda.memory_reserved(self._device))
 
     def peak(self) -> int:
@@ -73,26 +74,27 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def empty_cache(self) -> None:
-        """See the protocol; waits for the device, whose last kernels may be using what nobody refers to any more."""
+        """See the protocol. Waits for the device, whose last kernels may still use memory that nothing refers to any more."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """None for a CPU: its memory is the machine's, see `cgroup.py`."""
+    """Return the device's memory, or None for a CPU, which uses the machine's memory (see `cgroup.py`)."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
 def give_back(memory: DeviceMemory) -> None:
-    """Have all that nobody refers to free on the device, what refers to itself in a circle included."""
+    """Free all unreferenced memory on the device, including that of reference cycles."""
     gc.collect()
     memory.empty_cache()
 
 
 def retried(memory: DeviceMemory | None, compute: Callable[[], T]) -> T:
-    """What `compute` returns, which may be called twice: what it allocated in vain is in pieces that may be one again.
+    """Return the result of `compute`, which is called again if memory runs out: freed pieces may then be merged into a block
+    that is large enough.
 
-    So it must be the same to do it once more. Raises what it raises the second time.
+    A second call must have the same effect as the first. Raises what the second call raises.
     """
     if memory is None:
         return compute()
@@ -110,8 +112,11 @@ def retried(memory: DeviceMemory | None, compute: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where a device's memory goes, in bytes. `share` of its `total` may be this process's, `ours` is by now; `free` is what
-    nobody holds. `step` and `graphs` are still to come beside the KV, and `margin` stays free."""
+    """The division of a device's memory, in bytes.
+
+    This process may use `share` of `total` and uses `ours` now; `free` is used by no process. `step` and `graphs` are still
+    to be allocated beside the KV, and `margin` stays free.
+    """
 
     total: int
     free: int
@@ -123,16 +128,16 @@ class Room:
 
     @property
     def usable(self) -> int:
-        """What may be taken now: of our share, and of what is really free. Negative where more than the share is taken."""
+        """Memory that this process may take now: limited by its share and by what is free. Negative if it exceeds its share."""
         return min(int(self.share * self.total) - self.ours, self.free) - self.margin
 
     @property
     def for_kv(self) -> int:
-        """What KV may take."""
+        """Memory that KV may take."""
         return max(0, self.usable - self.step - self.graphs)
 
     def __str__(self) -> str:
-        """All figures in a line, with the settings that change them."""
+        """All figures in one line, with the settings that change them."""
         return (
             f"{_gib(self.for_kv)} GiB for KV: of {_gib(self.total)} GiB a share of {self.share:g} "
             f"(gpu_memory_utilization) less {_gib(self.ours)} that are taken, of which {_gib(self.free)} are free; less "
@@ -142,14 +147,14 @@ class Room:
 
 
 def look(memory: DeviceMemory, config: ExecutorConfig) -> Room:
-    """The room as of now, with nothing still to come."""
+    """Return the current division, with nothing still to be allocated."""
     free, total = memory.free_and_total()
     ours = min(total - free, memory.reserved() + CONTEXT_BYTES)
     return Room(total, free, ours, config.memory.gpu_memory_utilization, margin(total))
 
 
 def margin(total: int) -> int:
-    """What stays free of a device with so much memory in all."""
+    """Return how much memory stays free of a device with `total` bytes."""
     return MARGIN_BYTES + total // MARGIN_PART
 
 

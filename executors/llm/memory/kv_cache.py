@@ -1,9 +1,9 @@
-"""The paged KV memory: one tensor per layer, and how many blocks there are to be.
+"""The paged KV memory: one tensor per layer, and the number of blocks.
 
     layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
 
-All tokens of a block and head lie together, which is what attention reads. On a CPU all of it is reserved at the start, and a
-block becomes memory when it is first written, unless the pool's size was given (`on_demand`).
+All tokens of a block and head are contiguous, which is the order in which attention reads them. On a CPU the whole pool is
+reserved at the start, and a block becomes resident when it is first written, unless the pool's size was given (`on_demand`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from executors.llm.memory.sizing import Claim
 from executors.llm.model.api import KvSpec
 
 CPU_SHARE = 0.6
-"""Of the memory that is free once the weights are loaded, the part that KV may take where nobody said how much. The rest
-is for activations, other processes of this server and the page cache."""
+"""Share of the free memory after loading that KV may take if no size is configured. The rest is for activations, other
+processes of this server and the page cache."""
 
 
 _TOUCH_BYTES = 2 << 20
@@ -40,7 +40,7 @@ _LARGE_PAGE = 2 << 20
 
 
 class KvCache:
-    """Keys and values of all sequences. Written by the attention backend and `copy_blocks` only."""
+    """Keys and values of all sequences. Only the attention backend and `copy_blocks` write them."""
 
     def __init__(self, spec: KvSpec, num_blocks: int, block_size: int) -> None:
         self.spec = spec
@@ -73,10 +73,10 @@ class KvCache:
     def touch(
         self, kernels: CpuKernels, num_bytes: int, part: tuple[int, int], stop: Callable[[], bool]
     ) -> None:
-        """Make about so many bytes of the first blocks real memory, which are those handed out first.
+        """Make about `num_bytes` of the first blocks resident; these blocks are allocated first.
 
-        A page that is written for the first time is found and zeroed by the system then and there: prompts after a start
-        took a tenth longer. Runs beside steps, on a thread with the lowest priority; `part` (i, n): the i-th of n threads.
+        The system finds and zeroes a page when it is first written, which made prompts after a start a tenth slower. Runs
+        beside steps, on a thread with the lowest priority; `part` (i, n): the i-th of n threads.
         """
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -90,9 +90,9 @@ class KvCache:
                 kernels.touch(side.data_ptr() + begin, min(_TOUCH_BYTES, per_side - begin))
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Return the memory of these blocks to the system: they are zeros until they are written again.
+        """Return the memory of these blocks to the system: they read as zeros until they are written again.
 
-        `blocks` int32 [n], rising; on a device nothing happens. Raises InvalidInput for a block that does not exist.
+        `blocks` int32 [n], ascending; does nothing on a device. Raises InvalidInput for a block that does not exist.
         """
         if not len(blocks) or self.spec.device.type != "cpu":
             return
@@ -113,7 +113,7 @@ class KvCache:
 
 
 def _drop_pages(begin: int, end: int) -> None:
-    """Whole pages between two addresses become zeros without memory."""
+    """Release the whole pages between two addresses; they read as zeros afterwards."""
     page = mmap.PAGESIZE
     begin, end = -(-begin // page) * page, end // page * page
     if begin < end:
@@ -122,7 +122,7 @@ def _drop_pages(begin: int, end: int) -> None:
 
 
 def plain(kv: torch.Tensor) -> torch.Tensor:
-    """KV as torch can copy it: bytes, if it is e4m3."""
+    """Return KV in a dtype that torch can copy: e4m3 as bytes."""
     return kv.view(torch.uint8) if kv.dtype is torch.float8_e4m3fn else kv
 
 
@@ -138,10 +138,10 @@ def lazy_zeros(
 
 
 def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
-    """KV becomes memory when it is first used, and is given back when it is spare.
+    """Return whether KV takes memory at its first use and returns it when it is unused.
 
-    Not where somebody said how much there is, in a flag or as a container's limit: such a box must prove too small at the
-    start and not in the middle of a stream. Not on a device, whose memory is taken at once.
+    It does not if a flag or a container's limit sets the memory: a machine that is too small must then fail at the start and
+    not in the middle of a stream. It does not on a device, which allocates its memory at once.
     """
     memory = config.memory
     if device.type != "cpu":
@@ -153,14 +153,14 @@ def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
 
 
 def _blocks_per_span(spec: KvSpec, block_size: int) -> int:
-    """Blocks whose keys, and whose values, fill a large page in each layer."""
+    """Return the number of blocks whose keys (or values) fill a large page in each layer."""
     per_side = spec.bytes_per_token() * block_size // (2 * spec.num_layers)
     return max(1, math.ceil(_LARGE_PAGE / per_side))
 
 
 @dataclass(frozen=True, slots=True)
 class KvPlan:
-    """The outcome of sizing: the layout, and the longest sequence that it can hold."""
+    """Result of sizing: the layout, and the longest sequence that fits."""
 
     layout: KvLayout
     max_model_len: int
@@ -170,12 +170,13 @@ class KvPlan:
 def plan_kv(
     spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None
 ) -> KvPlan:  # fmt: skip
-    """How many blocks to allocate, called once the weights are in memory.
+    """Compute how many blocks to allocate. Called once the weights are in memory.
 
-    Never more than `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other things. `found`: bytes that
-    KV may take, by a measurement that left nothing to claim; None: what is free is looked up here. Raises
-    ConfigError with the numbers when a sequence of the length that was asked for does not fit; where neither the length
-    nor the memory was given, the length is reduced instead.
+    The number never exceeds what `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other uses.
+    `found`: bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
+
+    Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
+    memory was given, the length is reduced instead.
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
@@ -226,7 +227,7 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
 
 
 def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
-    """Bytes that are free where no number was given, and the part of them that KV may take."""
+    """Return the free memory in bytes if none is configured, and the share of it that KV may take."""
     memory = device_memory(device)
     if memory is not None:
         return look(memory, config).usable, 1.0

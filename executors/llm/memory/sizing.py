@@ -1,4 +1,4 @@
-"""What a configuration takes beside weights and KV, and which setting is at fault where memory does not allow it."""
+"""Memory that a configuration takes beside weights and KV, and the setting to change if memory is insufficient."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 _TOKENS_PER_THREAD = 512
 _LEAST_TOKENS, _LEAST_SEQS = 128, 4
-"""Below these, a smaller step does not help a model that does not fit."""
+"""Lower limits of shrinking: a smaller step does not help a model that does not fit."""
 _RUNTIME_BYTES = 16 << 20
-"""What a model takes whatever its size: kernels that oneDNN compiles, scratch memory of threads, tables of slots."""
+"""Memory that every model takes, in bytes: kernels that oneDNN compiles, scratch memory of threads, tables of slots."""
 _SETTINGS_BYTES = 72
-"""Per slot: the sampling settings and the entries of lists and small arrays."""
+"""Memory per slot in bytes: the sampling settings and the entries of lists and small arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Bytes that stay free of KV because of a setting's value."""
+    """Memory kept free of KV because of a setting's value, in bytes."""
 
     setting: str
     value: int
@@ -34,13 +34,13 @@ class Claim:
 
 
 def num_slots(config: ExecutorConfig) -> int:
-    """A slot is taken until its sequence is released, also while the sequence is preempted or its last step is in flight:
-    more slots than sequences in a batch."""
+    """Return the number of slots. A slot stays taken until its sequence is released, even while the sequence is preempted or
+    its last step is in flight, so there are more slots than sequences in a batch."""
     return 4 * config.max_num_seqs + 64
 
 
 def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
-    """What a full step needs, by setting."""
+    """Return the memory that a full step needs, by setting."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     per_seq = _logits_bytes(config, source)
     if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
@@ -53,10 +53,10 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
 
 
 def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
-    """`config` with batch limits that this box can carry, where nobody asked for others (`shrink_batch`).
+    """Return `config` with batch limits that this machine supports, if no limits were requested (`shrink_batch`).
 
-    Halved until a full step leaves three quarters of the `free` bytes to KV. On a CPU a step has at most 512 tokens a
-    thread: more do not make it faster, and running streams wait for it.
+    The limits are halved until a full step leaves three quarters of the `free` bytes to KV. On a CPU a step has at most 512
+    tokens per thread: more do not make it faster, and running streams wait for it.
     """
     if not config.shrink_batch:
         return config
@@ -78,10 +78,10 @@ def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorC
 
 
 def requirements(config: ExecutorConfig, source: LoadedModel) -> MemoryRequirements:
-    """What the contract's capabilities say of memory. Compared with measured memory by a test.
+    """Return the memory figures of the contract's capabilities. A test compares them with measured memory.
 
-    The heap keeps about as much as a step's activations again: blocks that are freed between two layers are not those
-    that the next one asks for (measured: 97 MB resident for 49 MB of tensors).
+    The heap keeps about as much again as a step's activations: blocks that one layer frees do not fit the requests of the
+    next (measured: 97 MB resident for 49 MB of tensors).
     """
     spec, tokens = source.model.kv_spec, config.max_num_batched_tokens
     return MemoryRequirements(
@@ -101,14 +101,14 @@ def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:
 
 
 def check_slots(config: ExecutorConfig, max_model_len: int) -> None:
-    """Raises ConfigError where the tables of all slots exceed the machine's memory: the kernel would refuse them, though
-    few of their pages are ever written."""
+    """Raise ConfigError if the tables of all slots exceed the machine's memory: the kernel would refuse them, although few of
+    their pages are ever written."""
     if _slot_bytes(config, max_model_len) > machine_bytes():
         raise slots_do_not_fit(config, max_model_len)
 
 
 def slots_do_not_fit(config: ExecutorConfig, max_model_len: int) -> ConfigError:
-    """The error for tables that cannot be allocated."""
+    """Make the error for tables that cannot be allocated."""
     return ConfigError(
         f"max_num_seqs {config.max_num_seqs}: tables for {num_slots(config)} slots of {max_model_len} tokens take "
         f"{_slot_bytes(config, max_model_len):,} bytes, this machine has {machine_bytes():,}; "

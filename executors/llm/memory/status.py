@@ -1,4 +1,4 @@
-"""What an executor says of its memory: the device's, or this process's where the device is the CPU."""
+"""Memory figures of an executor: the device's, or this process's if the device is the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from executors.llm.memory.cgroup import PressureGauge, memory_limit, resident_by
 
 
 def memory_status(device: torch.device, promised: int, gauge: PressureGauge) -> MemoryStatus:
-    """Memory as of now. `promised`: bytes of weights and KV, written or not; on CUDA the allocator knows better."""
+    """Return the current memory figures. `promised`: bytes of weights and KV, written or not; on CUDA the allocator's own
+    figure is used instead."""
     if device.type == "cuda":
         # Asked once: each of torch's functions for one figure has the allocator write down all two hundred, under its lock.
         stats = torch.cuda.memory_stats(device)

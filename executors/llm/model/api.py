@@ -1,4 +1,5 @@
-"""What LlmExecutor and a model ask of each other: the step that goes in, the KV that it needs, and the forwards it offers."""
+"""The interface between LlmExecutor and a model: the input of a step, the KV that the model needs, and the forwards it
+offers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class ForwardInput:
     """The packed tokens of a step. `token_ids` and `positions` int64 or int32 [T] on the model's device.
 
-    `wanted` int64, ascending: the rows whose hidden states will be looked at, None for all. A model may leave out others.
+    `wanted` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
     """
 
     token_ids: torch.Tensor
@@ -29,13 +30,13 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class KvSpec:
-    """What the model's attention needs: it stores `num_layers` x keys and values of [num_kv_heads, head_dim] per token.
+    """KV that the model's attention needs: `num_layers` x keys and values of [num_kv_heads, head_dim] per token.
 
     `scale` multiplies the scores, `softcap` c makes them c * tanh(score / c). `windows` has one entry per layer: how many
     tokens a token sees, itself included; None for all before it.
 
-    `kv_dtype`: what keys and values are stored in where that is not `dtype`, and `kv_scales` one pair per layer: what stored
-    keys and values are multiplied by; () for 1.
+    `kv_dtype`: the dtype that keys and values are stored in, if it is not `dtype`. `kv_scales`: one pair per layer, the
+    factors of stored keys and values; () means 1.
     """
 
     num_layers: int
@@ -52,11 +53,11 @@ class KvSpec:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of keys and values in the cache."""
+        """Dtype of keys and values in the cache."""
         return self.kv_dtype or self.dtype
 
     def scales(self, layer: int) -> tuple[float, float]:
-        """What the layer's stored keys, and values, are multiplied by."""
+        """Return the factors that the layer's stored keys and values are multiplied by."""
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def bytes_per_token(self) -> int:
@@ -66,11 +67,11 @@ class KvSpec:
 
 @runtime_checkable
 class DecoderOnlyLLM(Protocol):
-    """What LlmExecutor asks of a model. One with `unified_forward` too runs one forward per step."""
+    """The interface that LlmExecutor requires of a model. A model that also has `unified_forward` runs one forward per step."""
 
     @property
     def kv_spec(self) -> KvSpec:
-        """Shape of the KV the model needs."""
+        """KV that the model needs."""
 
     def prefill(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] of the tokens of ONE sequence."""
@@ -79,34 +80,34 @@ class DecoderOnlyLLM(Protocol):
         """Hidden states [T, hidden] of one token each of T sequences."""
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [rows, width] of hidden states [rows, hidden], in the model's dtype or float32; in `out` if that is given, which
-        is of the same dtype."""
+        """Compute logits [rows, width] of hidden states [rows, hidden], in the model's dtype or float32. `out`, if given,
+        receives them and has the same dtype."""
 
 
 @runtime_checkable
 class PreparedModel(Protocol):
-    """A model that has something to set up once the length of the longest sequence is known."""
+    """A model that needs setup once the length of the longest sequence is known."""
 
     def prepare(self, max_model_len: int) -> None:
-        """Called when weights are loaded and KV is planned; again where the plan has changed."""
+        """Set up the model. Called when weights are loaded and KV is planned, and again if the plan changes."""
 
 
 class FusedForward(Protocol):
-    """All layers in one call."""
+    """A forward that computes all layers in one call."""
 
     def takes(self, attend: Attend) -> bool:
-        """Whether it can work with this attention."""
+        """Return whether the forward supports this attention."""
 
     def __call__(self, inputs: ForwardInput) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm; of rows that are not wanted they mean nothing."""
+        """Compute hidden states [T, hidden] after the final norm. Rows that are not wanted hold arbitrary values."""
 
 
 @runtime_checkable
 class SamplingModel(Protocol):
-    """A model that finds what sampling looks for first while it computes logits."""
+    """A model that computes block maxima for sampling together with logits."""
 
     def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [rows, width], good until the next call, and maxima of blocks of each row, float32 [rows, blocks]."""
+        """Compute logits [rows, width], valid until the next call, and maxima of blocks of each row, float32 [rows, blocks]."""
 
 
 @runtime_checkable
@@ -119,13 +120,13 @@ class UnifiedModel(DecoderOnlyLLM, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run. `activation_bytes_per_token` is an estimate of what a forward needs at its widest."""
+    """A model ready to run. `activation_bytes_per_token` estimates the memory of a forward at its peak, in bytes per token."""
 
     model: DecoderOnlyLLM
     info: ModelInfo
     parameter_bytes: int
     activation_bytes_per_token: int
     note: str | None = None
-    """What is slower here than it could be."""
+    """Note on what runs slower here than it could."""
     warnings: tuple[str, ...] = ()
-    """What in the checkpoint is not used, a sentence each."""
+    """Parts of the checkpoint that are not used, one sentence each."""

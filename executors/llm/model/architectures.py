@@ -1,4 +1,4 @@
-"""Which family serves a checkpoint: by `architectures` of its `config.json`, else by `model_type`. No torch here."""
+"""Which family serves a checkpoint: chosen by `architectures` of its `config.json`, else by `model_type`. No torch here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _OTHER_HEADS = (
     "DoubleHeadsModel", "ForMultipleChoice",
 )  # fmt: skip
 _WRAPPER = "FSDP"
-"""Stands before the class of a model that was saved while torch's FSDP wrapped it."""
+"""Prefix of the class name of a model that was saved while wrapped by torch's FSDP."""
 
 
 def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[str]]:
-    """The architecture that is served, its family, and what there is to say of the choice. Raises ConfigError.
+    """Return the architecture that is served, its family, and notes on the choice. Raises ConfigError.
 
-    The name of a body (`Qwen3Model`) means the model with a head of the same family, and so does a `model_type` where
-    `architectures` names nothing. The head of another task is refused: its answers are what such a model is for.
+    The name of a body (`Qwen3Model`) selects the model with a head of the same family, and so does a `model_type` if
+    `architectures` is empty. A head for another task is refused, because the output of that head is the purpose of such a
+    model.
     """
     named, model_type = values.get("architectures"), values.get("model_type")
     if named is None or named == [] or named == [None]:

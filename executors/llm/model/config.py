@@ -1,4 +1,4 @@
-"""`config.json` of a Hugging Face checkpoint, read into a `DecoderConfig`. No torch here.
+"""Reads `config.json` of a Hugging Face checkpoint into a `DecoderConfig`. No torch here.
 
 Every fault is a ConfigError of one line that names the file, the field and what is supported.
 """
@@ -32,7 +32,7 @@ __all__ = [
 DTYPES = ("float32", "bfloat16", "float16")
 _MOST_LAYERS = 1000
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
-"""transformers 5 writes the first, older versions the second."""
+"""Names of the dtype field: transformers 5 writes the first, older versions the second."""
 _TIES = "tie_word_embeddings"
 _OF_THE_WHOLE = (*_DTYPE_FIELDS, "quantization_config", _TIES)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -40,9 +40,9 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """A mixture of experts: each token goes through the `top_k` of `num_experts` that its router likes best.
+    """A mixture of experts: each token goes through the `top_k` of `num_experts` with the highest router weights.
 
-    `normalized`: their weights are scaled to sum to 1.
+    `normalized`: those weights are scaled to sum to 1.
     """
 
     num_experts: int
@@ -53,9 +53,9 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What one layer does differently. `window`: a token sees so many tokens, itself included (None: all before it).
+    """Per-layer settings. `window`: the number of tokens that a token sees, itself included (None: all before it).
 
-    `rope`: index into `DecoderConfig.ropes`, None without rotation. `sparse`: experts in place of the MLP.
+    `rope`: index into `DecoderConfig.ropes`, None without rotation. `sparse`: the layer has experts instead of an MLP.
     """
 
     window: int | None = None
@@ -65,10 +65,10 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything the generic decoder needs to know. Sizes in elements, lengths in tokens.
+    """Configuration of the generic decoder. Sizes in elements, lengths in tokens.
 
-    `context_length` is served where nobody says how much; `max_context_length` is the most that may be asked for. They
-    differ for dynamic and long rope only, see `context_lengths`.
+    `context_length` is the default context; `max_context_length` is the longest that can be requested. They differ for
+    dynamic and long rope only, see `context_lengths`.
     """
 
     family: Family
@@ -83,10 +83,10 @@ class DecoderConfig:
     activation: str
     layers: tuple[LayerConfig, ...]
     ropes: tuple[RopeConfig, ...]
-    """Empty where positions are learned."""
+    """Rotary embeddings; empty if positions are learned."""
     moe: MoeConfig | None
     score_scale: float
-    """Scores are q k^T times this."""
+    """Factor of the scores q k^T."""
     attn_softcap: float | None
     final_softcap: float | None
     context_length: int
@@ -96,23 +96,24 @@ class DecoderConfig:
     o_bias: bool
     mlp_bias: bool
     dtype: str | None
-    """As the checkpoint says; None where it does not."""
+    """Dtype that the checkpoint names; None if it names none."""
     fp8: Fp8Scheme | None = None
-    """How the checkpoint's linears are quantised; None where they are not."""
+    """Quantization scheme of the checkpoint's linear layers; None if they are not quantized."""
     embed_scale: float = 1.0
-    """Embeddings are multiplied by it,"""
+    """Factor of the embeddings."""
     residual_scale: float = 1.0
-    """and so is what attention and MLP return, before it is added."""
+    """Factor of the outputs of attention and MLP, applied before they are added to the residual stream."""
     logits_divisor: float = 1.0
-    """Logits are divided by it."""
+    """Divisor of the logits."""
     headless: bool = False
-    """There is no head: the model makes embeddings, and its logits, which are those of a tied one, mean nothing."""
+    """True if the checkpoint has no head: the model only computes embeddings, and its logits, computed with the embedding
+    matrix, are meaningless."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Keys of config.json that would change the answer elsewhere and are not used, a sentence each."""
+    """Keys of config.json that would change the output of other families and are not used, one sentence each."""
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
@@ -127,13 +128,13 @@ class DecoderConfig:
 
 
 def read_config(directory: Path) -> DecoderConfig:
-    """The checkpoint's configuration. Raises ConfigError."""
+    """Read the checkpoint's configuration. Raises ConfigError."""
     path = directory / "config.json"
     return parse_config(read_json(path), str(path))
 
 
 def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
-    """Raises ConfigError where max_model_len is longer than the checkpoint in `directory` can serve."""
+    """Raise ConfigError if max_model_len exceeds what the checkpoint in `directory` supports."""
     if wanted is not None and wanted > config.max_context_length:
         field = config.family.fields.get("max_position_embeddings", "max_position_embeddings")
         raise ConfigError(
@@ -143,7 +144,7 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
 
 
 def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
-    """As `read_config`, from the parsed JSON; `where` is the name that messages use."""
+    """Do the same as `read_config`, given the parsed JSON; `where` is the name used in messages."""
     architecture, family, notes = find_family(values, where)
     whole = where
     if family.nested:
@@ -208,10 +209,11 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
 
 
 def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    """The object under `name`, and of what stands beside it the fields that are said of the whole checkpoint.
+    """Return the object under `name`, merged with the outer fields that apply to the whole checkpoint.
 
-    What the whole says counts: savers bring it up to date, and leave in the inner object what it was loaded with. Ties may
-    be said in either: transformers 4 went by the inner one, 5 goes by the outer one, and what the files hold decides.
+    The outer value takes precedence: savers update it and leave the inner object as it was loaded. `tie_word_embeddings` may
+    stand in either place: transformers 4 reads the inner one, transformers 5 the outer one, and the tensors in the files
+    decide.
     """
     inner = values.get(name)
     if not isinstance(inner, dict):
@@ -224,7 +226,7 @@ def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def _factor(fields: Fields, name: str) -> float:
-    """The number in a field above 0, 1 where the family has no such field or the checkpoint leaves it out."""
+    """Return the positive number in a field, or 1 if the family has no such field or the checkpoint omits it."""
     return (fields.positive(name) if name else None) or 1.0
 
 
@@ -327,7 +329,7 @@ def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
 
 
 def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) -> list[bool]:
-    """Which layers have a window: as `layer_types` says, or by the family's rule."""
+    """Return which layers have a window, according to `layer_types` or the family's rule."""
     if not family.window or not fields.switch(family.window_switch) or fields.get("sliding_window") is None:
         return [False] * count
     if family.window == "all":

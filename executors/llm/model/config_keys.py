@@ -1,7 +1,8 @@
-"""Keys of `config.json` that change answers: which of them a family reads, and what to say of the others. No torch here.
+"""Keys of `config.json` that change the output: which of them a family reads, and notes on the others. No torch here.
 
-transformers keeps keys that a model's class does not know and makes nothing of them, and so does this package. Where such a
-key changes the answer of another family, somebody may have meant it to: it is named, in the log and in the executor's notes.
+transformers stores keys that a model's class does not know and ignores them, and so does this package. If such a key changes
+the output of another family, the checkpoint's author may have intended an effect: the log and the executor's notes name the
+key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ROPE: Final = (
 _EXPERTS: Final = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 Neutral = Callable[[Any], bool]
-"""Tells whether a value leaves the answer as it is."""
+"""Returns whether a value leaves the output unchanged."""
 
 
 def _one_of(*values: object) -> Neutral:
@@ -76,11 +77,11 @@ ELSEWHERE: Final[Mapping[str, Neutral]] = {
     # weights in another form
     "compression_config": _never,
 }  # fmt: skip
-"""Keys that change the answers of some family, and the values at which they do not. Null never does."""
+"""Keys that change the output of some family, with a test for values that do not. Null never does."""
 
 
 def read_keys(family: Family) -> frozenset[str]:
-    """The keys of a `config.json`, or of the object in it that the family is nested in, that count for this family."""
+    """Return the keys that this family reads in `config.json`, or in the nested object that holds the family's keys."""
     usual = [*_SIZES, *(_EXPERTS if family.experts else ())]
     keys = {
         *_ALL,
@@ -115,9 +116,10 @@ def read_keys(family: Family) -> frozenset[str]:
 
 
 def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[str]:
-    """A sentence that names the keys which change answers elsewhere and do not count here; [] where there are none.
+    """Return a sentence that names the keys which change the output of other families and are not used here; [] if there are
+    none.
 
-    Raises ConfigError for one that transformers obeys whatever the family, and that cannot be served.
+    Raises ConfigError for a key that transformers applies to every family and that is not supported.
     """
     if values.get("is_causal") is False:
         raise ConfigError(f"{where}: is_causal false is not supported: attention is causal here")
@@ -135,7 +137,7 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
 
 
 def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: Family) -> list[str]:
-    """A sentence that names keys beside the object in which the family's keys are looked for, where they would count."""
+    """Return a sentence that names keys which stand beside the nested object and would have an effect inside it."""
     places = {*_ALL, family.nested}
     names = sorted(
         name
@@ -149,7 +151,7 @@ def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: 
 
 
 def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> bool:
-    """Whether the key says no more than what holds for the family anyway."""
+    """Return whether the key only repeats what always holds for the family."""
     value = values[name]
     if name in ("attention_bias", "qkv_bias", "use_qkv_bias"):
         return family.qkv_bias is True

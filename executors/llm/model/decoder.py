@@ -3,8 +3,8 @@
     embed -> [ norm -> qkv -> (qk norm) -> rotate -> attention -> o -> (norm) -> +
                norm -> gate/up -> act -> down (or experts) -> (norm) -> + ] -> norm
 
-Every step in it is a switch of the family. q, k and v are one linear, gate and up another: fewer, fatter calls. Attention
-is not done here: the runner hands in `attend`, which knows where the sequences' keys and values lie.
+The family switches each stage on or off. q, k and v form one linear layer, gate and up another, which makes fewer and larger
+calls. The runner passes in attention as `attend`, which knows where the keys and values of sequences are stored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from executors.llm.model.rope import rotary_table, rotate
 
 
 class Decoder:
-    """A decoder-only transformer whose parameters are allocated, not filled: see `weights.py` and `parameters()`.
+    """A decoder-only transformer whose parameters are allocated but not filled: see `weights.py` and `parameters()`.
 
-    Memory of the parameters is not touched before they are loaded. `finish` and `prepare` come before the first forward.
+    The memory of the parameters is untouched until they are loaded. Call `finish` and `prepare` before the first forward.
 
-    With `kernels` linears are packed for them as they are loaded, in int8 if asked for, and the embedding may stay in its
-    file (`embed_mapped`, any float dtype): it is only ever looked up by rows. `each_layer(decoder, index, layer)` is called as
-    soon as a layer is made, and may change what its linears hold: `checkpoint/fp8_layers.py` does so by the plan `fp8`.
+    With `kernels`, linear layers are packed for the kernels while they are loaded, in int8 if requested, and the embedding
+    may stay in its file (`embed_mapped`, any float dtype), because it is only looked up by rows. `each_layer(decoder, index,
+    layer)` is called as soon as a layer exists and may change how its linear layers store weights: `checkpoint/fp8_layers.py`
+    does so according to the plan `fp8`.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Decoder:
             linear.reserve(kernels, how.kind, how.gated)
 
     def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
-        """How each linear is laid out for the kernels."""
+        """Yield each linear layer with its layout for the kernels."""
         plain = KIND_NAMES[self.dtype]
         kind, fused = "int8" if int8 else plain, self.config.activation in ACTIVATIONS
         for layer in self.layers:
@@ -90,20 +91,20 @@ class Decoder:
         yield self.lm_head, Packing(kind)
 
     def be_steady(self) -> None:
-        """For `--deterministic`: a token's hidden state does not depend on what else is in its step, bit for bit. Linears and
-        attention have to be the kernels' for that; norms, softmax and sums of torch keep to rows by themselves."""
+        """Make a token's hidden state independent of the rest of its step, bit for bit; used for `--deterministic`. Linear
+        layers and attention must run on Cohort's kernels for that. Torch's norms, softmax and sums treat rows independently."""
         for layer in self.layers:
             layer.mlp.be_steady()
 
     def finish(self) -> None:
-        """Called once, when all parameters are loaded."""
+        """Finish packing. Called once, when all parameters are loaded."""
         if self.kernels is not None:
             for linear in self.linears():
                 linear.finish()
 
     def pack_onednn(self) -> int:
-        """Where there are no kernels of ours: lay the linears out as oneDNN likes best, if it can. Call after loading: there
-        are no `parameters()` any more. Returns the bytes of memory that this took."""
+        """Pack the linear layers in oneDNN's layout if Cohort's kernels are not used and oneDNN supports it. Call it after
+        loading, because `parameters()` is unavailable afterwards. Returns the memory that this took, in bytes."""
         if self.kernels is not None or not can_pack_onednn(self.dtype, self.device):
             return 0
         for linear in self.linears():
@@ -114,30 +115,30 @@ class Decoder:
 
     @property
     def packed(self) -> bool:
-        """Whether the linears are laid out for this CPU."""
+        """Whether the linear layers are packed for this CPU."""
         return self.kernels is not None or self._onednn
 
     @property
     def maps_embedding(self) -> bool:
-        """Whether the embedding may stay in the file."""
+        """Whether the embedding may stay in its file."""
         return self.kernels is not None
 
     def linears(self) -> list[Linear]:
-        """All of them, the head last."""
+        """Return all linear layers, the head last."""
         layers = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
         return [*layers, self.lm_head]
 
     def prepare(self, max_model_len: int) -> None:
-        """Make the rotary tables for sequences of at most so many tokens. Called before the first forward."""
+        """Build the rotary tables for sequences of at most `max_model_len` tokens. Called before the first forward."""
         self.rotary = [rotary_table(rope, max_model_len, self.device) for rope in self.config.ropes]
 
     def fuse(self, forward: FusedForward) -> None:
-        """Let this compute the layers wherever it can work with the attention."""
+        """Use `forward` for the layers whenever it supports the attention."""
         self._fused = forward
 
     @property
     def kv_spec(self) -> KvSpec:
-        """What the model's attention needs."""
+        """KV that the model's attention needs."""
         c = self.config
         return KvSpec(
             c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device,
@@ -146,7 +147,7 @@ class Decoder:
 
     @torch.inference_mode()
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm, for any mix of sequences."""
+        """Compute hidden states [T, hidden] after the final norm, for any mix of sequences."""
         tokens = len(inputs.token_ids)
         if self._fused is not None and self._fused.takes(inputs.attend):
             return self._fused(inputs)
@@ -169,7 +170,7 @@ class Decoder:
         return self.final_norm(x[:tokens])
 
     def _scaled(self, out: torch.Tensor) -> torch.Tensor:
-        """What a sublayer returns as it is added."""
+        """Scale the output of a sublayer before it is added to the residual stream."""
         scale = self.config.residual_scale
         return out if scale == 1.0 else out * scale
 
@@ -179,8 +180,11 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [rows, vocabulary] of hidden states [rows, hidden]: float32 where the head is packed for our kernels, for
-        a best token must not be lost to rounding; else of the model's dtype. In `out` if that is given."""
+        """Compute logits [rows, vocabulary] of hidden states [rows, hidden].
+
+        They are float32 if the head is packed for Cohort's kernels, so that rounding does not hide the best token; otherwise
+        they have the model's dtype. `out`, if given, receives them.
+        """
         if out is not None and self.writes_logits:
             assert self.lm_head.weight is not None
             return torch.mm(hidden, self.lm_head.weight.t(), out=out)
@@ -193,14 +197,14 @@ class Decoder:
 
     @property
     def writes_logits(self) -> bool:
-        """Whether `logits` writes them where they are wanted at once, and takes no memory of its own."""
+        """Whether `logits` writes directly into `out` and allocates no memory of its own."""
         head, c = self.lm_head, self.config
         return head.plain and head.bias is None and c.final_softcap is None and c.logits_divisor == 1.0
 
     @torch.inference_mode()
     def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `logits`, good until the next call; and where that comes for free the maxima of blocks of each row, float32
-        [rows, blocks], all but the last of the same size."""
+        """Compute the same as `logits`, valid until the next call. Where they cost nothing extra, also return the maxima of
+        blocks of each row, float32 [rows, blocks]; all blocks but the last have the same size."""
         c = self.config
         if self.lm_head.packed is None or c.final_softcap is not None or c.logits_divisor != 1.0:
             return self.logits(hidden), None
@@ -231,7 +235,7 @@ class Decoder:
         return F.rms_norm(qk, size, None, eps) * weight
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Checkpoint name -> the memory that tensor is to be copied into, see `parameters.py`."""
+        """Map checkpoint names to the memory that each tensor is copied into, see `parameters.py`."""
         return naming.parameters(self)
 
     def head_norms(self) -> frozenset[str]:
@@ -239,16 +243,16 @@ class Decoder:
         return naming.head_norms(self)
 
     def places(self) -> dict[str, naming.Place]:
-        """Checkpoint name -> where that tensor goes, see `parameters.py`."""
+        """Map checkpoint names to the places of tensors, see `parameters.py`."""
         return naming.places(self)
 
     def num_parameters(self) -> int:
-        """Elements as the checkpoint counts them, a tied head once."""
+        """Count the elements as the checkpoint does, a tied head once."""
         shared = self.head_norms()
         return sum(t.shape[-1] if name in shared else t.numel() for name, t in self.parameters().items())
 
     def num_bytes(self) -> int:
-        """Bytes of memory that the parameters and the rotary tables take. A mapped embedding takes none of its own."""
+        """Bytes of memory that the parameters and the rotary tables take. A mapped embedding takes no memory of its own."""
         alone = [place.tensor for place in self.places().values() if place.linear is None]
         # A tied embedding that is in memory, beside the packed head that it is.
         embedded = self.config.tied and self.kernels is not None and not self.embed_mapped
@@ -260,7 +264,7 @@ class Decoder:
 
 
 def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
-    """The step with rows of token 0 at position 0 behind its own; attention is computed for its own only."""
+    """Append rows of token 0 at position 0 to the step. Attention is computed for the step's own rows only."""
     tokens = len(inputs.token_ids)
     behind = (0, rows - tokens)
 

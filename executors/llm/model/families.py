@@ -1,8 +1,8 @@
 """The decoder families as data: one row each, read by `config.py`, `decoder.py`, `parameters.py` and `weights.py`.
 
-A family says how its checkpoint names its tensors and which of the decoder's switches it sets. A switch is either a
-constant or the name of the `config.json` field that holds it. To add a family, add a row; where it needs something the
-decoder cannot do yet, add a switch with a neutral default.
+A family defines the names of its tensors and sets the decoder's switches. A switch is either a constant or the name of the
+`config.json` field that holds it. To add a family, add a row; if the family needs something that the decoder lacks, add a
+switch with a neutral default.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 Switch = bool | str
-"""True, False, or the name of a boolean field of config.json (missing there: False)."""
+"""True, False, or the name of a boolean field of config.json (a missing field means False)."""
 NormKind = Literal["rms", "rms1", "layer"]
-"""RMS norm; RMS norm whose weight is stored less one, computed in fp32 (Gemma); LayerNorm with bias."""
+"""RMS norm; RMS norm that stores its weight minus one and is computed in fp32 (Gemma); LayerNorm with bias."""
 WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
-"""Which layers slide where `layer_types` is missing: none; all; the even ones; all but every n-th (the field
+"""Rule for layers with a sliding window if `layer_types` is missing: none; all; the even ones; all but every n-th (the field
 `sliding_window_pattern`); those from `max_window_layers` on; those without rotation."""
 
 _LAYER: Final = "model.layers.{i}."
@@ -24,19 +24,20 @@ _LAYER: Final = "model.layers.{i}."
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Checkpoint names, without `.weight` or `.bias`; `{i}` is the layer's index, `{e}` the expert's. Empty: not there.
+    """Checkpoint names, without `.weight` or `.bias`; `{i}` is the layer's index, `{e}` the expert's. Empty: the tensor does
+    not exist.
 
-    `qkv` and `gate_up` name merged tensors and stand for `q`, `k`, `v` and `gate`, `up`.
+    `qkv` and `gate_up` name merged tensors and replace `q`, `k`, `v` and `gate`, `up`.
     """
 
     embed: str = "model.embed_tokens"
     positions: str = ""
-    """Learned position embeddings; a family with them has no rotary ones."""
+    """Learned position embeddings; a family that has them has no rotary embeddings."""
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
     attn_norm: str = _LAYER + "input_layernorm"
     attn_post_norm: str = ""
-    """Norm of what attention returns, before it is added."""
+    """Norm of the output of attention, before it is added."""
     qkv: str = ""
     q: str = _LAYER + "self_attn.q_proj"
     k: str = _LAYER + "self_attn.k_proj"
@@ -48,7 +49,7 @@ class TensorNames:
     mlp_post_norm: str = ""
     gate_up: str = ""
     gate: str = _LAYER + "mlp.gate_proj"
-    """Empty: the MLP is up, activation, down, without a gate."""
+    """Gate projection; empty: the MLP is up, activation, down, without a gate."""
     up: str = _LAYER + "mlp.up_proj"
     down: str = _LAYER + "mlp.down_proj"
     router: str = _LAYER + "mlp.gate"
@@ -58,26 +59,27 @@ class TensorNames:
 
     @property
     def beginning(self) -> str:
-        """What all names but the head's begin with."""
+        """Common prefix of all names except the head's."""
         return self.embed[: self.embed.index(".") + 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets one family of decoder-only models apart from the next."""
+    """Differences between one family of decoder-only models and the others."""
 
     name: str
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
     body: str
-    """Value of it for the model without a head."""
+    """Value of `architectures` for the model without a head."""
     model_types: tuple[str, ...]
     """Values of `model_type`."""
     names: TensorNames = field(default_factory=TensorNames)
     nested: str = ""
-    """Field that holds all others where the checkpoint has more than the decoder; its other parts are left out."""
+    """Field that holds the decoder's fields if the checkpoint contains more than the decoder; its other parts are not
+    loaded."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Usual name of a field in config.json -> this family's name for it."""
+    """Map from the usual name of a field in config.json to this family's name."""
     norm: NormKind = "rms"
     qk_norm: Literal["", "head", "full"] = ""
     """RMS norm of queries and keys before rotation: over head_dim of each head, or over all heads together."""
@@ -85,25 +87,25 @@ class Family:
     o_bias: Switch = False
     mlp_bias: Switch = False
     transposed: bool = False
-    """Linear weights are stored [in, out]."""
+    """True if linear weights are stored as [in, out]."""
     norm_eps: str = "rms_norm_eps"
     """Field that holds the norms' epsilon."""
     activation: str = "hidden_act"
     """Field that names the MLP's activation."""
     activations: tuple[str, ...] = ("silu",)
-    """Supported values of it, the first where it is missing."""
+    """Supported values of the activation field; the first is the default."""
     embed_scaled: bool = False
-    """Embeddings are multiplied by the square root of hidden_size."""
+    """True if embeddings are multiplied by the square root of hidden_size."""
     embed_multiplier: str = ""
-    """Field with what embeddings are multiplied by instead."""
+    """Field with the factor of the embeddings, used instead of `embed_scaled`."""
     residual_multiplier: str = ""
-    """Field with what is multiplied by it before it is added: the outputs of attention and MLP."""
+    """Field with the factor of the outputs of attention and MLP, applied before they are added."""
     score_multiplier: str = ""
-    """Field with what scores are multiplied by."""
+    """Field with the factor of the scores."""
     logits_divisor: str = ""
-    """Field with what logits are divided by."""
+    """Field with the divisor of the logits."""
     query_scale: str = ""
-    """Field whose square root divides the scores, in place of head_dim."""
+    """Field whose square root divides the scores, instead of the square root of head_dim."""
     attn_softcap: str = ""
     final_softcap: str = ""
     """Fields with the bound c of c * tanh(x / c), for scores and for logits."""
@@ -112,29 +114,29 @@ class Family:
     rotated: str = ""
     """Field with one integer per layer: 0 for a layer without rotation."""
     local_theta: str = ""
-    """Field with the rope theta of sliding layers, which are then not scaled as the others are."""
+    """Field with the rope theta of sliding layers; rope scaling does not apply to them then."""
     theta: float = 10_000.0
-    """Rope theta where config.json names none."""
+    """Rope theta if config.json names none."""
     partial_rotary: bool = False
-    """`partial_rotary_factor` counts."""
+    """True if the family reads `partial_rotary_factor`."""
     original_positions: int | None = None
-    """`original_max_position_embeddings` where the field is missing; None: what the rope's object says."""
+    """Default of `original_max_position_embeddings`; None: the rope object holds it."""
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names for a kind of rope."""
+    """Other names for kinds of rope."""
     experts: bool = False
     normalized: Switch = "norm_topk_prob"
-    """The weights of a token's experts are scaled to sum to 1."""
+    """True if the weights of a token's experts are scaled to sum to 1."""
     sparse_layers: bool = False
-    """`mlp_only_layers` and `decoder_sparse_step` say which layers have experts; else all have."""
+    """True if `mlp_only_layers` and `decoder_sparse_step` select the layers with experts; otherwise all layers have experts."""
     stretched_positions: bool = False
-    """`max_position_embeddings` is the length after scaling, whatever the kind of rope."""
+    """True if `max_position_embeddings` is the length after scaling, for every kind of rope."""
     nullable: tuple[str, ...] = ()
-    """Fields whose default null switches off."""
+    """Fields that null switches off although their default is not null."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of fields that checkpoints of the family leave out."""
+    """Values of fields that checkpoints of the family omit."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Fields that must be missing or have one of these values, because nothing else is implemented."""
+    """Fields that must be missing or have one of these values, because other values are not implemented."""
     other_parts: tuple[str, ...] = ()
     """Patterns of tensors that belong to the other parts of a nested checkpoint."""
 
@@ -435,10 +437,10 @@ FAMILIES: Final = (
 
 
 def family_of(architecture: str) -> Family | None:
-    """The family of an `architectures` entry, None if there is no row for it."""
+    """Return the family of an `architectures` entry, or None if there is no row for it."""
     return next((family for family in FAMILIES if architecture in family.architectures), None)
 
 
 def supported_architectures() -> str:
-    """All of them, for messages."""
+    """List all supported architectures, for messages."""
     return ", ".join(name for family in FAMILIES for name in family.architectures)

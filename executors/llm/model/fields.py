@@ -1,4 +1,4 @@
-"""Typed look-ups in the JSON of a checkpoint. Every fault is a ConfigError of one line that names file and field."""
+"""Typed look-ups in the JSON of a checkpoint. Every fault is a ConfigError of one line that names the file and the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from executors.contract.errors import ConfigError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError when it is missing, unreadable or not an object."""
+    """Return the object in a JSON file. Raises ConfigError if the file is missing, unreadable or not an object."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 MOST = (1 << 31) - 1
-"""Of any size or length: more is a mistake, and would not fit into the integers of kernels."""
+"""Largest size or length. A larger value is a mistake and would not fit into the integers of kernels."""
 
 
 def _short(value: int) -> str:
@@ -36,7 +36,7 @@ def _short(value: int) -> str:
 class Fields:
     """The fields of one object; errors name `where` and the field.
 
-    `aliases` maps the usual name of a field to the one that this family writes. Null counts as missing.
+    `aliases` maps the usual name of a field to this family's name. Null counts as missing.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Fields:
         self.aliases = aliases or {}
 
     def name(self, name: str) -> str:
-        """The field's name in this object."""
+        """Return the field's name in this object."""
         return self.aliases.get(name, name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -55,7 +55,7 @@ class Fields:
         return default if value is None else value
 
     def natural(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+        """Return a positive integer."""
         value = self.get(name, default)
         if value is None:
             raise ConfigError(
@@ -70,14 +70,14 @@ class Fields:
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.get(name, default)
         if value is None:
             raise ConfigError(f"{self.where}: field {self.name(name)} is missing; a number is needed")
         return self.number(name, value)
 
     def number(self, name: str, value: object) -> float:
-        """`value`, which was found in the field `name`, as a finite number."""
+        """Return `value`, found in the field `name`, as a finite number."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self.where}: {self.name(name)} is {value!r}; a number is needed")
         # JSON as Python reads it knows NaN and Infinity, and integers of any length.
@@ -90,7 +90,7 @@ class Fields:
         return number
 
     def positive(self, name: str) -> float | None:
-        """A number above 0, None where the field is missing."""
+        """Return a number above 0, or None if the field is missing."""
         if self.get(name) is None:
             return None
         number = self.real(name)
@@ -99,7 +99,7 @@ class Fields:
         return number
 
     def switch(self, switch: bool | str, default: bool = False) -> bool:
-        """A constant, or the boolean field of that name."""
+        """Return a constant switch, or the value of the boolean field it names."""
         if isinstance(switch, bool):
             return switch
         value = self.get(switch, default)
@@ -108,7 +108,7 @@ class Fields:
         return value
 
     def items(self, name: str, kind: type, length: int) -> list[Any] | None:
-        """A list of at least `length` values of `kind`, None where the field is missing."""
+        """Return a list of at least `length` values of `kind`, or None if the field is missing."""
         value = self.get(name)
         if value is None:
             return None

@@ -1,10 +1,11 @@
-"""FP8 (e4m3) in place of wider floats: linears that multiply e4m3 by e4m3, and KV that is stored so.
+"""FP8 (e4m3) instead of wider floats: linear layers that multiply e4m3 by e4m3, and KV stored in e4m3.
 
     weights       e4m3 [rows, columns]; a scale per row, or per 128 columns of some rows (`blocks`)
-    activations   rounded as they come, a scale per token, or per 128 columns of one
-    product       a scale per row: torch._scaled_mm; blocks: our own Triton kernel
+    activations   quantized dynamically, a scale per token, or per 128 columns of one
+    product       a scale per row: torch._scaled_mm; blocks: Cohort's own Triton kernel
 
-A weight is its e4m3 number times its scale. Without a GPU that multiplies e4m3, weights are widened as they are loaded.
+A weight is its e4m3 number times its scale. On a device that does not multiply e4m3, weights are widened while they are
+loaded.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ _log = logging.getLogger(__name__)
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 GROUP = 128
-"""Rows, and columns, that share a scale where there are blocks."""
+"""Number of rows, and of columns, that share a scale in block quantization."""
 _LEAST = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Plan:
-    """Which linears of the layers are held in e4m3, with what scales. `stored`: the checkpoint's names of those weights that
-    are e4m3 in its files; None: all, and wider weights are rounded as they are loaded. `triton`: its kernels compute, else
-    torch."""
+    """Which linear layers hold e4m3, and with which scales.
+
+    `stored`: the checkpoint's names of the weights that are e4m3 in its files; None: all layers are quantized, and wider
+    weights are rounded while they are loaded. `triton`: True if Triton kernels compute the products, False if torch does.
+    """
 
     blocks: bool
     stored: frozenset[str] | None
@@ -43,8 +46,11 @@ def _kernels() -> Any:
 
 
 def quantized(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [rows, columns] -> e4m3 [rows, columns] and scales float32 [rows, 1], or with `blocks` [rows, columns / 128]: the
-    largest of what shares a scale becomes 448. What `executors.kernels.triton.fp8.quantize` does in one pass."""
+    """Quantize `x` [rows, columns] to e4m3 [rows, columns] and scales float32 [rows, 1], or with `blocks` [rows, columns /
+    128].
+
+    The largest number that shares a scale becomes 448. `executors.kernels.triton.fp8.quantize` does the same in one pass.
+    """
     rows, columns = x.shape
     width = GROUP if blocks else columns
     parts = F.pad(x.float(), (0, -columns % width)).view(rows, -1, width)
@@ -54,23 +60,23 @@ def quantized(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torc
 
 
 def widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """float32 of e4m3 `x` [rows, columns] with `scales` [rows, 1], or [rows, columns / 128]."""
+    """Return e4m3 `x` [rows, columns] with `scales` [rows, 1], or [rows, columns / 128], as float32."""
     if scales.shape[1] > 1:
         scales = scales.repeat_interleave(GROUP, 1)[:, : x.shape[1]]
     return x.float() * scales
 
 
 _NO_KERNEL = ("CUBLAS_STATUS_NOT_SUPPORTED", "only supports per-tensor scaling")
-"""What is said, before anything is launched, where there is no kernel with scales per row: by cuBLASLt of some sizes
-(pytorch/ao#4582 has 9,216 columns and at most 256 rows on an H100), by torch before 2.13 of all on a CPU. With one scale for all
-there is one; ours are then applied to its float32 result."""
+"""Texts of errors raised before a launch if there is no kernel with scales per row. cuBLASLt raises them for some sizes
+(pytorch/ao#4582 has 9,216 columns and at most 256 rows on an H100), torch before 2.13 for all sizes on a CPU. A kernel with
+one scale for the whole tensor exists; the row scales are then applied to its float32 result."""
 _REFUSED: set[tuple[int, int, int]] = set()
-"""(rows of x, rows, columns) of those met."""
+"""(rows of x, rows, columns) that the kernels have refused."""
 
 
 class Fp8Weight:
-    """A weight [rows, columns] of a linear. With `blocks` its scales are float32 [rows / rows_per_scale, columns / 128], both
-    rounded up; else [rows, 1]. Filled in parts."""
+    """A weight [rows, columns] of a linear layer, filled in parts. With `blocks` its scales are float32 [rows /
+    rows_per_scale, columns / 128], both rounded up; else [rows, 1]."""
 
     __slots__ = ("_kernels", "blocks", "data", "rows_per_scale", "scales")
 
@@ -89,8 +95,8 @@ class Fp8Weight:
         return self.data.nbytes + self.scales.nbytes
 
     def fill(self, source: torch.Tensor, begin: int) -> None:
-        """Round rows [count, columns] of any float dtype, the first of which is row `begin`. With blocks both are multiples of
-        `rows_per_scale`, but at the end of a part."""
+        """Round rows [count, columns] of any float dtype and store them from row `begin` on. With blocks both `begin` and
+        `count` are multiples of `rows_per_scale`, except at the end of a part."""
         source = source.to(self.data.device)
         count, step = len(source), self.rows_per_scale
         data, scales = quantized(source, self.blocks)
@@ -104,11 +110,11 @@ class Fp8Weight:
         self.take_scales(scales, begin)
 
     def take(self, rows: torch.Tensor, begin: int) -> None:
-        """e4m3 rows as they are, the first of which is row `begin`."""
+        """Store e4m3 rows unchanged, from row `begin` on."""
         self.data[begin : begin + len(rows)].view(torch.uint8).copy_(rows.view(torch.uint8))
 
     def take_scales(self, scales: torch.Tensor, begin: int) -> None:
-        """Scales [count, 1 or groups] of rows, the first of which is row `begin`."""
+        """Store scales [count, 1 or groups] of rows, from row `begin` on."""
         first = begin // self.rows_per_scale
         kept = scales[:: self.rows_per_scale]
         self.scales[first : first + len(kept)].copy_(kept)
@@ -128,8 +134,8 @@ class Fp8Weight:
         return F.linear(widened(data, scales), weight, None if bias is None else bias.float()).to(x.dtype)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor | None:
-        """act(gate) * up [m, rows / 2] of rows that are a gate and an up projection, in one kernel; None where none does both.
-        `activation`: one of the kernels' `KINDS`."""
+        """Compute act(gate) * up [m, rows / 2] of rows that are a gate and an up projection, in one kernel; return None if
+        there is no such kernel. `activation`: one of the kernels' `KINDS`."""
         if not (self.blocks and self._kernels):
             return None
         data, scales = self._kernels.quantize(x.contiguous(), True)
@@ -166,5 +172,5 @@ class Fp8Weight:
 
 
 def narrowed(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Keys or values as e4m3 KV holds them: divided by `scale`, too large ones as the largest number."""
+    """Convert keys or values to e4m3 KV: divide by `scale` and clamp to the largest number."""
     return (x.float() / scale).clamp(-LARGEST, LARGEST).to(E4M3)

@@ -1,7 +1,7 @@
-"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN where those cannot be had, in FP8, or plain.
+"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN if those are unavailable, in FP8, or plain.
 
-A linear that will be packed for the kernels, or hold e4m3, never has its weight in rows of a wider dtype: the loader hands
-the rows over as it reads them.
+A linear layer that is packed for the kernels or holds e4m3 never stores its weight in rows of a wider dtype: the loader
+passes the rows on as it reads them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
 from executors.llm.model.fp8 import Fp8Weight
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""How a weight of a dtype is held where nothing else is asked for: one of `KINDS`."""
+"""Default format of a weight by its dtype: one of `KINDS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a linear is laid out for the kernels. `gated`: its rows are a gate and an up projection, computed by `gated`."""
+    """Layout of a linear layer for the kernels. `gated`: its rows are a gate and an up projection, computed by `gated`."""
 
     kind: str
     gated: bool = False
 
 
 def padded_rows(rows: int) -> int:
-    """How many rows a linear packed for oneDNN really computes for `rows` of them: at most a third more, an eighth from 33.
+    """Return how many rows a layer packed for oneDNN computes for `rows` rows: at most a third more, and an eighth more from
+    33.
 
-    oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them. Steps have any number of
-    tokens; with few sizes the kernels are soon all there, and they take little memory.
+    oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them. Steps have any number of tokens;
+    with few sizes all kernels are compiled soon and take little memory.
     """
     if rows <= 8:
         return rows
@@ -39,8 +40,10 @@ def padded_rows(rows: int) -> int:
 
 
 class Linear:
-    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader. `packed` or `fp8` takes the weight's
-    place: then `weight` is a shape without memory ("meta"), or None once it was packed for oneDNN."""
+    """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader.
+
+    `packed` or `fp8` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing for oneDNN.
+    """
 
     __slots__ = ("_onednn", "bias", "fp8", "packed", "weight")
 
@@ -65,7 +68,8 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor | None:
-        """act(gate) * up in one go; None where it was not packed so, nor is held in a form whose kernel does both."""
+        """Compute act(gate) * up in one call; return None if the layer is not packed that way and its format has no such
+        kernel."""
         if self.fp8 is not None:
             return self.fp8.gated(x, self.bias, activation)
         if self.packed is None or not self.packed.struct.form:
@@ -76,11 +80,13 @@ class Linear:
         return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
 
     def reserve(self, kernels: CpuKernels, kind: str, gated: bool) -> None:
-        """Be packed for `kernels` from the start, see `Packing`: give up the weight's memory, which nothing has touched."""
+        """Pack the layer for `kernels` while it is loaded, see `Packing`. This frees the weight's memory, which is still
+        untouched."""
         self.packed = PackedWeight(kernels, *self._give_up(), kind, gated)
 
     def hold(self, weight: Fp8Weight) -> None:
-        """Have `weight`, which will be filled, in place of its own; give up that one's memory, which nothing has touched."""
+        """Use `weight`, which is filled later, instead of the layer's own weight. This frees that weight's memory, which is
+        still untouched."""
         self._give_up()
         self.fp8 = weight
 
@@ -92,27 +98,27 @@ class Linear:
 
     @property
     def plain(self) -> bool:
-        """Whether `weight` is what is multiplied with."""
+        """Whether the product uses `weight` itself."""
         return not self.given_up and self._onednn is None
 
     @property
     def given_up(self) -> bool:
-        """Whether rows go to `fill`, and not into `weight`."""
+        """Whether the loader passes rows to `fill` instead of writing into `weight`."""
         return self.packed is not None or self.fp8 is not None
 
     def fill(self, rows: torch.Tensor, begin: int) -> None:
-        """Take rows [count, in] of any float dtype, the first of which is row `begin`, where `weight` was given up."""
+        """Store rows [count, in] of any float dtype from row `begin` on, after `weight` was given up."""
         taker = self.packed or self.fp8
         assert taker is not None
         taker.fill(rows, begin)
 
     def finish(self) -> None:
-        """Once all rows and the bias are loaded."""
+        """Finish packing. Called once all rows and the bias are loaded."""
         if self.packed is not None:
             self.packed.set_bias(self.bias)
 
     def pack_onednn(self) -> None:
-        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`; nothing to do for one in FP8."""
+        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`; does nothing for an FP8 weight."""
         if self.fp8 is not None:
             return
         self._onednn = torch.ops.mkldnn._reorder_linear_weight(self.weight)
@@ -120,7 +126,7 @@ class Linear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the weight takes, bias not counted."""
+        """Bytes of memory that the weight takes, without the bias."""
         if self.packed is not None:
             return self.packed.num_bytes
         if self.fp8 is not None:
@@ -130,12 +136,12 @@ class Linear:
 
 
 def kernels_support(dtype: torch.dtype) -> bool:
-    """Whether the CPU kernels have linears for weights of `dtype`."""
+    """Return whether the CPU kernels support linear layers with weights of `dtype`."""
     return dtype in DTYPES
 
 
 def can_pack_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if linears packed for oneDNN work here and are worth it: bf16 on a CPU whose oneDNN has bf16 kernels."""
+    """Return True if packing for oneDNN works here and is faster: bf16 on a CPU whose oneDNN has bf16 kernels."""
     if dtype is not torch.bfloat16 or device.type != "cpu":
         return False
     try:

@@ -1,4 +1,4 @@
-"""Building blocks of the generic decoder: norms, MLPs, experts. Allocated here, filled by the loader."""
+"""Building blocks of the generic decoder: norms, MLPs, experts. They are allocated here and filled by the loader."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_new": _gelu_tanh,
 }
-"""By the names that config.json uses; `gelu_new` is the tanh form of Hendrycks and Gimpel 2016 under its older name."""
+"""Activations by their names in config.json; `gelu_new` is an older name of the tanh form of Hendrycks and Gimpel 2016."""
 
 
 def _steady(wide: Activation) -> Activation:
-    """An activation computed in fp32 and rounded once."""
+    """Make an activation that computes in fp32 and rounds once."""
     return lambda x: wide(x.float()).to(x.dtype)
 
 
@@ -55,16 +55,16 @@ STEADY_ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": _steady(_steady_gelu_tanh),
     "gelu_new": _steady(_steady_gelu_tanh),
 }
-"""The same functions, equal bit for bit wherever an element lies. torch's own compute the last elements of each thread's
-share, which do not fill a vector, with other instructions: 82 of 126 cuts of a tensor gave other bits. Arithmetic, tanh, exp
-and erf by themselves do not (0 of 126, AVX2 and AVX512)."""
+"""The same functions with results that do not depend on an element's position, bit for bit. Torch's own activations compute
+the last elements of each thread's share, which do not fill a vector, with other instructions: 82 of 126 cuts of a tensor gave
+other bits. Arithmetic, tanh, exp and erf on their own do not (0 of 126, AVX2 and AVX512)."""
 
 
 class Norm:
     """A norm over the last dimension, of `size` elements. `weight` and `bias` (LayerNorm only) are [size].
 
-    The weight of an "rms1" norm is as the checkpoint stores it, less one; it is applied in fp32 before rounding, as Gemma
-    does: 1 + w in bf16 would lose most of w.
+    An "rms1" norm keeps its weight as the checkpoint stores it, minus one. It is applied in fp32 before rounding, as in
+    Gemma, because 1 + w in bf16 would lose most of w.
     """
 
     __slots__ = ("bias", "eps", "kind", "size", "weight")
@@ -92,7 +92,7 @@ class Norm:
 
 
 class Mlp:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) where the family has no gate. Gate and up are one linear."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) if the family has no gate. Gate and up are one linear layer."""
 
     def __init__(
         self, config: DecoderConfig, inner: int, bias: bool, dtype: torch.dtype, device: torch.device
@@ -116,25 +116,25 @@ class Mlp:
         return self.down(self.act(gate) * up)
 
     def be_steady(self) -> None:
-        """Give a row the same result bit for bit in any batch; costs a few passes where torch computes the activation."""
+        """Make a row's result the same in any batch, bit for bit. Costs a few extra passes if torch computes the activation."""
         self.act = STEADY_ACTIVATIONS[self.activation]
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """What can be packed."""
+        """Linear layers that can be packed."""
         return self.gate_up, self.down
 
     def packing(self, kind: str, plain: str, fused: bool) -> Iterator[tuple[Linear, Packing]]:
-        """How to lay out the linears for the kernels; `fused`: those know the activation."""
+        """Yield the layout of each linear layer for the kernels; `fused`: the kernels compute the activation."""
         yield self.gate_up, Packing(kind, gated=self.gated and fused)
         yield self.down, Packing(kind)
 
 
 class Experts:
-    """A mixture of experts: each expert computes its tokens in one go, one expert after the other.
+    """A mixture of experts: each expert computes all of its tokens in one call, one expert after another.
 
-    Router weights are the fp32 softmax over all experts of router(x), of which the largest `top_k` count (Shazeer et al.
-    2017, in the form of Qwen3-MoE).
+    Router weights are the largest `top_k` of the fp32 softmax over all experts of router(x) (Shazeer et al. 2017, in the form
+    of Qwen3-MoE).
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -158,7 +158,7 @@ class Experts:
         return self.mix(x, self.router(x))
 
     def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The same with what the router says of `x`: `logits` [T, experts]."""
+        """Compute the output for `x`, given the router's `logits` [T, experts]."""
         weights, chosen = logits.float().softmax(-1).topk(self.moe.top_k, -1)
         if self.moe.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -178,32 +178,34 @@ class Experts:
         return out
 
     def be_steady(self) -> None:
-        """See `Mlp`. Which experts share a step changes no sum: each token adds up its own, in the experts' order."""
+        """See `Mlp`. The experts that share a step do not change a sum: each token adds its own experts in the experts'
+        order."""
         self.steady = True
         for expert in self.experts:
             expert.be_steady()
 
     def stacked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """All experts' weights as [experts, 2 * inner, hidden], gate before up, and [experts, hidden, inner], memory shared;
-        None where linears hold them in other forms."""
+        """Return all experts' weights as [experts, 2 * inner, hidden], gate before up, and [experts, hidden, inner], as
+        views; None if linear layers store them in other formats."""
         gate_up = _whole([expert.gate_up.weight for expert in self.experts])
         down = _whole([expert.down.weight for expert in self.experts])
         return None if gate_up is None or down is None else (gate_up, down)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """What can be packed."""
+        """Linear layers that can be packed."""
         return (self.router, *(linear for expert in self.experts for linear in expert.linears))
 
     def packing(self, kind: str, plain: str, fused: bool) -> Iterator[tuple[Linear, Packing]]:
-        """See `Mlp`. The router is small and decides much: it is never int8."""
+        """See `Mlp`. The router is small and affects the whole result, so it is never int8."""
         yield self.router, Packing(plain)
         for expert in self.experts:
             yield from expert.packing(kind, plain, fused)
 
 
 def _whole(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """The tensor [n, rows, columns] whose parts, in order, these are; None if they are not, or are shapes without memory."""
+    """Return the tensor [n, rows, columns] whose parts, in order, these are; None if there is none, or if they have no
+    memory."""
     first = parts[0]
     if first is None or first.device.type == "meta":
         return None

@@ -1,4 +1,4 @@
-"""How a checkpoint writes the names of its tensors. No torch here."""
+"""The names that a checkpoint gives its tensors. No torch here."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ BEGINNINGS = (
     "language_model.",
     "",
 )
-"""What stands before the names of the body: in a model with a head, in one with images as older and as later savers have
-it, in its decoder saved alone, and in a body saved alone."""
+"""Prefixes of the body's names: in a model with a head; in a multimodal model as older and as newer savers write it; in its
+decoder saved alone; and in a body saved alone."""
 
 
 class WrittenNames:
-    """The names in one checkpoint: those of the family's `TensorNames`, behind whatever beginning the checkpoint has.
+    """The names in one checkpoint: those of the family's `TensorNames`, after the prefix that the checkpoint uses.
 
-    Savers write the body of a model with the name that it has in the whole, or without; wrappers for training and
-    compilation put their own before it (`base_model.model.model.`, `_orig_mod.model.`).
+    Savers write the body of a model with or without its attribute name in the whole. Wrappers for training and compilation
+    add their own prefixes (`base_model.model.model.`, `_orig_mod.model.`).
     """
 
     def __init__(self, family: Family, present: Collection[str]) -> None:
-        """`present`: all names in the checkpoint. Where no beginning fits, names are the usual ones."""
+        """`present`: all names in the checkpoint. If no prefix matches, the usual names are used."""
         names = family.names
         self._usual = names.beginning
         self._begin = _beginning(family, present)
@@ -36,7 +36,7 @@ class WrittenNames:
         self._written_head = next((head for head in heads if f"{head}.weight" in present), heads[0])
 
     def _heads(self) -> Iterator[str]:
-        """Names that the head may have, the likeliest first."""
+        """Yield possible names of the head, the most likely first."""
         whole = self._begin.removesuffix("model.") if self._begin.endswith("model.") else ""
         yield (whole if whole != self._begin else "") + self._head
         yield self._head
@@ -47,20 +47,20 @@ class WrittenNames:
         yield from (f"{begin}{self._head}" for begin in BEGINNINGS)
 
     def written(self, name: str) -> str:
-        """What the checkpoint calls the tensor with this usual name."""
+        """Return the checkpoint's name of the tensor with this usual name."""
         if _is_of(self._head, name):
             return self._written_head + name.removeprefix(self._head)
         return _begun(name, self._usual, self._begin)
 
     def usual(self, name: str) -> str:
-        """The usual name of what the checkpoint calls so."""
+        """Return the usual name of the tensor with this checkpoint name."""
         if _is_of(self._written_head, name):
             return self._head + name.removeprefix(self._written_head)
         return _begun(name, self._begin, self._usual)
 
 
 def _beginning(family: Family, present: Collection[str]) -> str:
-    """What the body's names begin with in a checkpoint that has the names `present`."""
+    """Return the prefix of the body's names in a checkpoint with the names `present`."""
     usual = family.names.beginning
     embed, norm = (
         f"{name.removeprefix(usual)}.weight" for name in (family.names.embed, family.names.final_norm)
@@ -79,5 +79,5 @@ def _is_of(module: str, name: str) -> bool:
 
 
 def _begun(name: str, old: str, new: str) -> str:
-    """`name` with another beginning, if it has the old one."""
+    """Replace the prefix `old` of `name` by `new`, if `name` has it."""
     return new + name[len(old) :] if name.startswith(old) else name

@@ -1,4 +1,4 @@
-"""Which checkpoint tensor goes where in a `Decoder`."""
+"""Maps checkpoint tensors to the parameters of a `Decoder`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from executors.llm.model.modules import Experts, Mlp, Norm
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint tensor goes: into `tensor`, which has its shape (that of a head's norm: see `places`).
+    """Destination of a checkpoint tensor: `tensor`, which has its shape (for the norms of heads see `places`).
 
-    Where `linear` is given and has given up its weight, `tensor` is a shape without memory and the rows go to `linear.fill`,
-    the first as row `begin`; if `turned`, they are the checkpoint's columns. An embedding that is the head as well is both.
+    If `linear` is given and has given up its weight, `tensor` is a shape without memory and the rows go to `linear.fill`,
+    starting at row `begin`; if `turned`, the rows are the checkpoint's columns. A tied embedding goes to both its tensor and
+    the head.
     """
 
     tensor: torch.Tensor
@@ -29,7 +30,7 @@ class Place:
 
     @property
     def packed(self) -> bool:
-        """Whether its rows go to a linear that holds them in another form."""
+        """Whether the rows go to a linear layer that stores them in another format."""
         return self.linear is not None and self.linear.given_up
 
 
@@ -48,16 +49,16 @@ Named = Iterator[tuple[str, Place]]
 
 
 def parameters(decoder: DecoderParts) -> dict[str, torch.Tensor]:
-    """Checkpoint name -> the memory that tensor is to be copied into, see `places`."""
+    """Map checkpoint names to the memory that each tensor is copied into, see `places`."""
     return {name: place.tensor for name, place in places(decoder).items()}
 
 
 def places(decoder: DecoderParts) -> dict[str, Place]:
-    """Checkpoint name -> where that tensor goes, in the checkpoint's shape.
+    """Map checkpoint names to the places of tensors, in the checkpoint's shapes.
 
-    A linear that is merged here and not in the checkpoint appears as its parts; one that the checkpoint stores [in, out]
-    as its transposed view. The norm of a query or key head is a [heads, head_dim] block here: its checkpoint tensor
-    [head_dim] is broadcast into it.
+    A linear layer that is merged here but not in the checkpoint appears as its parts. A weight that the checkpoint stores as
+    [in, out] appears as its transposed view. The norm of a query or key head is a [heads, head_dim] block here: its
+    checkpoint tensor [head_dim] is broadcast into it.
     """
     names = decoder.config.family.names
     embed = Place(decoder.embed, decoder.lm_head if decoder.config.tied else None)
@@ -73,7 +74,7 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
 
 
 def of_layer(decoder: DecoderParts, index: int, layer: Layer) -> Named:
-    """What `places` says of a layer, which need not be among the decoder's yet."""
+    """Return the part of `places` for one layer, which need not be in the decoder yet."""
     transposed = decoder.config.family.transposed
     for name, place in _of_layer(decoder, layer):
         if transposed and place.tensor.dim() == 2 and name.endswith(".weight"):
@@ -144,7 +145,7 @@ def _of_mlp(mlp: Mlp, gate_up: str, gate: str, up: str, down: str) -> Named:
 
 
 def _parts(linear: Linear, parts: tuple[tuple[str, int], ...]) -> Named:
-    """Rows of one linear under the names of its parts, (name, rows); -1: all of them."""
+    """Yield rows of one linear layer under the names of its parts, (name, rows); -1 means all rows."""
     assert linear.weight is not None, "packed weights cannot be loaded into"
     begin = 0
     for name, rows in parts:

@@ -1,13 +1,13 @@
-"""`quantization_config` of a checkpoint: FP8 weights as the field publishes them. No torch here.
+"""`quantization_config` of a checkpoint: the common formats of FP8 weights. No torch here.
 
     quant_method "fp8"                  weight_block_size [128, 128]: `X.weight_scale_inv` [rows / 128, columns / 128];
                                         without: `X.weight_scale`, one number (or one per row)
     quant_method "compressed-tensors"   format "float-quantized" or "naive-quantized", weights of 8 bits, type float:
                                         `X.weight_scale` by strategy: tensor [1], channel [rows, 1], block
 
-A weight is its e4m3 numbers times the scale, whatever the scale is called. Which modules were left as they were is not read
-from here: the dtypes in the files say it. Activations are always scaled as they come, per token (and group of 128): a
-static scale for them, `X.input_scale`, is not needed.
+A weight is its e4m3 number times the scale, whatever the name of the scale. The modules that were not quantized are not read
+from here, because the dtypes in the files show them. Activations are always quantized dynamically, per token (and per group
+of 128): the static scale `X.input_scale` is not needed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STRATEGIES = ("tensor", "channel", "block")
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme:
-    """Weights in e4m3. `blocks`: a scale per 128 x 128 of them; else one per row, or one for all."""
+    """Weights in e4m3. `blocks`: one scale per 128 x 128 weights; otherwise one per row, or one for all."""
 
     blocks: bool
 
 
 def parse_quantization(value: Any, where: str) -> Fp8Scheme | None:
-    """What the field `quantization_config` of the file `where` says; None where there is nothing. Raises ConfigError."""
+    """Parse the field `quantization_config` of the file `where`; return None if it is absent. Raises ConfigError."""
     if value is None:
         return None
     method = value.get("quant_method", "?") if isinstance(value, dict) else value

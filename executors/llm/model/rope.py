@@ -15,14 +15,14 @@ import torch
 from executors.llm.model.rope_config import RopeConfig
 
 _CHUNK = 4096
-"""Positions computed at a time: in float64 a table of a million would take gigabytes."""
+"""Number of positions computed at a time: in float64 a table of a million positions would take gigabytes."""
 
 
 def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor:
-    """float32 [length, 2, rope.dim / 2]: row p holds cos and sin of position p's angles.
+    """Return float32 [length, 2, rope.dim / 2]: row p holds cos and sin of position p's angles.
 
-    Never of the model's dtype: rounded to bf16 a table turns every query and key a little wrong, and is no smaller once
-    the two halves, which have the same angles, are stored once.
+    The table never has the model's dtype: rounding it to bf16 would rotate every query and key by slightly wrong angles. It
+    would not be smaller either, because the two halves have the same angles and are stored once.
     """
     frequencies, scale = _inverse_frequencies(rope, rope.dim, length)
     table = torch.empty(length, 2, rope.dim // 2, dtype=torch.float32, device=device)
@@ -36,10 +36,10 @@ def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.T
 
 
 def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
-    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim / 2] of the table, in float32; the result
-    has x's dtype.
+    """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim / 2] of the table, in float32; the result has
+    x's dtype.
 
-    Where dim is less than head_dim, the elements behind it stay as they are.
+    If dim is less than head_dim, the elements after dim are unchanged.
     """
     half = table_rows.shape[-1]
     cos, sin = table_rows[:, 0:1], table_rows[:, 1:2]
@@ -48,7 +48,7 @@ def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[torch.Tensor, float]:
-    """float64 [head_dim / 2] and the factor that cos and sin are multiplied with."""
+    """Return the frequencies, float64 [head_dim / 2], and the factor of cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     plain = rope.theta**-exponents
     match rope.kind:

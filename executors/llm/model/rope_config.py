@@ -1,4 +1,4 @@
-"""The rotary part of `config.json`. No torch here; what the numbers do stands in `executors/llm/model/rope.py`."""
+"""The rotary part of `config.json`. No torch here; `executors/llm/model/rope.py` defines what the numbers mean."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from executors.llm.model.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: `kind` and its numbers, see `rope.py` for what they do.
+    """Rotary embedding: `kind` and its numbers, see `rope.py` for their meaning.
 
-    `dim` is how many of a head's elements turn; `original_length` the context length before scaling.
+    `dim` is the number of rotated elements of a head; `original_length` is the context length before scaling.
     """
 
     kind: str
@@ -48,16 +48,16 @@ _READ_BY = {
 }  # fmt: skip
 """Keys of a rope object that transformers reads, by kind: beside those, `_READ`."""
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
-"""Keys that split rotation among the axes of images; on text all axes are the same."""
+"""Keys that split the rotation among the axes of images; for text all axes are the same."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 _BESIDE = "truncate"
-"""The key of yarn that is read beside the objects of the layers, not in them."""
+"""Key of yarn that is read beside the objects of the layers, not inside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
-    """`full` rotates the layers, `local` the sliding ones of a family that has another rope for them. `notes`: keys that
-    would change the answer and that transformers does not read either."""
+    """`full` rotates the layers; `local` rotates the sliding layers of a family with a separate rope for them. `notes`: keys
+    that would change the output and that transformers ignores as well."""
 
     full: RopeConfig
     local: RopeConfig | None
@@ -66,20 +66,20 @@ class Ropes:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One rope object: where it stands, what is in it, and theta where it names none."""
+    """One rope object: its location, its contents, and the theta to use if it names none."""
 
     name: str
     values: dict[str, Any]
     theta: float
     original: int | None
-    """`original_max_position_embeddings` beside the object, which counts before the one in it."""
+    """`original_max_position_embeddings` beside the object, which takes precedence over the one inside."""
 
 
 def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes:
-    """The ropes of a model, as transformers 5.23 reads them.
+    """Parse the ropes of a model as transformers 5.23 does.
 
-    transformers 5 writes everything into `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`. Where both
-    objects are there, a `rope_scaling` that is not empty takes the place of the other, with its `rope_theta`.
+    transformers 5 writes everything into `rope_parameters`; older versions wrote `rope_theta` beside `rope_scaling`. If both
+    objects exist, a non-empty `rope_scaling` replaces the other, with its `rope_theta`.
     """
     parameters, scaling = _object(fields, "rope_parameters"), _object(fields, "rope_scaling")
     notes: list[str] = []
@@ -121,7 +121,7 @@ def _original(fields: Fields, family: Family) -> int | None:
 def _by_layer(
     fields: Fields, family: Family, parameters: dict[str, Any], scaling: dict[str, Any], notes: list[str]
 ) -> list[_Source]:
-    """An object for each kind of layer; `rope_scaling` speaks of those without a window."""
+    """Return one object for each kind of layer; `rope_scaling` applies to layers without a window."""
     nested = {name: parameters.get(name) or {} for name in (_FULL, _LOCAL)}
     for name, value in nested.items():
         if not isinstance(value, dict):
@@ -148,7 +148,7 @@ def _by_layer(
 
 
 def _with_truncate(values: dict[str, Any], parameters: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The object of one kind of layer with the `truncate` that stands beside the objects: transformers looks for it there."""
+    """Add the `truncate` that stands beside the objects to one kind of layer, because transformers reads it there."""
     if values.get(_BESIDE) not in (None, True) and parameters.get(_BESIDE) is None:
         notes.append(
             f"{_BESIDE} {str(values[_BESIDE]).lower()} is not used: it is read beside {_FULL} only, as in transformers"
@@ -214,8 +214,8 @@ def _checked_theta(theta: float, where: str) -> float:
 def _rotary_dim(
     fields: Fields, numbers: Fields, family: Family, kind: str, head_dim: int, notes: list[str]
 ) -> int:
-    """How many of a head's elements are rotated. Only some families rotate a part of them: the others' classes in
-    transformers rotate all, whatever the field says, and cannot be run where another kind of rope reads it."""
+    """Return how many of a head's elements are rotated. Only some families rotate a part of them. The classes of other
+    families in transformers rotate all elements regardless of the field, and fail if another kind of rope reads it."""
     share = numbers.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
     if not family.partial_rotary and share != 1.0:
         if kind != "default":
@@ -271,7 +271,7 @@ def _factors(numbers: Fields, name: str, count: int) -> tuple[float, ...]:
 
 
 def _check(rope: RopeConfig, where: str) -> None:
-    """Numbers that the formulas in `rope.py` cannot take."""
+    """Raise ConfigError for numbers that the formulas in `rope.py` do not support."""
     if rope.factor > 1e6:
         raise ConfigError(f"{where}: factor is {rope.factor:g}; at most 1e6 is supported")
     if rope.factor < 1.0 or (rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor):
@@ -290,13 +290,13 @@ def _check(rope: RopeConfig, where: str) -> None:
 
 
 def context_lengths(rope: RopeConfig, max_positions: int, stretched_already: bool = False) -> tuple[int, int]:
-    """In tokens: the context that is served where nobody says how much, and the longest that can be asked for.
+    """Return the default context and the longest context that can be requested, in tokens.
 
-    - Linear and yarn stretch the length they were configured beside, at no price for short prompts.
+    - Linear and yarn scale the configured length without a cost for short prompts.
     - Dynamic and longrope change every frequency with the longest sequence that is served (`rope.py` says why), which
-      moves the answers to short prompts away from what the model was trained for: their context is stretched only as
-      far as an explicit max_model_len says.
-    - The `max_position_embeddings` of llama3, and of families that say so, is the stretched length already.
+      moves the output for short prompts away from what the model was trained for: their context is scaled only as
+      far as an explicit max_model_len requires.
+    - The `max_position_embeddings` of llama3, and of families that declare it so, is the scaled length already.
     """
     if stretched_already:
         return max_positions, max_positions

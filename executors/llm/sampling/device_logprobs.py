@@ -1,7 +1,7 @@
-"""Logprobs of what a step has sampled, computed behind it: whatever chose the tokens, a graph or calls, left the raw logits.
+"""Logprobs of the tokens that a step sampled, computed after it. Graphs and calls alike leave the raw logits for this.
 
-`sampler.describe` says what they are. Nothing here waits for the device: it is described by the rows that want it, whose
-numbers come back with the tokens.
+`sampler.describe` defines the values. Nothing here waits for the device: logprobs are computed only for the rows that request
+them, and the numbers return with the tokens.
 
     result, int32 [k, 1 + 2 most]   | its own (float32 bits) | values, largest first (float32 bits) | their ids |
 """
@@ -16,14 +16,17 @@ import torch
 from executors.contract.batch import SampledToken
 
 _BYTES = 256 << 20
-"""Of copies of logits at a time: four of 8 bytes, at most, are there of each."""
+"""Memory for copies of logits at a time, in bytes; each logit takes at most four copies of 8 bytes."""
 _COPIES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of which of a step's sampled items, `items` int64 [k] in rising order, logprobs are wanted: each `counts` int64 [k] of the
-    most likely tokens, at most `most`, beside its own. `rows` int64 [k]: theirs in the step's logits."""
+    """The sampled items of a step that request logprobs.
+
+    `items` int64 [k], ascending; `counts` int64 [k], at most `most`: how many of the most likely tokens each item gets beside
+    its own; `rows` int64 [k]: the items' rows in the step's logits.
+    """
 
     items: np.ndarray
     rows: np.ndarray
@@ -32,7 +35,7 @@ class Wanted:
 
     @staticmethod
     def of(counts: np.ndarray, rows: np.ndarray, width: int) -> Wanted | None:
-        """`counts` int64 of all sampled items, -1 for none, and their rows; None if nobody wants any."""
+        """`counts` int64 of all sampled items, -1 for none, and their rows. Return None if no item requests logprobs."""
         items = np.flatnonzero(counts >= 0)
         if not len(items):
             return None
@@ -41,11 +44,11 @@ class Wanted:
 
     @property
     def words(self) -> int:
-        """Of the result."""
+        """Number of int32 words of the result."""
         return len(self.items) * (1 + 2 * self.most)
 
     def read(self, result: np.ndarray, tokens: np.ndarray) -> dict[int, SampledToken]:
-        """By item: what the result, int32 [words], says of `tokens` int32, those of all sampled items."""
+        """Return the logprobs by item, read from the result, int32 [words]. `tokens` int32 are those of all sampled items."""
         lines = result[: self.words].reshape(len(self.items), -1)
         floats, ids = lines[:, : 1 + self.most].view(np.float32), lines[:, 1 + self.most :]
         found = {}
@@ -59,7 +62,7 @@ class Wanted:
 
 
 def described(logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
-    """The result for `rows` int64 [k] of raw `logits` [n, V], whose tokens are among `tokens` int32 [n]."""
+    """Compute the result for `rows` int64 [k] of raw `logits` [n, V]; their tokens are among `tokens` int32 [n]."""
     step = max(1, _BYTES // (_COPIES * logits.shape[1]))
     parts = [_described(logits, tokens, rows[i : i + step], most) for i in range(0, len(rows), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -74,7 +77,8 @@ def _described(logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, m
 
 
 def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [k, count]: the ids of the largest of each row, largest first, of equal ones the lower id first."""
+    """Return int64 [k, count]: the ids of the largest logits of each row, largest first; equal ones in ascending order of
+    ids."""
     if not count:
         return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
     bits = (logits + 0.0).view(torch.int32)  # 0 and -0 are one number

@@ -1,8 +1,7 @@
-"""Sampling without the host: settings and noise come as tensors, tokens stay on the device. Nothing is read back here.
+"""Sampling without the host: settings and noise arrive as tensors, tokens stay on the device. Nothing is read back here.
 
-For rows with temperature, top-k, top-p and min-p, and logits that are shaped (`device_shaping.py`);
-`contract/reference_sampler.py` says what the token is. Rows that need more (logprobs, grammars, typical-p) are sampled by
-`sampler.py`, with the host's help.
+Handles temperature, top-k, top-p and min-p, and shaped logits (`device_shaping.py`); `contract/reference_sampler.py` defines
+the token. Rows that need more (logprobs, grammars, typical-p) are sampled by `sampler.py` with the host's help.
 """
 
 from __future__ import annotations
@@ -15,18 +14,21 @@ import torch
 from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
 
 _ROWS = 32
-"""Rows at a time: each takes a few float64 copies of itself."""
+"""Rows sampled at a time: each takes a few float64 copies of its logits."""
 PADDING = -1.0
-"""The temperature of a row that is none."""
+"""Temperature that marks a padding row."""
 MIN_TEMPERATURE = 1e-8
-"""Below this every other token's weight is 0 anyway; dividing by less would overflow."""
+"""Smallest temperature. Below it the weight of every other token is 0 anyway; dividing by less would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """Settings of n rows: `temperature` (0: greedy; negative: padding, whose token means nothing), `top_p`, `min_p` float64 [n];
-    `top_k` int32 [n], 0 for no limit; `u` float64 [n] is the noise that each row's token is drawn with, of
-    `executors.contract.noise.uniform`: the host knows the position of every token."""
+    """Settings of n rows.
+
+    `temperature` (0: greedy; negative: padding, whose token is meaningless), `top_p`, `min_p` float64 [n]; `top_k` int32 [n],
+    0 for no limit; `u` float64 [n] is the noise that draws each row's token, from `executors.contract.noise.uniform`: the
+    host knows the position of every token.
+    """
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -36,22 +38,24 @@ class RowSettings:
 
 
 class DeviceSampler(Protocol):
-    """Samples within a step that the host has left to the device."""
+    """Samples the rows of a step that need no help from the host."""
 
     name: str
-    """For `status()`."""
+    """Name for `status()`."""
 
     def sample(
         self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
         shaping: RowShaping | None = None,
     ) -> None:  # fmt: skip
-        """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, V], and to `bad` int8 [n] whether the row had
-        no finite maximum (1), or none was left of it by `shaping` (2); its token is then one of the vocabulary all the same.
-        Inputs that `shaping` has not counted yet are."""
+        """Write the token of each row of raw `logits` [n, V] to `tokens` int32 [n].
+
+        `bad` int8 [n] receives 1 for a row without a finite maximum and 2 for a row in which `shaping` forbids every token;
+        the token of such a row is an arbitrary one of the vocabulary. Inputs that `shaping` has not counted yet are counted.
+        """
 
 
 class TorchDeviceSampler:
-    """A `DeviceSampler` of torch's own calls: sorts whole rows, in float64, for it is there to be right."""
+    """A `DeviceSampler` of torch calls. It sorts whole rows in float64, because its purpose is correctness."""
 
     name = "torch"
 
@@ -82,7 +86,8 @@ class TorchDeviceSampler:
 
 
 def _weights(below: torch.Tensor, wide: torch.Tensor, settings: RowSettings, part: slice) -> torch.Tensor:
-    """float64 [n, V], not normalised: 0 where a setting takes a token out. `below`: `wide` less each row's maximum."""
+    """Return float64 [n, V] weights, not normalised: 0 for tokens that a setting removes. `below`: `wide` minus each row's
+    maximum."""
     width = wide.shape[1]
     temperature = settings.temperature[part].clamp_min(MIN_TEMPERATURE)
     weights = (below / temperature[:, None]).exp()

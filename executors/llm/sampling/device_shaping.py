@@ -1,13 +1,13 @@
-"""Penalties, biases and bans without the host: what `edits.py` does with lists, as a table on the device.
+"""Penalties, biases and bans without the host: the lists of `edits.py` as a table on the device.
 
     | counted, repetition, frequency, presence | biases | until | words, one per token id | results |
       ------------------------- HEADER --------------------------
 
-A word holds how often the token is in the output (the low bits), whether the prompt has it, and which of the row's entries
-changes its logit (the high bits, 0 for none): a bias, and a number of tokens until which the token is forbidden. `results` are
-the kernels' own: float32 logits as they are to be sampled. A sampled token is counted when it comes back as an input, once:
-`counted` says up to which position inputs have been. So a step may be launched before the host knows the token of the one
-before it.
+A word holds the number of times the token is in the output (the low bits), whether the prompt contains it, and the index of
+the row's entry that changes its logit (the high bits, 0 for none): a bias, and a number of tokens until which the token is
+forbidden. `results` belong to the kernels: float32 logits as they are sampled. A sampled token is counted once, when it
+returns as an input: `counted` is the position up to which inputs have been counted. A step may therefore be launched before
+the host knows the token of the step before it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from executors.kernels.shaping_layout import (
 
 @dataclass(frozen=True, slots=True)
 class RowShaping:
-    """Of n rows of logits: `table` int32 [m, row_words]; `rows` int32 [n], those of the table, -1 for logits that are not shaped;
-    `lengths` int32 [n]: tokens of the sequence before the one that is sampled; `inputs` int32 [n]: the last of them."""
+    """Shaping of n rows of logits.
+
+    `table` int32 [m, row_words]; `rows` int32 [n], indices into the table, -1 for logits that are not shaped; `lengths` int32
+    [n]: tokens of the sequence before the sampled one; `inputs` int32 [n]: the last of those tokens.
+    """
 
     table: torch.Tensor
     rows: torch.Tensor
@@ -39,12 +42,12 @@ class RowShaping:
     inputs: torch.Tensor
 
     def part(self, rows: slice) -> RowShaping:
-        """Of some of the rows."""
+        """Return the shaping of some of the rows."""
         return RowShaping(self.table, self.rows[rows], self.lengths[rows], self.inputs[rows])
 
 
 def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
-    """float32 [n, V]: raw `logits` [n, V] with all that the table says of them; `inputs` that are not counted yet are."""
+    """Apply the table to raw `logits` [n, V]; return float32 [n, V]. Inputs that are not counted yet are counted."""
     wide, width = logits.float(), logits.shape[1]
     own = shaping.table.index_select(0, shaping.rows.clamp_min(0))
     counted, words = own[:, 0], own[:, HEADER : HEADER + width]
@@ -66,7 +69,7 @@ def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
 
 
 def count_inputs(shaping: RowShaping) -> None:
-    """Count the inputs that are not counted yet. The table's last row may be written to by rows that are not shaped."""
+    """Count the inputs that are not counted yet. Rows that are not shaped may write to the table's last row."""
     table, nobody = shaping.table, len(shaping.table) - 1
     rows = torch.where(shaping.rows < 0, nobody, shaping.rows).long()
     fresh = (shaping.rows >= 0) & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
@@ -76,5 +79,5 @@ def count_inputs(shaping: RowShaping) -> None:
 
 
 def _fresh(counted: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Whether the last of so many inputs is not counted yet."""
+    """Return which rows' last input is not counted yet."""
     return counted < lengths

@@ -1,12 +1,12 @@
-"""Drawing tokens from rows of logits: maxima by block first, then as little of the vocabulary as settles a row.
+"""Draws tokens from rows of logits: block maxima first, then only as much of the vocabulary as a row needs.
 
     greedy                            the first maximum, found in the first block that holds it
     temperature alone                 sums of weights by block, then inside one block
     min-p, top-k, top-p, typical-p    the most likely candidates, more of them only where they turn out too few
 
 The candidates come from the blocks with the largest maxima: the C largest logits of a row lie in the C blocks whose maxima
-are largest. So a row is read once for its maxima, and once more only where the weight of the whole vocabulary counts
-(temperature alone, and top-p or typical-p without top-k or min-p).
+are largest. A row is read once for its maxima, and again only if the weight of the whole vocabulary matters (temperature
+alone, and top-p or typical-p without top-k or min-p).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from executors.llm.sampling.scratch import scratch
 SUM_BLOCK = 512
 """Tokens per block of the two-level sum."""
 _FIRST_CANDIDATES = 64
-"""Enough for the usual top-k, and for most top-p."""
+"""Number of candidates that is enough for the usual top-k and for most top-p."""
 _GROWTH = 8
 _MIN_TEMPERATURE = 1e-8
-"""Below this every other token's weight is 0 anyway; dividing by less would overflow."""
+"""Smallest temperature. Below it the weight of every other token is 0 anyway; dividing by less would overflow."""
 _BLOCK = 64
 """Tokens per block of the maxima."""
 _GROUP = 8
-"""Numbers per group where the largest of a few thousand are looked for."""
+"""Numbers per group in the search for the largest of a few thousand."""
 _NO_WEIGHT = -200.0
-"""An exponent at which float32 has no number left: a finite stand-in for -inf."""
+"""Exponent whose float32 result is 0: a finite replacement for -inf."""
 _DENSE_ROWS = 1
-"""Rows exponentiated at a time: few enough to stay in the processor's cache between the passes."""
+"""Rows exponentiated at a time on a CPU: few enough to stay in the cache between passes."""
 _DEVICE_ROWS = 32
-"""The same on an accelerator: each launch takes longer than a row."""
+"""Rows exponentiated at a time on an accelerator, where a launch takes longer than a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Settings of n rows as columns: `row` int64 says which row of the logits each is; `temperature`, `top_p`, `min_p`,
+    """Settings of n rows as columns: `row` int64 is the index of each row in the logits; `temperature`, `top_p`, `min_p`,
     `typical_p`, `u` float64; `top_k` int64, the width for no limit."""
 
     row: np.ndarray
@@ -52,7 +52,7 @@ class Draw:
     u: np.ndarray
 
     def take(self, chosen: np.ndarray) -> Draw:
-        """Some of them."""
+        """Return the chosen rows."""
         return Draw(*(getattr(self, one.name)[chosen] for one in fields(self)))
 
     def __len__(self) -> int:
@@ -62,8 +62,8 @@ class Draw:
 class Blocks:
     """Logits [n, V] with the maxima of each row's blocks of `size` tokens: [n, blocks], the last block may be shorter.
 
-    `widen` makes `logits` a float32 copy of what was given, in this thread's scratch memory. `maxima` are those of blocks
-    of a power of two, where they are known already.
+    `widen` makes `logits` a float32 copy of the input, in this thread's scratch memory. `maxima`, if known already, are those
+    of blocks whose size is a power of two.
     """
 
     def __init__(self, logits: torch.Tensor, widen: bool = False, maxima: torch.Tensor | None = None) -> None:
@@ -84,7 +84,7 @@ class Blocks:
         self.best = self.maxima.amax(-1)
 
     def renew(self, rows: np.ndarray) -> None:
-        """Take in that logits of these rows were changed."""
+        """Update the maxima after logits of these rows were changed."""
         if self.logits.is_cuda:
             at = torch.from_numpy(rows).to(self.logits.device)
             self.maxima[at] = _block_maxima(self.logits[at], self.size)
@@ -95,17 +95,17 @@ class Blocks:
         self.best = self.maxima.amax(-1)
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
-        """Whole rows, float32 [m, V]."""
+        """Return whole rows, float32 [m, V]."""
         return self.logits[row].float()
 
     def block(self, row: torch.Tensor, blocks: torch.Tensor, size: int) -> torch.Tensor:
-        """The logits of some blocks [m, b] of `size` tokens of rows [m]: float32 [m, b * size], -inf past the end."""
+        """Return the logits of some blocks [m, b] of `size` tokens of rows [m]: float32 [m, b * size], -inf past the end."""
         return _gather(self.logits, row, blocks, size).float()
 
     def candidates(self, row: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `count` largest logits of each row, float32, and their ids, largest first, lower id first on a tie.
+        """Return the `count` largest logits of each row, float32, and their ids, largest first, lower id first on a tie.
 
-        Which ids stand for a tie with the smallest of them is arbitrary unless `count` is the whole row.
+        Among logits that tie with the smallest of them, the choice of ids is arbitrary unless `count` is the whole row.
         """
         if count >= self.width:
             values, ids = self.rows(row).sort(dim=-1, descending=True, stable=True)
@@ -124,13 +124,13 @@ class Blocks:
 
 
 def _kernels_for(logits: torch.Tensor) -> CpuKernels | None:
-    """Cohort's own kernels, where they can read these logits."""
+    """Return Cohort's own kernels if they can read these logits."""
     readable = logits.device.type == "cpu" and logits.dtype in DTYPES and logits.stride(1) == 1
     return kernels_in_use() if readable else None
 
 
 def _block_maxima(logits: torch.Tensor, size: int) -> torch.Tensor:
-    """[n, blocks] of `size` tokens; float32 or the logits' type."""
+    """Return the maxima of blocks of `size` tokens, [n, blocks], in float32 or the logits' dtype."""
     n, width = logits.shape
     whole = width // size * size
     maxima = torch.empty(n, -(-width // size), dtype=torch.float32, device=logits.device)
@@ -159,7 +159,7 @@ def _block_maxima(logits: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _gather(values: torch.Tensor, row: torch.Tensor, blocks: torch.Tensor, size: int) -> torch.Tensor:
-    """Runs of `size` columns: [m, b * size], -inf past the end."""
+    """Gather runs of `size` columns: [m, b * size], -inf past the end."""
     width = values.shape[1]
     full = width // size
     if not full:
@@ -176,8 +176,8 @@ def _gather(values: torch.Tensor, row: torch.Tensor, blocks: torch.Tensor, size:
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [m, count]: places of the `count` largest of each row, in any order; by maxima of groups where the row is wide,
-    for the groups with the largest maxima hold them."""
+    """Return int64 [m, count]: the places of the `count` largest of each row, in any order. Wide rows are searched by maxima
+    of groups, because the groups with the largest maxima contain the largest values."""
     m, width = values.shape
     if width < _GROUP * count:
         return values.topk(min(count, width), -1, sorted=False).indices
@@ -192,7 +192,7 @@ def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _sorted(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest first; `ids` rise, so that of equal values the lower id comes first."""
+    """Sort by value, largest first. `ids` ascend, so that the lower id comes first among equal values."""
     values, order = values.sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
@@ -206,7 +206,7 @@ def greedy(blocks: Blocks, row: np.ndarray) -> np.ndarray:
 
 
 def draw(blocks: Blocks, settings: Draw) -> np.ndarray:
-    """int64 [m]: a token for each row with a temperature above 0."""
+    """Return int64 [m]: a token for each row with a temperature above 0."""
     width = blocks.width
     prefix = (settings.top_k < width) | (settings.min_p > 0.0)
     limited = prefix | (settings.top_p < 1.0) | (settings.typical_p < 1.0)
@@ -234,7 +234,7 @@ def draw(blocks: Blocks, settings: Draw) -> np.ndarray:
 
 
 def _column(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[n, 1] on the device."""
+    """Return [n, 1] on the device."""
     return torch.from_numpy(values).to(device, dtype)[:, None]
 
 
@@ -243,8 +243,8 @@ def _scale(settings: Draw) -> np.ndarray:
 
 
 def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
-    """Sums of the weights exp((logit - largest) / T) by `SUM_BLOCK`, float64 [m, blocks], and float64 [m] the mean of the
-    exponent under them where typical-p needs it, else 0."""
+    """Return sums of the weights exp((logit - largest) / T) by `SUM_BLOCK`, float64 [m, blocks], and float64 [m] the mean of
+    the exponent under these weights if typical-p needs it, else 0."""
     device, width = blocks.logits.device, blocks.width
     padded = -(-width // SUM_BLOCK) * SUM_BLOCK
     row = torch.from_numpy(settings.row).to(device)
@@ -285,7 +285,7 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
 
 
 def _draw_plain(blocks: Blocks, settings: Draw, sums: torch.Tensor) -> np.ndarray:
-    """Tokens from the whole softmax: int64 [m]."""
+    """Draw tokens from the whole softmax: int64 [m]."""
     device = sums.device
     row = torch.from_numpy(settings.row).to(device)
     cumulative = sums.cumsum(-1)
@@ -304,10 +304,10 @@ def _draw_plain(blocks: Blocks, settings: Draw, sums: torch.Tensor) -> np.ndarra
 def _draw_from(
     blocks: Blocks, count: int, settings: Draw, mass: np.ndarray, mean: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens drawn from the `count` most likely of each row, and for which rows those were enough.
+    """Draw tokens from the `count` most likely of each row; also return for which rows these candidates were enough.
 
-    They are enough when what is kept of them ends before the least likely candidate, for then nothing outside can tie with
-    the last one kept, or when what is outside weighs nothing.
+    They are enough if the kept candidates end before the least likely one, because then no token outside can tie with the
+    last one kept, or if the tokens outside have no weight.
     """
     device, width = blocks.logits.device, blocks.width
     values, ids = blocks.candidates(torch.from_numpy(settings.row).to(device), count)
@@ -337,14 +337,14 @@ def _draw_from(
 
 
 def _last_kept(kept: torch.Tensor) -> torch.Tensor:
-    """int64 [m, 1]: index of the last candidate with any weight."""
+    """Return int64 [m, 1]: the index of the last candidate with any weight."""
     return ((kept > 0) * torch.arange(kept.shape[1], device=kept.device)).amax(-1, keepdim=True)
 
 
 def _prefix(
     values: torch.Tensor, weights: torch.Tensor, settings: Draw, count: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What min-p and top-k leave of the weights, and [m, 1] whether one of them ended before the last candidate."""
+    """Apply min-p and top-k to the weights; also return [m, 1] whether one of them ended before the last candidate."""
     limit, min_p = _column(settings.top_k, values.device), _column(settings.min_p, values.device)
     kth = values.gather(1, (limit - 1).clamp_max(count - 1))
     by_k = (limit < width) & (kth > values[:, -1:]) & (limit <= count)
@@ -356,10 +356,10 @@ def _prefix(
 def _typical(
     kept: torch.Tensor, exponent: torch.Tensor, settings: Draw, bounded: torch.Tensor, mass: np.ndarray, mean: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """What typical-p leaves (Meister et al. 2022), and [m, 1] whether no token outside of the candidates is as typical.
+    """Apply typical-p (Meister et al. 2022); also return [m, 1] whether no token outside the candidates is as typical.
 
-    |-log p - entropy| is the distance of the exponent from its mean under the weights. Rows that are `bounded` have all
-    tokens with weight among the candidates; for others `mass` and `mean` are those of the vocabulary.
+    |-log p - entropy| is the distance of the exponent from its mean under the weights. `bounded` rows have all tokens with
+    weight among the candidates; for other rows `mass` and `mean` are those of the vocabulary.
     """
     p = _column(settings.typical_p, kept.device)
     own = kept.sum(-1, keepdim=True)

@@ -1,1 +1,1 @@
-"""How a step is run: by torch or the CPU kernels, in the order of submission."""
+"""How a step runs: by torch or the CPU kernels, in the order of submission."""

@@ -1,6 +1,6 @@
 """The calls on single sequences (`prefill`, `decode`, `forward_verify` and their batches) as packed forwards.
 
-They know nothing of slots: each brings its block table in its handle, or keeps nothing.
+These calls do not use slots. Each call either brings its block table in its handle or keeps no KV.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoTokenSampled(StepFailed):
 
 @dataclass
 class _Item:
-    """One sequence's share of a direct forward. `logits_from`: first of its rows that needs logits."""
+    """One sequence's share of a direct forward. `logits_from`: the first of its rows that needs logits."""
 
     token_ids: np.ndarray
     pos_offset: int
@@ -43,7 +43,7 @@ class _Item:
 
 @dataclass
 class _Result:
-    """`logits` [rows, V] or None, `sampled` for the last rows if asked, `hidden` [len, hidden]."""
+    """`logits` [rows, V] or None, `sampled` for the last rows if requested, `hidden` [len, hidden]."""
 
     hidden: torch.Tensor
     logits: torch.Tensor | None
@@ -51,7 +51,7 @@ class _Result:
 
 
 class DirectRunner:
-    """Packs direct calls. `max_model_len` and `logits_width` bound positions and token ids."""
+    """Packs direct calls into forwards. `max_model_len` and `logits_width` bound positions and token ids."""
 
     def __init__(self, runner: ModelRunner, max_model_len: int, logits_width: int) -> None:
         self.runner = runner
@@ -60,7 +60,7 @@ class DirectRunner:
 
     @torch.inference_mode()
     def prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
-        """All prompts in one forward; those that keep no KV form a second one over scratch memory.
+        """Compute all prompts in one forward. Prompts that keep no KV form a second forward over scratch memory.
 
         Raises InvalidInput, Unsupported, StepFailed.
         """
@@ -75,14 +75,14 @@ class DirectRunner:
 
     @torch.inference_mode()
     def decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
-        """One token for each sequence, in one forward. Raises InvalidInput, StepFailed."""
+        """Compute one token for each sequence, in one forward. Raises InvalidInput, StepFailed."""
         items = [self._decode_item(one) for one in inputs]
         results = self._run(items, self.runner.cache)
         return [_decode_output(one, result, 0) for one, result in zip(inputs, results, strict=True)]
 
     @torch.inference_mode()
     def verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
-        """Consecutive tokens of one sequence in one forward, logits after each. Raises as decode."""
+        """Compute consecutive tokens of one sequence in one forward, with logits after each. Raises as decode."""
         items = [self._decode_item(one) for one in inputs]
         first, last = inputs[0], inputs[-1]
         for i, one in enumerate(inputs):
@@ -151,7 +151,7 @@ class DirectRunner:
     # -- the forward -----------------------------------------------------------------------------------------------------
 
     def _scratch(self, items: list[_Item]) -> KvCache:
-        """KV for just these items, theirs in turn; freed with the call."""
+        """Allocate KV for these items alone, in their order; it is freed with the call."""
         size = self.runner.cache.block_size
         begin = 0
         for item in items:
@@ -227,7 +227,7 @@ class DirectRunner:
             results[owner].sampled.append(token)
 
     def _edits(self, settings: Sequence[SamplingParams | None]) -> LogitEdits | None:
-        """Of rows with these settings, none of which looks back."""
+        """Collect the logit changes of rows with these settings. None of the settings depends on earlier tokens."""
         builder = EditsBuilder()
         for row, one in enumerate(settings):
             if one is not None and one.edits_logits:

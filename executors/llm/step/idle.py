@@ -1,4 +1,4 @@
-"""Work that can wait until nobody computes, a piece at a time."""
+"""Background work done in pieces while no step is being computed."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from collections.abc import Callable
 from executors.llm.step.pending_steps import StepQueue
 
 QUIET_S = 0.05
-"""How long nothing must have been computed: between two steps of a stream there is less."""
+"""Idle time before a piece of work may run, in seconds. The gap between two steps of a stream is shorter."""
 _BETWEEN_S = 2e-3
-"""Left free after a piece, so that a step that has come meanwhile is begun first."""
+"""Pause after a piece, in seconds, so that a step that arrived meanwhile starts first."""
 
 
 class IdleWork:
-    """On the event loop that computes the steps, which a piece holds up as a step does."""
+    """Runs pieces of work on the event loop that computes the steps. A piece blocks the loop as a step does."""
 
     def __init__(
         self, steps: StepQueue, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`piece` does some of the work; False: there is no more. `wait`: seconds before which the next is not to be done."""
+        """`piece` does some of the work and returns False if none is left. `wait` returns the seconds to wait before the next
+        piece."""
         self._steps = steps
         self._piece = piece
         self._wait = wait
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now on."""
+        """Start the work."""
         self._later(QUIET_S)
 
     def stop(self) -> None:
-        """Whatever is left stays undone."""
+        """Stop the work; what is left stays undone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,10 +1,10 @@
-"""The pace of an executor that is warm: a few short steps of nothing, timed.
+"""Measures the pace of a warm executor by timing a few short steps with dummy tokens.
 
     prompt steps   one prompt, first short, then of as many tokens as take about `_STEP_S`
     decode steps   1, 8 and as many sequences as a step may have, with one token each
 
-They go the way that a request's steps go, sampling included. What they write into the first blocks of KV means nothing, and
-none of their sequences is known afterwards.
+The steps take the same path as a request's steps, sampling included. They write meaningless data into the first blocks of KV,
+and their sequences are forgotten afterwards.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates
 from executors.contract.status import Pace
 
 _STEP_S = 0.1
-"""Seconds that the prompt step should take, from what a shorter one has taken."""
+"""Target time of the prompt step in seconds, estimated from a shorter one."""
 _MOST_S = 0.2
-"""Seconds after which no further step is begun."""
+"""Time after which no further step begins, in seconds."""
 _FIRST_TOKENS = 16
 _MOST_TOKENS = 256
-"""Longer prompts are hardly faster, and their KV is memory that an idle executor need not have touched."""
+"""Longest prompt in tokens. Longer prompts are hardly faster per token, and their KV would make more memory of an idle
+executor resident."""
 _PAST = 32
-"""Tokens before the one that is decoded."""
+"""Context length of the decode step, in tokens."""
 _LEAST_SHARE = 0.25
-"""Of a prompt step at least so much is its tokens' part, whatever a decode step has taken: both are measured once or twice, and a
-machine that is busy with something else makes either of them long."""
+"""Smallest share of a prompt step's time that counts as time of its tokens, whatever a decode step took. Both are measured
+only once or twice, and other load on the machine may slow either of them."""
 
 
 class _Stopwatch:
-    """Runs steps and keeps the shortest time of each form, (sequences, tokens of each), in `seconds`."""
+    """Runs steps and keeps the shortest time of each shape, (sequences, tokens of each), in `seconds`."""
 
     def __init__(self, run: Callable[[int, int], object], clock: Callable[[], float]) -> None:
         self.seconds: dict[tuple[int, int], float] = {}
@@ -42,7 +43,7 @@ class _Stopwatch:
         self._began = clock()
 
     def take(self, count: int, tokens: int) -> float:
-        """Compute such a step. The least that one has taken, in seconds."""
+        """Compute one such step and return the shortest time measured for this shape, in seconds."""
         began = self._clock()
         self._run(count, tokens)
         took = max(1e-9, self._clock() - began)
@@ -64,10 +65,10 @@ def measure_pace(
     generates: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pace:
-    """Time steps that `run` computes, at most `max_tokens` of them in one, of sequences of at most `max_model_len` tokens. Not
-    `generates`: the model has no head, and its prompts are pooled.
+    """Time steps that `run` computes. A step has at most `max_tokens` tokens, a sequence at most `max_model_len`. If
+    `generates` is False, the model has no head and its prompts are pooled.
 
-    One step is computed untimed and two are timed in any case; no further one is begun 0.2 s after the first. Raises what `run`
+    One step is computed untimed and two are always timed; no further step begins 0.2 s after the first. Raises what `run`
     raises.
     """
     room = min(max_model_len, block_size * num_blocks)
@@ -101,7 +102,7 @@ def measure_pace(
 def _step(
     past: int, count: int, tokens: int, block_size: int, num_blocks: int, generates: bool
 ) -> UnifiedBatch:
-    """`count` sequences that compute `tokens` tokens behind `past` others, of whose KV nothing is known."""
+    """Make a step of `count` sequences that compute `tokens` tokens each after `past` tokens, whose KV holds arbitrary data."""
     width = math.ceil((past + tokens) / block_size)
     slots = np.arange(count, dtype=np.int32)
     prompt, none = np.zeros(past + tokens, np.int32), np.empty(0, np.int32)

@@ -1,7 +1,7 @@
-"""Steps submitted to a device: launched in the order in which they come, answered in the same order.
+"""Steps submitted to a device, launched and answered in the order of submission.
 
-A device computes a step while the host waits, without holding its event loop up: the next step is launched meanwhile. On a
-CPU a step is done when it is launched.
+While a device computes a step, the host waits without blocking its event loop and launches the next step. On a CPU a step is
+done when it is launched.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Protocol
 from executors.contract.batch import UnifiedOutput
 
 _SPIN_S = 2e-3
-"""Seconds around the expected end in which the device is asked in every turn of the event loop, whose timers are no finer
-than a millisecond."""
+"""Seconds around the expected end of a step in which the device is polled on every turn of the event loop. The loop's timers
+are no finer than a millisecond."""
 _NAP_S = 1e-3
 _BREATH_S = 2e-5
-"""Seconds to sleep per poll, so that the thread that reads messages can take the interpreter: a poll without a sleep hardly ever
-gives it away, and the next step would wait."""
+"""Seconds to sleep per poll, so that the thread that reads messages can take the GIL. Without the sleep a poll rarely
+releases the GIL, and the next step would wait."""
 
 
 class PendingStep(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     def ready(self) -> bool:
-        """Whether it is done. Raises what the device says of its errors."""
+        """Return whether the step is done. Raises the errors that the device reports."""
 
     def result(self) -> UnifiedOutput:
-        """Its output; waits if it is not done."""
+        """Return the step's output; waits if the step is not done."""
 
 
 class ComputedStep:
-    """A step that was computed as it was launched."""
+    """A step that was computed when it was launched."""
 
     def __init__(self, output: UnifiedOutput) -> None:
         self._output = output
@@ -48,29 +48,29 @@ class ComputedStep:
 
 
 class StepQueue:
-    """Steps in the order of their submission: the first launched answers first. For one event loop; `clock` in seconds."""
+    """Steps in the order of submission: the first launched answers first. Serves one event loop; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._last: asyncio.Future[None] | None = None
         self._out = 0
         self._usual_s = 0.0
-        """How long a step takes, as of the last ones."""
+        """Usual time of a step in seconds, estimated from the last ones."""
         self.ended_at = clock()
-        """When the last step was done."""
+        """Time on `clock` when the last step ended, in seconds."""
 
     @property
     def busy(self) -> bool:
-        """A step is out."""
+        """Return whether a step is in flight."""
         return self._out > 0
 
     async def run(
         self, launch: Callable[[], PendingStep], check: Callable[[], None]
     ) -> tuple[UnifiedOutput, float]:
-        """The output of what is launched at once, and the seconds it took; the time of a step begins with the end of the one
-        before it. `check` is called when its turn has come: what it raises takes the place of the output.
+        """Launch a step now; return its output and the seconds it took. A step's time begins when the step before it ends.
 
-        Raises what launching does, in its turn.
+        `check` is called when the step's turn comes; an exception from it replaces the output. Raises an exception of
+        `launch` in its turn.
         """
         before, mine = self._last, asyncio.get_running_loop().create_future()
         self._last, began = mine, self._clock()
@@ -95,12 +95,12 @@ class StepQueue:
             mine.set_result(None)
 
     async def settled(self) -> None:
-        """Wait until no step is out."""
+        """Wait until no step is in flight."""
         while self._last is not None and not self._last.done():
             await asyncio.wait((self._last,))
 
     async def _until(self, ready: Callable[[], bool], began: float) -> None:
-        """Let the event loop turn until it is so."""
+        """Yield to the event loop until `ready()` is true."""
         if ready():
             return
         rest = self._usual_s - (self._clock() - began) - _SPIN_S

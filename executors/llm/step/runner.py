@@ -13,7 +13,8 @@ from executors.llm.model.api import Attend, DecoderOnlyLLM, ForwardInput, Sampli
 from executors.llm.step_arrays import StepArrays
 
 LOGITS_CHUNK = 256
-"""Rows of lm_head at a time where whole prompts are asked for: a row of a large vocabulary is over half a megabyte."""
+"""Rows of lm_head computed at a time if logits of whole prompts are requested. A row of a large vocabulary takes over half a
+megabyte."""
 
 
 class ModelRunner:
@@ -28,7 +29,7 @@ class ModelRunner:
         self._unified = model if isinstance(model, UnifiedModel) else None
         self._sampling = model if isinstance(model, SamplingModel) else None
         self.forwards = 0
-        """Calls of the model since start."""
+        """Number of calls of the model since start."""
 
     def to_device(self, values: np.ndarray) -> torch.Tensor:
         """int64 tensor on the model's device."""
@@ -37,10 +38,10 @@ class ModelRunner:
     def forward(
         self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: KvCache | None = None
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step, whose KV is written to `cache` (default: the executor's own). Rows that are
-        not wanted may hold anything.
+        """Compute hidden states [T, hidden] of a step and write its KV to `cache` (default: the executor's own). Rows that
+        are not wanted may hold arbitrary values.
 
-        `token_ids` int64 [T] on the device replaces the step's own where some are known only there.
+        `token_ids` int64 [T] on the device replaces the step's own ids if the host does not know some of them yet.
         """
         cache = cache or self.cache
         ids = self.to_device(step.token_ids) if token_ids is None else token_ids
@@ -56,14 +57,14 @@ class ModelRunner:
     def forward_packed(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] of tokens that lie on the device, `token_ids` and `positions` int [T]; asks the host for
-        nothing. KV is written by `attend`."""
+        """Compute hidden states [T, hidden] of tokens on the device, `token_ids` and `positions` int [T], without
+        synchronising with the host. `attend` writes the KV."""
         assert self._unified is not None
         self.forwards += 1
         return self._unified.unified_forward(ForwardInput(token_ids, positions, attend))
 
     def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
-        """For a model without a unified forward: prefills one by one, then all decodes together."""
+        """Run a model without a unified forward: prefills one by one, then all decodes together."""
         pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         decodes = np.flatnonzero(step.q_lens == 1)
         for item in np.flatnonzero(step.q_lens > 1):
@@ -94,7 +95,8 @@ class ModelRunner:
     def logits_for_sampling(
         self, hidden: torch.Tensor, rows: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `logits`, good until the next call, and maxima of blocks of each row where the model has them."""
+        """Compute the same as `logits`, valid until the next call, and maxima of blocks of each row if the model provides
+        them."""
         if self._sampling is None:
             return self.logits(hidden, rows), None
         if len(rows) < len(hidden):
@@ -102,6 +104,6 @@ class ModelRunner:
         return self._sampling.logits_for_sampling(hidden)
 
     def logits_in_chunks(self, hidden: torch.Tensor, rows: np.ndarray) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first index into `rows`, logits) for a few hundred rows at a time."""
+        """Yield (first index into `rows`, logits) for `LOGITS_CHUNK` rows at a time."""
         for begin in range(0, len(rows), LOGITS_CHUNK):
             yield begin, self.logits(hidden, rows[begin : begin + LOGITS_CHUNK])

@@ -1,6 +1,6 @@
-"""`UnifiedRunner`: a `UnifiedBatch` in, a `UnifiedOutput` out, and everything about sequences that lasts between steps.
+"""`UnifiedRunner`: turns a `UnifiedBatch` into a `UnifiedOutput` and holds all state of sequences that lasts between steps.
 
-A step reads: check, take in what is new, forward, sample, pack.
+The stages of a step: check, take in what is new, forward, sample, pack.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from executors.llm.step_arrays import StepArrays
 
 
 class _SampledRows(NamedTuple):
-    """Rows of a step that are sampled. Per item int64 [n]: `drafts`, `counts` of rows and the first of them, `starts`; per
-    row int64: its `item`, its `place` among the item's, and its number among the step's `rows`. `masks`, in the making, of
-    items under a grammar; None if there are none."""
+    """Rows of a step that are sampled.
+
+    Per item, int64 [n]: `drafts`, `counts` of rows, and `starts`, the first of those rows. Per row, int64: its `item`, its
+    `place` among the item's rows, and its number among the step's `rows`. `masks`: the pending token masks of items under a
+    grammar, or None if there are no such items.
+    """
 
     drafts: np.ndarray
     counts: np.ndarray
@@ -44,9 +47,9 @@ class _SampledRows(NamedTuple):
 class UnifiedRunner:
     """State by slot: block tables and starts (`slots`), sampling settings, and the token pool.
 
-    `pool` int32 [num_slots + 1, max_model_len + 1] on the device holds each sampled token at its position: the input of a
-    later step whose id the host does not know yet. Its last row is nobody's. One writer for all of it: `run`, `release` and
-    `clear`.
+    `pool` int32 [num_slots + 1, max_model_len + 1] on the device holds each sampled token at its position. A later step reads
+    its input from there if the host does not know the token's id yet. The last row belongs to no slot. Only `run`, `release`
+    and `clear` write this state.
     """
 
     def __init__(
@@ -60,44 +63,44 @@ class UnifiedRunner:
         self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
         self.sampling = SamplingTable(num_slots)
         self.shapers = SlotShapers()
-        """Of slots whose settings change single logits: what they need, token counts included."""
+        """Shaping state of slots whose settings change single logits, token counts included."""
         self.grammars = SlotGrammars(compiler)
         self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, runner.device)
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
-        """Slots that need more than tokens: prompt logprobs or pooled output."""
+        """Marks slots that need more than tokens: prompt logprobs or pooled output."""
         self._pooled_sums: dict[int, torch.Tensor] = {}
 
     # -- what runners differ in ------------------------------------------------------------------------------------------
 
     max_in_flight = 1
-    """Steps that may be launched before the first has ended; more than one where a device computes them."""
+    """Number of steps that may be in flight at once; more than one on devices that compute asynchronously."""
     report: ProgressCallback = staticmethod(lambda stage, done, total: None)
-    """Told of captures, which take longer than steps."""
+    """Receives the progress of captures, which take longer than steps."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For `status()`."""
+        """Notes for `status()`."""
         return ()
 
     @property
     def can_capture(self) -> bool:
-        """There is something that `capture_next` would capture."""
+        """Return whether `capture_next` has something left to capture."""
         return False
 
     memory: DeviceMemory | None = None
-    """Where what found no memory may find some after all; None where there is nothing to be emptied."""
+    """Memory that an allocation that failed may empty before it is tried again; None if there is nothing to empty."""
 
     def capture_first(self) -> None:
-        """Capture what the first requests are to find."""
+        """Capture the graphs that the first requests need."""
 
     def capture_next(self) -> bool:
-        """Capture one graph more; False if there is none."""
+        """Capture one more graph; return False if none is left."""
         return False
 
     @property
     def capture_wait(self) -> float:
-        """Seconds before which `capture_next` is not to be called: there was no memory for a graph just now."""
+        """Seconds to wait before the next call of `capture_next`, after memory was too short for a graph."""
         return 0.0
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -131,24 +134,24 @@ class UnifiedRunner:
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     def _follows(self, start: SequenceStart) -> bool:
-        """Whether `shapers` are to keep a sequence's tokens from the start."""
+        """Return whether `shapers` must record the sequence's tokens from its start."""
         return True
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def launch(self, batch: UnifiedBatch) -> PendingStep:
-        """Set a step on its way, behind those launched before. Raises as `run`; here it is done when it is launched."""
+        """Launch a step after those launched before. Raises as `run`. This class computes the step before it returns."""
         return ComputedStep(self.run(batch))
 
     def run(self, batch: UnifiedBatch) -> UnifiedOutput:
-        """Compute a step. Raises InvalidInput before anything is computed."""
+        """Compute a step. Raises InvalidInput before any computation starts."""
         if not len(batch):
             return UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32))
         self._take_in(batch)
         return self._compute(batch)
 
     def _take_in(self, batch: UnifiedBatch) -> None:
-        """Check a step, and keep what it says of sequences. Raises InvalidInput."""
+        """Check a step and store the state of its sequences. Raises InvalidInput."""
         self._check(batch)
         self.slots.apply(batch)
         for start in batch.starts:
@@ -196,18 +199,18 @@ class UnifiedRunner:
                 )
 
     def _step(self, batch: UnifiedBatch) -> StepArrays:
-        """The batch's items over the slots' block tables. Raises InvalidInput for a table that is too short."""
+        """Pack the batch's items with the block tables of their slots. Raises InvalidInput for a table that is too short."""
         tables = self._tables_of(batch, self._blocks_needed(batch))
         q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
         return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
 
     def _tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:
-        """int32 [n, needed] of a step's items."""
+        """Block tables int32 [n, needed] of a step's items."""
         # The slice comes first: a row of the full table is as wide as the longest possible sequence.
         return self.slots.block_tables[0][:, :needed][batch.slots]
 
     def _blocks_needed(self, batch: UnifiedBatch) -> int:
-        """Of the longest item. Raises InvalidInput for a table that is too short."""
+        """Return the number of blocks of the longest item. Raises InvalidInput for a table that is too short."""
         ends = batch.num_q_tokens.astype(np.int64) + batch.pos_offsets
         needed = -(-ends // self.runner.cache.block_size)
         short = np.flatnonzero(self.slots.num_blocks[0, batch.slots] < needed)
@@ -223,7 +226,7 @@ class UnifiedRunner:
         return self.runner.to_device(slots.astype(np.int64) * self.pool.shape[1] + positions)
 
     def _token_ids(self, batch: UnifiedBatch, step: StepArrays) -> torch.Tensor:
-        """int64 [T] on the device; pending ones come from the token pool."""
+        """Token ids int64 [T] on the device; pending ones come from the token pool."""
         ids = self.runner.to_device(step.token_ids)
         if batch.pending is not None and batch.pending.any():
             rows = np.flatnonzero(batch.pending)
@@ -232,7 +235,7 @@ class UnifiedRunner:
         return ids
 
     def _sampled_rows(self, batch: UnifiedBatch, step: StepArrays) -> _SampledRows:
-        """Those of final items, drafts included.
+        """Find the sampled rows of final items, drafts included.
 
         inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
         sampled rows             r0  r1  r2      for positions 7, 8, 9
@@ -248,7 +251,7 @@ class UnifiedRunner:
     def _start_masks(
         self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray
     ) -> Future[dict[int, ItemMasks]] | None:
-        """Of the items that sample under a grammar; None if there are none."""
+        """Start computing masks of items that sample under a grammar; return None if there are no such items."""
         if not self.grammars:
             return None
         slots = batch.slots.tolist()
@@ -258,8 +261,8 @@ class UnifiedRunner:
     def _sample(
         self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: _SampledRows
     ) -> UnifiedOutput:
-        """Sample, and keep of each item what verification leaves: in the example d7 is accepted iff r0 = d7, d8 iff r1 = d8
-        as well; kept are the accepted ones and one more."""
+        """Sample, and keep of each item the tokens that verification accepts. In the example d7 is accepted iff r0 = d7, and
+        d8 iff r1 = d8 as well; the item keeps the accepted tokens and one more."""
         n = len(batch)
         drafts, counts, starts, item, place, rows, masks_to_come = where
         if not len(item):
@@ -298,7 +301,8 @@ class UnifiedRunner:
     def _edits(
         self, batch: UnifiedBatch, step: StepArrays, items: list[int], starts: np.ndarray, masks: dict[int, ItemMasks]
     ) -> LogitEdits | None:  # fmt: skip
-        """What settings and grammars of some items change in the rows sampled for them, the first of which are `starts`."""
+        """Collect the logit changes that settings and grammars of `items` require. `starts` holds each item's first sampled
+        row."""
         builder = EditsBuilder()
         for i in items:
             position, tokens, pending, num_drafts = _inputs(batch, step, i)
@@ -311,7 +315,7 @@ class UnifiedRunner:
     def _detail(
         self, output: UnifiedOutput, sampled: Sampled, errors: dict[int, ItemOutput], counts: np.ndarray, starts: np.ndarray
     ) -> None:  # fmt: skip
-        """Full outputs for items with logprobs, and those of `errors`, by row, for items whose last row gave no token."""
+        """Add full outputs of items with logprobs, and those of `errors` (by row) for items whose last row gave no token."""
         keep = np.ones(len(output.token_ids), np.bool_)
         ends = np.cumsum(output.num_tokens)
         for i in np.flatnonzero(counts).tolist():
@@ -329,7 +333,7 @@ class UnifiedRunner:
     def _add_special(
         self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, i: int
     ) -> None:
-        """Prompt logprobs and pooled output."""
+        """Add prompt logprobs and pooled output."""
         slot = int(batch.slots[i])
         start = self.slots.start_of(slot)
         before = output[i] or ItemOutput()
@@ -372,7 +376,7 @@ class UnifiedRunner:
 
 
 def _inputs(batch: UnifiedBatch, step: StepArrays, i: int) -> Inputs:
-    """What an item computes, as plain lists."""
+    """Return the inputs of an item as plain lists."""
     part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
     pending = None if batch.pending is None else batch.pending[part].tolist()
     return Inputs(
@@ -381,8 +385,8 @@ def _inputs(batch: UnifiedBatch, step: StepArrays, i: int) -> Inputs:
 
 
 def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, ItemOutput]:
-    """By row, outputs that say why each row marked in `bad` gave no token, from the raw `logits` [n, V]: the fault is the model's
-    or the settings'."""
+    """Map each row marked in `bad` to an output that says why the row gave no token. The raw `logits` [n, V] show whether the
+    model or the settings are at fault."""
     rows = np.flatnonzero(bad)
     if not len(rows):
         return {}
@@ -396,7 +400,7 @@ def _verify(
     step: StepArrays, sampled: Sampled, drafts: np.ndarray, counts: np.ndarray, item: np.ndarray, place: np.ndarray,
     rows: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Which sampled rows are kept (bool), and int32 [n] how many of each item: its accepted drafts and one more."""
+    """Return which sampled rows are kept (bool) and, int32 [n], how many each item keeps: its accepted drafts and one more."""
     is_draft_row = place < drafts[item]
     following = step.token_ids[np.minimum(rows + 1, len(step.token_ids) - 1)]
     stops = ~is_draft_row | (sampled.tokens != following) | sampled.bad

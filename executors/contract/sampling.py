@@ -111,6 +111,10 @@ def _further(params: SamplingParams) -> Iterator[tuple[str, object]]:
     yield "stop_token_ids", _ids("stop_token_ids", params.stop_token_ids)
 
 
+MIN_TEMPERATURE = 1e-8
+"""Smallest temperature that is divided by. Below it every token but the best has weight 0; dividing by less would overflow."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose a token. Neutral defaults: plain sampling from the softmax at temperature 1.

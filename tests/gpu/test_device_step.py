@@ -25,7 +25,8 @@ from executors.llm.gpu.inputs import (
     result_words,
 )
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.sampling.device_sampler import RowSettings, TorchDeviceSampler
+from executors.llm.sampling.columns import SamplingColumns
+from executors.llm.sampling.device_sampler import TorchDeviceSampler
 from executors.llm.sampling.sampler import SamplingRows, sample
 from executors.process.client import RemoteExecutor
 from executors.process.inline import InlineExecutor
@@ -387,7 +388,7 @@ def test_the_device_samples_what_the_host_samples(width: int) -> None:
     u = noise.uniform(asked["seed"], asked["choice"], asked["positions"].astype(np.uint64))
     columns = [torch.from_numpy(asked[name]) for name in ("temperature", "top_k", "top_p", "min_p")]
     tokens, bad = torch.full((n,), -9, dtype=torch.int32), torch.full((n,), -9, dtype=torch.int8)
-    TorchDeviceSampler().sample(logits, RowSettings(*columns, torch.from_numpy(u)), tokens, bad)
+    TorchDeviceSampler().sample(logits, SamplingColumns(*columns, torch.from_numpy(u)), tokens, bad)
     assert (bad.numpy() != 0).tolist() == expected.bad.tolist() and expected.bad.sum() == 3
     good = ~expected.bad
     assert tokens.numpy()[good].tolist() == expected.tokens[good].tolist()

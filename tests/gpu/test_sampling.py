@@ -16,7 +16,8 @@ import torch
 from executors.contract import noise
 from executors.contract.batch import SamplingParams
 from executors.contract.reference_sampler import probabilities
-from executors.llm.sampling.triton_sampler import MAX_WIDTH, DeviceSettings, TritonSampler
+from executors.llm.sampling.columns import SamplingColumns
+from executors.llm.sampling.triton_sampler import MAX_WIDTH, TritonSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
 """Infinity is what the kernels count on there."""
@@ -30,14 +31,14 @@ U_LAST = 1.0
 """What the largest number that the noise is made of rounds to."""
 
 
-def settings_of(params: Sequence[SamplingParams | None], u: np.ndarray) -> DeviceSettings:
+def settings_of(params: Sequence[SamplingParams | None], u: np.ndarray) -> SamplingColumns[torch.Tensor]:
     """Columns for some rows; None is padding."""
 
     def column(name: str, otherwise: float, dtype: torch.dtype) -> torch.Tensor:
         values = [otherwise if one is None else getattr(one, name) for one in params]
         return torch.tensor(values, dtype=dtype, device=DEVICE)
 
-    return DeviceSettings(
+    return SamplingColumns(
         temperature=column("temperature", -1.0, torch.float32),
         top_k=column("top_k", 0, torch.int32),
         top_p=column("top_p", 1.0, torch.float32),

@@ -11,10 +11,11 @@ import torch
 
 from executors.contract import SamplingParams
 from executors.kernels import shaping_layout as layout
+from executors.llm.sampling.columns import SamplingColumns
 from executors.llm.sampling.device_logprobs import described
 from executors.llm.sampling.device_shaping import RowShaping
 from executors.llm.sampling.sampler import SamplingTable, sample
-from executors.llm.sampling.triton_sampler import DeviceSettings, TritonSampler
+from executors.llm.sampling.triton_sampler import TritonSampler
 from tools.gpu_check.timing import Limits, noise, seconds_of, seconds_with_host
 
 ROWS, WIDTH = 256, 151_936
@@ -59,14 +60,16 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool, limits: Limits
         put(f"sampling with the host, {kind}, {rows} rows", {"us": 1e6 * seconds})
 
 
-def device_settings(rows: int, settings: dict[str, Any], drawn: torch.Generator) -> DeviceSettings:
+def device_settings(
+    rows: int, settings: dict[str, Any], drawn: torch.Generator
+) -> SamplingColumns[torch.Tensor]:
     """The settings, the same for all rows, each with noise of its own; where `drawn` is."""
     device = drawn.device
 
     def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows,), settings.get(name, default), dtype=dtype, device=device)
 
-    return DeviceSettings(
+    return SamplingColumns(
         temperature=column("temperature", 1.0, torch.float32),
         top_k=column("top_k", 0, torch.int32),
         top_p=column("top_p", 1.0, torch.float32),

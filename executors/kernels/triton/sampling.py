@@ -20,12 +20,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from executors.contract.sampling import MIN_TEMPERATURE
 from executors.kernels.triton.shaping import count_input, load_logits, row_shape, shape_logits
 
 ONE = tl.constexpr(2.0**42)
 """The weight of the largest logit. A row has at most 2^20 tokens: 62 bits."""
-_MIN_TEMPERATURE = tl.constexpr(1e-8)
-"""Below this every other token's weight is 0 anyway; dividing by less would overflow."""
+_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _PIECE = tl.constexpr(1024)
 """Logits that are shaped at a time."""

@@ -8,7 +8,7 @@ computes in its place. Weights are made up: what a checkpoint has in them is nob
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
 from executors.llm.model.modules import ACTIVATIONS, Mlp, Norm
 from executors.llm.model.rope import rotate
-from executors.llm.sampling.device_sampler import PADDING, DeviceSampler, RowSettings, TorchDeviceSampler
+from executors.llm.sampling.columns import PADDING, SamplingColumns
+from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
 from executors.llm.step_arrays import StepArrays
 
@@ -349,7 +350,7 @@ def _sampled(
     columns = torch.tensor(
         [_SCHEMES[row % len(_SCHEMES)] for row in range(rows)], dtype=torch.float64, device=device
     )
-    settings = RowSettings(
+    settings = SamplingColumns(
         temperature=columns[:, 0].contiguous(), top_k=columns[:, 1].int(), top_p=columns[:, 2].contiguous(),
         min_p=columns[:, 3].contiguous(), u=torch.rand(rows, dtype=torch.float64, generator=draw.noise).to(device),
     )  # fmt: skip
@@ -360,7 +361,7 @@ def _sampled(
     sampler.sample(logits, settings, found, bad, ours)
     for row in range(rows):  # one by one: each takes some float64 copies of itself
         one = slice(row, row + 1)
-        alone = RowSettings(*(getattr(settings, field.name)[one] for field in fields(settings)))
+        alone = settings.take(one)
         TorchDeviceSampler().sample(
             logits[one], alone, wanted[one], torch.zeros_like(bad[one]), theirs.part(one)
         )

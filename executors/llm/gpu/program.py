@@ -23,7 +23,8 @@ from executors.llm.gpu.inputs import (
 )
 from executors.llm.model.api import Attend
 from executors.llm.sampling import device_logprobs
-from executors.llm.sampling.device_sampler import PADDING, DeviceSampler, RowSettings
+from executors.llm.sampling.columns import PADDING, SamplingColumns
+from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
 from executors.llm.step.runner import ModelRunner
 
@@ -142,5 +143,5 @@ class DeviceProgram:
         return self.packed.bind(meta, self.runner.cache)
 
 
-def _settings(step: DeviceStep) -> RowSettings:
-    return RowSettings(step["temperature"], step["top_k"], step["top_p"], step["min_p"], step["u"])
+def _settings(step: DeviceStep) -> SamplingColumns[torch.Tensor]:
+    return SamplingColumns(step["temperature"], step["top_k"], step["top_p"], step["min_p"], step["u"])

@@ -47,8 +47,9 @@ from executors.llm.gpu.plan import DevicePlan
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.gpu.repeat import RepeatedStep, Rows
 from executors.llm.memory.device_memory import retried
+from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
 from executors.llm.sampling.device_logprobs import Wanted
-from executors.llm.sampling.device_sampler import MIN_TEMPERATURE, PADDING, DeviceSampler
+from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
 from executors.llm.step.pending_steps import ComputedStep, PendingStep

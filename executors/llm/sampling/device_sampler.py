@@ -6,35 +6,15 @@ the token. Rows that need more (logprobs, grammars, typical-p) are sampled by `s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from executors.llm.sampling.columns import MIN_TEMPERATURE, SamplingColumns
 from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
 
 _ROWS = 32
 """Rows sampled at a time: each takes a few float64 copies of its logits."""
-PADDING = -1.0
-"""Temperature that marks a padding row."""
-MIN_TEMPERATURE = 1e-8
-"""Smallest temperature. Below it the weight of every other token is 0 anyway; dividing by less would overflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowSettings:
-    """Settings of n rows.
-
-    `temperature` (0: greedy; negative: padding, whose token is meaningless), `top_p`, `min_p` float64 [n]; `top_k` int32 [n],
-    0 for no limit; `u` float64 [n] is the noise that draws each row's token, from `executors.contract.noise.uniform`: the
-    host knows the position of every token.
-    """
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    u: torch.Tensor
 
 
 class DeviceSampler(Protocol):
@@ -44,7 +24,7 @@ class DeviceSampler(Protocol):
     """Name for `status()`."""
 
     def sample(
-        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
         shaping: RowShaping | None = None,
     ) -> None:  # fmt: skip
         """Write the token of each row of raw `logits` [n, V] to `tokens` int32 [n].
@@ -60,7 +40,7 @@ class TorchDeviceSampler:
     name = "torch"
 
     def sample(
-        self, logits: torch.Tensor, settings: RowSettings, tokens: torch.Tensor, bad: torch.Tensor,
+        self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
         shaping: RowShaping | None = None,
     ) -> None:  # fmt: skip
         """See `DeviceSampler`."""
@@ -85,7 +65,9 @@ class TorchDeviceSampler:
             count_inputs(shaping)
 
 
-def _weights(below: torch.Tensor, wide: torch.Tensor, settings: RowSettings, part: slice) -> torch.Tensor:
+def _weights(
+    below: torch.Tensor, wide: torch.Tensor, settings: SamplingColumns[torch.Tensor], part: slice
+) -> torch.Tensor:
     """Return float64 [n, V] weights, not normalised: 0 for tokens that a setting removes. `below`: `wide` minus each row's
     maximum."""
     width = wide.shape[1]

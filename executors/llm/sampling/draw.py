@@ -11,12 +11,13 @@ alone, and top-p or typical-p without top-k or min-p).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from executors.kernels.cpu import DTYPES, CpuKernels, kernels_in_use
+from executors.llm.sampling.columns import MIN_TEMPERATURE, SamplingColumns
 from executors.llm.sampling.scratch import scratch
 
 SUM_BLOCK = 512
@@ -24,8 +25,6 @@ SUM_BLOCK = 512
 _FIRST_CANDIDATES = 64
 """Number of candidates that is enough for the usual top-k and for most top-p."""
 _GROWTH = 8
-_MIN_TEMPERATURE = 1e-8
-"""Smallest temperature. Below it the weight of every other token is 0 anyway; dividing by less would overflow."""
 _BLOCK = 64
 """Tokens per block of the maxima."""
 _GROUP = 8
@@ -39,24 +38,11 @@ _DEVICE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """Settings of n rows as columns: `row` int64 is the index of each row in the logits; `temperature`, `top_p`, `min_p`,
-    `typical_p`, `u` float64; `top_k` int64, the width for no limit."""
+class Draw(SamplingColumns[np.ndarray]):
+    """Settings of n rows that are drawn: `top_k` is the width for no limit, `row` int64 the index of each row in the logits."""
 
     row: np.ndarray
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
     typical_p: np.ndarray
-    u: np.ndarray
-
-    def take(self, chosen: np.ndarray) -> Draw:
-        """Return the chosen rows."""
-        return Draw(*(getattr(self, one.name)[chosen] for one in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.row)
 
 
 class Blocks:
@@ -239,7 +225,7 @@ def _column(values: np.ndarray, device: torch.device, dtype: torch.dtype | None 
 
 
 def _scale(settings: Draw) -> np.ndarray:
-    return np.maximum(settings.temperature, _MIN_TEMPERATURE)
+    return np.maximum(settings.temperature, MIN_TEMPERATURE)
 
 
 def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:

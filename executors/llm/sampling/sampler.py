@@ -185,8 +185,8 @@ def _choose(
         at, width = index[drawn], blocks.width
         k = rows.top_k[at]
         settings = Draw(
-            row[drawn], rows.temperature[at], np.where((k > 0) & (k < width), k, width), rows.top_p[at],
-            rows.min_p[at], rows.typical_p[at], u[at],
+            rows.temperature[at], np.where((k > 0) & (k < width), k, width), rows.top_p[at], rows.min_p[at], u[at],
+            row=row[drawn], typical_p=rows.typical_p[at],
         )  # fmt: skip
         tokens[at] = draw(blocks, settings)
 

@@ -11,14 +11,12 @@ nearer to a border than that, the neighbour may be drawn. A row's token is the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 import triton
 
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton import sampling
+from executors.llm.sampling.columns import SamplingColumns
 from executors.llm.sampling.device_shaping import RowShaping
 
 MAX_WIDTH = 1 << 20
@@ -36,43 +34,6 @@ _CAPACITY = 4096
 """Candidates that are taken out of a row. The limits of a row with more are found in the row: right, and slower."""
 _DROPPED = {torch.float32: 0, torch.float16: 12, torch.bfloat16: 16}
 """Lowest bits of a float32 that tell no two numbers of a type apart, in groups of four."""
-
-
-class Settings(Protocol):
-    """How to choose a token, as columns on the device of n rows or more, each contiguous. They are read on the device only:
-    a captured graph takes whatever they hold when it is replayed."""
-
-    @property
-    def temperature(self) -> torch.Tensor:
-        """float32 or float64: 0 is greedy. Below 1e-8 counts as that; a number that float32 would make 0 is for the
-        writer to keep above it. A negative one says padding: nothing is read and nothing written for the row."""
-
-    @property
-    def top_k(self) -> torch.Tensor:
-        """int32 or int64: 0, or the width and more, for no limit."""
-
-    @property
-    def top_p(self) -> torch.Tensor:
-        """float32 or float64: 1 for no limit."""
-
-    @property
-    def min_p(self) -> torch.Tensor:
-        """float32 or float64: 0 for no limit."""
-
-    @property
-    def u(self) -> torch.Tensor:
-        """float64, at least 0 and below 1: `executors.contract.noise.uniform` of the row."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSettings:
-    """See `Settings`."""
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    u: torch.Tensor
 
 
 class TritonSampler:
@@ -107,7 +68,7 @@ class TritonSampler:
         self._unshaped = RowShaping(none, nobody, zero, zero)
 
     def sample(
-        self, logits: torch.Tensor, settings: Settings, tokens: torch.Tensor, bad: torch.Tensor,
+        self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
         shaping: RowShaping | None = None,
     ) -> None:  # fmt: skip
         """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, width], and to `bad`, int8 or bool [n], whether

@@ -23,6 +23,9 @@ from executors.kernels.compiler import ISAS, Isa, usable_isas
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("server", "engine", "executors")
+# Whichever test comes first pays for building the wheel: in a clean checkout that compiles four variants of the kernels, 25 s
+# of CPU time, and several times that on a machine with other work.
+pytestmark = pytest.mark.timeout(240)
 with_compiler = pytest.mark.parametrize(
     "isa", usable_isas()[:1] if shutil.which("g++") else (), ids=lambda isa: isa.name
 )
@@ -100,7 +103,6 @@ def test_wheel_keeps_its_packages_inside_one(installed: Path) -> None:
     assert names == {"cohort_server", metadata}
 
 
-@pytest.mark.timeout(120)
 def test_wheel_carries_presets_and_answers_help(installed: Path, tmp_path: Path) -> None:
     code = (
         "from cohort_server import rooms\n"
@@ -128,7 +130,6 @@ def test_wheel_has_kernels_for_each_instruction_set(isa: Isa, wheel: Path) -> No
     assert {name.removeprefix(prefix).partition("-")[0] for name in names} == {each.name for each in ISAS}
 
 
-@pytest.mark.timeout(120)
 def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
     """`auto` warns and makes a wheel for every platform, `required` fails; both in words."""
     copy = tmp_path / "checkout"
@@ -151,7 +152,6 @@ def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     with _server(installed / "cohort", tmp_path, {}) as url:
         assert _counted(url) == ["3", "4", "5", "6", "7", "8", "9"]
@@ -159,7 +159,6 @@ def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 @with_compiler
 def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(
     isa: Isa, installed: Path, tmp_path: Path
@@ -182,7 +181,6 @@ def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(120)
 def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_path: Path) -> None:
     folder = _foreign(tmp_path / "work")
     script = folder / "script.py"
@@ -195,7 +193,6 @@ def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_pa
     assert _run(str(installed / "python"), str(script), cwd=folder, env=foreign) == "3\n"
 
 
-@pytest.mark.timeout(120)
 def test_an_editable_install_shows_one_package(editable: Path, tmp_path: Path) -> None:
     site = {path.name for path in _site(editable).iterdir()} - {"dependencies.pth"}
     assert {name for name in site if not name.endswith(".dist-info")} == {"_cohort_server.pth"}

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, errors and what surrounds them. It is given its state and starts nothing itself."""
+"""The FastAPI application: routes, error handlers and middleware. It receives its state and starts nothing itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def create_app(
     hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """An application over `state`. Without `hosts` it answers to every name."""
+    """An application over `state`. Without `hosts` it accepts every host name."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -60,7 +60,7 @@ def create_app(
 
 @functools.cache
 def _document() -> dict[str, Any]:
-    """The description of the API; made when somebody asks."""
+    """The OpenAPI document, built on the first request for it."""
     from server.openapi.document import document
 
     return document()

@@ -1,4 +1,4 @@
-"""What a person sees at the start: progress while the model loads, then where it is and how to call it."""
+"""Start-up output for the operator: progress while the model loads, then the server's address and an example call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ from server import __version__
 log = structlog.get_logger("server")
 
 _LOG_INTERVAL = 2.0
-"""Seconds between log lines of one stage."""
+"""Interval between log lines of one stage, in seconds."""
+_STAGES = {
+    "importing": "importing the executor",
+    "loading": "loading the executor",
+    "weights": "loading weights",
+    "dummy weights": "loading dummy weights",
+    "warmup": "warming up",
+}
+"""Texts of log lines by the executor's names of its stages; other stages are logged under their own names."""
 
 
 class LoadingLog:
-    """Progress as log lines: one when a stage begins, and one every few seconds in a long one."""
+    """Progress as log lines: one when a stage begins, and one every few seconds in a long stage."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -33,17 +41,15 @@ class LoadingLog:
         if stage == self._stage and now - self._last < _LOG_INTERVAL:
             return
         self._stage, self._last = stage, now
-        if total:
-            log.info(f"loading: {stage}", percent=round(100 * done / total))
-        else:
-            log.info(f"loading: {stage}")
+        text = _STAGES.get(stage, stage)
+        log.info(f"{text} {round(100 * done / total)}%" if total else text)
 
     def close(self) -> None:
-        """Nothing is left on the screen."""
+        """Do nothing: log lines leave nothing to clear."""
 
 
 class LoadingBar:
-    """Progress as a bar on a terminal. `report` comes from any thread."""
+    """Progress as a bar on a terminal. `report` may be called from any thread."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -61,7 +67,7 @@ class LoadingBar:
             self._progress.update(self._task, description=stage, completed=done, total=total or None)
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         with self._lock:
             self._progress.stop()
 
@@ -81,7 +87,7 @@ def banner(
     max_model_len: int,
     needs_key: bool,
 ) -> str:
-    """What is served, where, with how much memory, and a line to paste. `weight_bytes`: of the model's parameters."""
+    """The served model, its address, its memory, and a curl command. `weight_bytes`: size of the model's parameters."""
     memory = []
     if layout.num_blocks:
         memory = [f"  memory    {_memory(layout, weight_bytes)}"]
@@ -113,7 +119,7 @@ def banner(
 
 
 def show(text: str) -> None:
-    """Print for a person. Nobody may be there: a closed terminal or a full disk is no reason to stop serving."""
+    """Print the text. A closed terminal or a full disk is logged and does not stop the server."""
     try:
         print(text, flush=True)
     except (OSError, ValueError) as error:  # ValueError: the stream is closed
@@ -123,7 +129,7 @@ def show(text: str) -> None:
 
 
 def url_of(host: str, port: int, *, secure: bool = False) -> str:
-    """An address to click on: a wildcard is no place to go to."""
+    """A URL that a browser can open: a wildcard address becomes localhost."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
     scheme = "https" if secure else "http"

@@ -1,4 +1,4 @@
-"""The composition root: the one place that knows executors by name and puts the parts together.
+"""The composition root: the only module that knows executors by name and assembles the parts.
 
 Settings -> model directory -> ExecutorConfig -> executor -> EngineCore -+-> TextEngine -> ServedModel -> ServerState -> app
             (hub: fetched)                        Tokenizer, template ---+
@@ -62,8 +62,8 @@ EMBEDDED_NAME = "cohort-tiny"
 def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
     """Serve on `listener` until told to stop.
 
-    Returns the exit code: 0 after a drain, 2 for what a person can put right, 3 when the engine gave up after
-    `recovery_timeout` (whatever started the server may start it anew), 1 otherwise.
+    Returns the exit code: 0 after a drain, 2 for an error that the operator can correct, 3 when the engine gave up after
+    `recovery_timeout` (a supervisor may restart the server), 1 otherwise.
     """
     setproctitle.setproctitle("cohort: server")
     logs.configure(settings.log_level)
@@ -89,7 +89,7 @@ def _complain(message: str) -> None:
 
 
 class Bootstrap:
-    """Builds one server from its settings. Raises SettingsError or ConfigError for what cannot be served."""
+    """Builds one server from its settings. Raises SettingsError or ConfigError if these cannot be served."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -98,11 +98,11 @@ class Bootstrap:
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         self._file_warnings: tuple[str, ...] = ()
-        """What in the text side's files is not used."""
+        """Warnings about settings in the tokenizer's files that are not used."""
         self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
 
     async def serve(self, listener: socket.socket) -> None:
-        """Answer at once, load behind that, serve, drain."""
+        """Answer HTTP at once, load meanwhile, serve, drain."""
         settings = self.settings
         signals = Signals()
         signals.install()
@@ -149,7 +149,7 @@ class Bootstrap:
         )
 
     async def load(self, state: ServerState, core: LateCore) -> ServedModel:
-        """Find the model, start its executor and read its tokenizer and template; `state` and `core` have them then.
+        """Find the model, start its executor, read its tokenizer and template, and put them into `state` and `core`.
 
         Raises ConfigError, ExecutorError or HubError.
         """
@@ -176,7 +176,7 @@ class Bootstrap:
         return core
 
     async def _find_model(self, state: ServerState) -> Path:
-        """The model's directory; what the hub has is fetched first, while the port answers."""
+        """The model's directory; a hub model is downloaded first, while the port answers."""
         if isinstance(self.source, Path):
             return self.source
         display = banner.loading_display()
@@ -192,7 +192,8 @@ class Bootstrap:
             display.close()
 
     async def _check_small_files(self, directory: Path) -> None:
-        """What can be known before the weights are fetched: an unknown architecture, a missing tokenizer, a wrong flag."""
+        """Check for faults that show before the weights are downloaded: an unknown architecture, a missing tokenizer, a wrong
+        flag."""
         self.model_dir = directory
         await asyncio.to_thread(self._read_text_side)
         if (
@@ -202,7 +203,7 @@ class Bootstrap:
             await asyncio.to_thread(registry.factory(config.executor).validate_config, config)
 
     async def _load(self, core: EngineCore, state: ServerState) -> ServedModel:
-        """Executor and tokenizer side by side; the first error ends both."""
+        """Load the executor and the tokenizer concurrently; the first error ends both."""
         display = banner.loading_display()
         core.executor.set_progress(_reporter(display, state))
         starting = asyncio.create_task(core.start())
@@ -256,14 +257,14 @@ class Bootstrap:
     ) -> ServedModel:
         if tokenizer.vocab_size > info.logits_width:
             log.warning(
-                "the tokenizer knows more ids than the model: some texts cannot be served",
+                "the tokenizer has more ids than the model: some texts cannot be served",
                 tokenizer=tokenizer.vocab_size,
                 model=info.logits_width,
             )
         for warning in self._file_warnings:
             log.warning(warning)
         if beyond := sorted(one for one in tokenizer.eos_token_ids if one >= info.logits_width):
-            log.warning("end tokens that the model does not have are not used", ids=beyond[:4])
+            log.warning("end tokens beyond the model's vocabulary are ignored", ids=beyond[:4])
             tokenizer.eos_token_ids -= set(beyond)
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
         return ServedModel(
@@ -282,7 +283,7 @@ class Bootstrap:
     async def _notation(
         self, state: ServerState, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> ModelNotation:
-        """A template that renders without end costs its own model the detection, and nothing else."""
+        """Detect the notation. A template that renders without end prevents the detection for its model, and nothing else."""
         named = (self.settings.tool_call_parser, self.settings.reasoning_parser)
         try:
             return await state.threads.run(lambda: model_notation(tokenizer, template, *named), DEADLINE)
@@ -305,12 +306,12 @@ class Bootstrap:
 
 
 def reasoning_fields(chosen: str) -> tuple[str, ...]:
-    """What `--reasoning-field` means."""
+    """The names of the reasoning field for a value of `--reasoning-field`."""
     return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
 
 
 def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
-    """What the executor is told."""
+    """The executor's configuration."""
     return ExecutorConfig(
         executor=settings.executor,
         model=str(model_dir),
@@ -340,7 +341,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine is told."""
+    """The engine's configuration."""
     target = settings.target_itl_ms
     return EngineConfig(
         max_num_seqs=settings.max_num_seqs,
@@ -358,17 +359,17 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def embedded_directory() -> Path:
-    """Where the model in the package lies."""
+    """The directory of the bundled model."""
     return tiny.weights_dir()
 
 
 def embedded(name: str | None) -> bool:
-    """True for the model in the package: no name, or its own where no such directory is here."""
+    """True for the bundled model: no name, or its own name if there is no directory of that name."""
     return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
 
 
 def model_source(settings: Settings) -> Path | hub.HubModel:
-    """A directory that is there, or what to fetch. Raises SettingsError for what is neither."""
+    """An existing directory, or the hub model to download. Raises SettingsError if the name is neither."""
     name = settings.model
     if name is None or embedded(name):
         return _local(settings, embedded_directory())
@@ -376,7 +377,7 @@ def model_source(settings: Settings) -> Path | hub.HubModel:
     if path.is_dir():
         return _local(settings, path.resolve())
     if path.exists():
-        raise SettingsError(f"{name}: a model is a directory, and this is a file")
+        raise SettingsError(f"{name}: this is a file, and a model is a directory")
     if (named := hub.hub_name(name)) is not None:
         repository, revision = named
         if revision and settings.revision and revision != settings.revision:
@@ -386,21 +387,21 @@ def model_source(settings: Settings) -> Path | hub.HubModel:
         weights = settings.load_format != "dummy"
         return hub.HubModel(repository, settings.revision or revision, settings.download_dir, weights)
     raise SettingsError(
-        f"{name}: no such directory, and no hub name: those are ORG/NAME, as Qwen/Qwen3-0.6B, or the link to such a page"
+        f"{name}: no such directory, and not a hub name, which is ORG/NAME, such as Qwen/Qwen3-0.6B, or the link to its page"
     )
 
 
 def _local(settings: Settings, directory: Path) -> Path:
     if settings.revision is not None:
         raise SettingsError(
-            f"--revision {settings.revision}: {settings.model or EMBEDDED_NAME} is a directory, and those have no "
+            f"--revision {settings.revision}: {settings.model or EMBEDDED_NAME} is a directory, which has no "
             "revisions; leave it out"
         )
     return directory
 
 
 def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
-    """The id clients use: the repository's name or the directory's own, for a path is nobody's business."""
+    """The model id for clients: the name of the repository or directory, without the private path."""
     if isinstance(source, hub.HubModel):
         return source.name
     return EMBEDDED_NAME if embedded(settings.model) else source.name
@@ -409,7 +410,7 @@ def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
 def _reporter(
     display: banner.LoadingLog | banner.LoadingBar, state: ServerState, phase: str | None = None
 ) -> ProgressCallback:
-    """Progress for the terminal and for /ready, from any thread."""
+    """A callback that reports progress to the terminal and to /ready, from any thread."""
 
     def report(stage: str, done: int, total: int) -> None:
         state.progress = Progress(phase or stage, stage, done, total)

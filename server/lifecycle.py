@@ -1,4 +1,4 @@
-"""The life of a serving process: the port opens, the model loads, requests run, a signal drains, everything ends.
+"""The life cycle of a serving process: the port opens, the model loads, requests run, a signal drains, everything ends.
 
 listen -> [ serve HTTP ......................................................... ]
               load model -> ready ... SIGTERM -> drain -> engine stops -> HTTP stops -> exit 0
@@ -28,28 +28,28 @@ log = structlog.get_logger("server")
 
 _STAGE_INTERVAL = 0.5
 _STOP_TIMEOUT = 10.0
-"""Seconds for the engine to let go of its executor; the executor's process ends without us anyway."""
+"""Time limit for the engine to stop its executor, in seconds; the executor's process also ends without its parent."""
 _LAST_BYTES_TIMEOUT = 3
-"""Seconds for responses to reach their clients once the engine has ended them before their time."""
+"""Time for responses that the engine has ended early to reach their clients, in seconds."""
 _READING_INTERVAL = 0.05
 _KEEP_ALIVE = 75
-"""Seconds. Longer than load balancers and client pools keep a connection idle: they, not we, should close it, or a
-request is lost that was sent at the same moment."""
+"""Keep-alive time of idle connections in seconds, longer than that of load balancers and client pools: if the server closed
+the connection first, a request sent at the same moment would be lost."""
 
 
 class EngineGone(Exception):
-    """The engine gave up for good: the process ends, so that whatever started it can start it anew."""
+    """The engine gave up for good: the process ends, so that its supervisor can restart it."""
 
 
 class Stoppable(Protocol):
-    """The part of EngineCore that ends things."""
+    """The part of EngineCore that drains and stops it."""
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set once it has given up for good."""
+        """Event that is set once the engine has given up for good."""
 
     async def drain(self, timeout: float) -> bool:
-        """Admit nothing more, wait for what runs."""
+        """Admit no more requests, and wait for the running ones."""
 
     async def stop(self) -> None:
         """End everything."""
@@ -65,7 +65,7 @@ class _HttpServer(uvicorn.Server):
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT. `first` asks for a graceful end, `second` for an end now."""
+    """Counts SIGTERM and SIGINT. `first` requests a graceful end, `second` an immediate end."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -78,7 +78,7 @@ class Signals:
             loop.add_signal_handler(number, self.arrived)
 
     def arrived(self) -> None:
-        """One more signal."""
+        """Count one more signal."""
         (self.second if self.first.is_set() else self.first).set()
 
 
@@ -95,8 +95,8 @@ async def serve(
 ) -> None:
     """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here.
 
-    Raises EngineGone when the engine gives up: `/live` is the only liveness probe, and a server that can do nothing more
-    must not pass it for ever.
+    Raises EngineGone when the engine gives up: `/live` is the only liveness probe, and a server without an engine must not
+    pass it for ever.
     """
     config = uvicorn.Config(
         app,
@@ -130,7 +130,7 @@ async def serve(
 
 
 async def _until(stop: asyncio.Event, work: Awaitable[object], serving: asyncio.Task[None]) -> None:
-    """Do `work` unless a stop is asked for, or the HTTP server ends, first. Raises what ended it."""
+    """Do `work` until it is done, a stop is requested, or the HTTP server ends. Raises the error that ended it."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -150,7 +150,7 @@ async def _gone(core: Stoppable) -> None:
 
 
 async def _finish(core: Stoppable, http: uvicorn.Server, timeout: float) -> bool:
-    """What runs is computed, and what was made is read. False if `timeout` seconds were not enough."""
+    """Wait until running requests are computed and their answers are read. False if `timeout` seconds were not enough."""
     try:
         async with asyncio.timeout(timeout):
             if not await core.drain(timeout):
@@ -177,7 +177,7 @@ async def _drain(
     if hurry.done():
         log.warning("second signal: stopping now")
     elif not draining.result():
-        log.warning("the drain timeout has passed: ending what still runs")
+        log.warning("the drain timeout has passed: ending the requests that still run")
     for task in (draining, hurry):
         task.cancel()
     await asyncio.gather(draining, hurry, return_exceptions=True)
@@ -185,7 +185,7 @@ async def _drain(
 
 @contextlib.asynccontextmanager
 async def _in_a_hurry(http: uvicorn.Server, signals: Signals) -> AsyncIterator[None]:
-    """Leave the last bytes to themselves once there is a second signal, before or meanwhile."""
+    """Do not wait for the last bytes of responses once there is a second signal, before or meanwhile."""
 
     async def force() -> None:
         await signals.second.wait()
@@ -209,7 +209,7 @@ async def _stop(core: Stoppable) -> None:
 
 @contextlib.asynccontextmanager
 async def _background(state: ServerState) -> AsyncIterator[None]:
-    """What runs beside serving: watching the stage, and reaping where this process is the container's first."""
+    """Run the background tasks of serving: watching the stage, and reaping if this process is the container's first."""
     tasks = [asyncio.create_task(_watch_stage(state), name="stage")]
     if inherits_orphans():
         tasks.append(asyncio.create_task(Reaper(os.getpid()).run(), name="reaper"))

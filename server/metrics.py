@@ -30,9 +30,9 @@ _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25,
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 _RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load", "memory")
-"""Every `ExecutorDied.cause` there is."""
+"""All values of `ExecutorDied.cause`."""
 _RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
-"""What Prometheus keeps for counters, histograms and info metrics: a gauge must not end so."""
+"""Suffixes reserved for counters, histograms and info metrics: the name of a gauge must not end in one."""
 
 
 class _Core(Protocol):
@@ -43,7 +43,7 @@ class _Core(Protocol):
 
 
 class Metrics(Observer):
-    """All metrics of one server, in a registry of their own: two servers in one test process do not collide."""
+    """All metrics of one server, in a registry of their own, so that two servers in one test process do not collide."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -109,7 +109,7 @@ class Metrics(Observer):
         self.registry.register(_EngineCollector(core))
 
     def watch_stage(self, stage: Callable[[], Stage]) -> None:
-        """Export what the server is doing, from before there is an engine."""
+        """Export the server's stage, from before the engine exists."""
         self.registry.register(_StageCollector(stage))
 
     def render(self) -> bytes:
@@ -124,7 +124,7 @@ class Metrics(Observer):
         self._output_tokens.inc()
 
     def tokens(self, count: int, inter_token: float) -> None:
-        """See Observer. Tokens that came together share the wait before them."""
+        """See Observer. Tokens that arrive together share the time since the last one."""
         self._output_tokens.inc(count)
         for _ in range(count):
             self._itl.observe(inter_token / count)
@@ -149,7 +149,7 @@ class Metrics(Observer):
 
 
 class _StageCollector(Collector):
-    """What there is to say of a server that still fetches its model as well."""
+    """Metrics that also exist while the server still downloads its model."""
 
     def __init__(self, stage: Callable[[], Stage]) -> None:
         self._stage = stage
@@ -165,7 +165,7 @@ class _StageCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """Reads the engine when scraped."""
+    """Collector that reads the engine when scraped."""
 
     def __init__(self, core: _Core) -> None:
         self._core = core
@@ -213,7 +213,7 @@ class _EngineCollector(Collector):
 
 
 def _memory(memory: MemoryStatus) -> Iterator[Metric]:
-    """The executor's memory in bytes, as of its last snapshot. Its process is not the one that `process_*` tells of."""
+    """The executor's memory in bytes, as of its last snapshot. The metrics `process_*` describe the server's process instead."""
     prefix, where = "cohort_executor_memory", "on the executor's device (for CPU: host memory)"
     yield _gauge(f"{prefix}_used_bytes", f"Bytes in use {where}.", memory.used_bytes)
     yield _gauge(f"{prefix}_peak_bytes", f"Most bytes in use so far {where}.", memory.peak_bytes)

@@ -1,4 +1,4 @@
-"""The engine's part in the life of the process, from before it exists: a model that is still being fetched has no engine."""
+"""A stand-in for the engine in the life of the process until it exists: while the model is downloaded there is no engine."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from engine.core.loop import EngineCore
 
 
 class LateCore:
-    """What `server.lifecycle` drains and stops. Written once, by `arrives`."""
+    """The object that `server.lifecycle` drains and stops. Written once, by `arrives`."""
 
     def __init__(self) -> None:
         self._core: EngineCore | None = None
         self._never = asyncio.Event()
 
     def arrives(self, core: EngineCore) -> None:
-        """From now on it is this one."""
+        """Use this engine from now on."""
         self._core = core
 
     @property
     def core(self) -> EngineCore:
-        """The engine; only after it has arrived."""
+        """The engine; valid only after `arrives`."""
         assert self._core is not None
         return self._core
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set once it has given up for good; what is not there has not."""
+        """Event that is set once the engine has given up for good; unset while there is no engine."""
         return self._never if self._core is None else self._core.failed
 
     async def drain(self, timeout: float) -> bool:
-        """Admit nothing more, wait for what runs."""
+        """Admit no more requests, and wait for the running ones."""
         return True if self._core is None else await self._core.drain(timeout)
 
     async def stop(self) -> None:

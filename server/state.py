@@ -1,4 +1,4 @@
-"""What the routes work with: the model that is served, once it is there, and how the server fares."""
+"""The state that the routes read: the served model, once it is loaded, and the server's stage."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class TextEngineLike(Protocol):
     """The part of `engine.text.generation.TextEngine` that routes use."""
 
     def start(self, request: TextRequest) -> Generation:
-        """Begin a call; refuses at once by raising EngineError."""
+        """Begin a call. Raises EngineError at once if it is refused."""
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
         """A vector for each prompt. Raises EngineError."""
 
     async def prepare_grammar(self, grammar: str) -> None:
-        """Have the executor compile it. Raises InvalidRequest."""
+        """Compile the grammar in the executor. Raises InvalidRequest."""
 
 
 class TokenizerLike(Protocol):
@@ -69,7 +69,7 @@ class TokenizerLike(Protocol):
         """The bytes of one id."""
 
     def is_special(self, token_id: int) -> bool:
-        """True for tokens that are not shown as text."""
+        """True for special tokens, which are not shown as text."""
 
 
 class CoreLike(Protocol):
@@ -83,17 +83,17 @@ class CoreLike(Protocol):
         """Gauges; never blocks."""
 
     def info(self) -> ModelInfo | None:
-        """The model, None while loading."""
+        """The model's facts, None while it loads."""
 
 
 class GrammarJudgeLike(Protocol):
-    """The part of `server.grammar.validator.GrammarJudge` that is used."""
+    """The part of `server.grammar.validator.GrammarJudge` that routes use."""
 
     async def check(self, grammar: str, tenant: str = "") -> str:
-        """The text for the executor. Raises InvalidRequest with the reason."""
+        """The validated text for the executor. Raises InvalidRequest with the reason."""
 
     async def close(self) -> None:
-        """End its process."""
+        """End the validator's process."""
 
 
 class ExecutorsLike(Protocol):
@@ -103,12 +103,12 @@ class ExecutorsLike(Protocol):
         """Names of the live executors."""
 
     def get(self, name: str) -> ModelExecutor | None:
-        """One of them."""
+        """The executor of this name, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model with all that belongs to it."""
+    """A loaded model with its tokenizer, template, engine and defaults."""
 
     engine: TextEngineLike
     tokenizer: TokenizerLike
@@ -120,13 +120,13 @@ class ServedModel:
     notation: ModelNotation = field(default_factory=ModelNotation)
     fingerprint: str = "cohort"
     salt_per_key: bool = False
-    """KV of a common prefix is shared only between requests with the same API key."""
+    """Whether KV of a common prefix is shared only between requests with the same API key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is. `phase` is one word for programs (downloading, weights, warmup, ...), `detail` for people; `done`
-    and `total` in the phase's own unit, bytes mostly, `total` 0 where it is not known."""
+    """The progress of loading. `phase`: one word for programs (downloading, weights, warmup, ...). `detail`: text for people.
+    `done` and `total` are in the phase's own unit, mostly bytes; `total` is 0 if it is unknown."""
 
     phase: str
     detail: str
@@ -136,26 +136,26 @@ class Progress:
 
 @dataclass(slots=True)
 class ServerState:
-    """One writer: the composition root, which sets `core` and `executors` once they exist, `model` once it is loaded, and
-    `progress`."""
+    """The server's state. One writer: the composition root, which sets `core` and `executors` once they exist, `model` once it
+    is loaded, and `progress`."""
 
     names: tuple[str, ...]
     metrics: Metrics
     core: CoreLike | None = None
     executors: ExecutorsLike | None = None
-    """The live ones."""
+    """Registry of the live executors."""
     executor_names: tuple[str, ...] = ()
-    """What `--executor` can name in short."""
+    """Short names that `--executor` accepts."""
     model: ServedModel | None = None
     judge: GrammarJudgeLike | None = None
-    """Of grammars; there once the model is."""
+    """Validator of grammars; set with the model."""
     progress: Progress | None = None
-    """While loading. Written from the threads that load; a reader sees one or the next."""
+    """Progress while loading. Written from the loading threads; a reader sees a complete value, the old or the new one."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
-    """What messages and deltas call reasoning: both names are in use."""
+    """Names of the reasoning field in messages and deltas: both are in use."""
     recovery_timeout: float = DEFAULTS.recovery_timeout
     write_timeout: float = DEFAULTS.write_timeout
-    """Seconds in which a client must have taken something of what is sent to it, or its connection is closed."""
+    """Time within which a client must read some of the data sent to it, or its connection is closed, in seconds."""
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     threads: FencedThreads = field(default_factory=FencedThreads)
@@ -166,8 +166,8 @@ class ServerState:
         self.metrics.watch_stage(lambda: self.stage()[0])
 
     def stage(self) -> tuple[Stage, str]:
-        """What the server is doing, and a word more on it. Called at least once a second by the composition root, which
-        is how the start of a recovery is known."""
+        """The server's stage, and a detail of it. The composition root calls it at least once a second, so that the start of a
+        recovery is noticed."""
         stats = self.core.stats() if self.core is not None else None
         if stats is None or (stats.stage is Stage.READY and self.model is None):
             stage, detail = Stage.LOADING, ""
@@ -182,14 +182,14 @@ class ServerState:
         return stage, detail
 
     def recovering_for(self) -> float:
-        """Seconds since the recovery that is going on was first seen, else 0."""
+        """Seconds since the current recovery was first noticed, 0 without one."""
         return 0.0 if self._recovering_since is None else self.clock() - self._recovering_since
 
     def require(self, name: str | None, *, generating: bool = False) -> tuple[ServedModel, str]:
-        """The model for a request, which is to be `generating` tokens or not, and the name to answer with.
+        """The model for a request and the name to answer with. `generating`: the request needs a model that generates tokens.
 
-        Raises ModelNotFound for a name that is not served, Unavailable while there is no model yet, InvalidRequest where it
-        cannot generate. A request that names none means the one there is.
+        Raises ModelNotFound for a name that is not served, Unavailable while the model loads, InvalidRequest if the model
+        cannot generate. A request without a name gets the served model.
         """
         if name and name not in self.names:
             served = ", ".join(f"'{one}'" for one in self.names)

@@ -1,4 +1,4 @@
-"""What one choice of a chat becomes: its text taken apart into reasoning, text and tool calls, streamed or whole."""
+"""One choice of a chat on the wire: its text split into reasoning, text and tool calls, streamed or whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Piece = Thought | Event
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers of one call are read. `place` is where they begin; `token_bytes` has nothing for tokens that are not
-    shown; `hidden` is notation that is special tokens, which no client sees; with `include_reasoning` False reasoning is
-    taken out and left away."""
+    """How the answers of one call are parsed. `place`: where they begin. `token_bytes`: empty for tokens that are not shown.
+    `hidden`: notation that consists of special tokens, which no client sees. With `include_reasoning` False, reasoning is
+    removed from the answer."""
 
     notation: ModelNotation
     choice: ToolChoice
@@ -31,18 +31,18 @@ class Reading:
 
     @property
     def calls(self) -> bool:
-        """True if calls are looked for."""
+        """True if the answers are searched for calls."""
         return self.notation.tools is not None and self.choice.mode != "none"
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """Notation that is looked for."""
+        """The notation that the parsers search for."""
         tools, reasoning = self.notation.tools, self.notation.reasoning
         return (*(tools.literals if tools and self.calls else ()), *(reasoning.literals if reasoning else ()))
 
     @property
     def ends_itself(self) -> bool:
-        """True if the answer is over with its first call."""
+        """True if the answer ends with its first call."""
         return self.calls and not self.choice.several
 
     def parsers(self) -> Parsers:
@@ -62,7 +62,7 @@ class Reading:
         return None if reasoning is None else ReasoningTokens(reasoning, self.place, self.token_bytes)
 
     def end_of_first_call(self) -> Callable[[str], bool]:
-        """Told the text as it comes, says when the first call is complete."""
+        """Function that takes the generated text in pieces and returns whether the first call is complete."""
         parsers = self.parsers()
 
         def ends(text: str) -> bool:
@@ -73,7 +73,7 @@ class Reading:
 
 
 class Parsers:
-    """Reasoning first, calls in what is left. One writer: whoever calls `push`."""
+    """Parses reasoning first, then calls in the remaining text. One writer: the caller of `push`."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, one_call: bool) -> None:
         self._reasoning = reasoning
@@ -82,26 +82,26 @@ class Parsers:
 
     @property
     def plain(self) -> bool:
-        """True if all text that comes is shown as it is."""
+        """True if all further text is shown unchanged."""
         return self._tools is None and (self._reasoning is None or self._reasoning.is_over)
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """Number of calls that have begun."""
         return 0 if self._tools is None else self._tools.num_calls
 
     @property
     def all_finished(self) -> bool:
-        """At least one call, and none without its end."""
+        """True if there is at least one call and every call is complete."""
         return self._tools is not None and 0 < self._tools.num_calls == self._tools.num_finished
 
     @property
     def done(self) -> bool:
-        """True if nothing that comes is shown: there may be one call, and it is complete."""
+        """True if no further text is shown: only one call is allowed, and it is complete."""
         return self._one_call and self._tools is not None and self._tools.num_finished > 0
 
     def push(self, text: str, last: bool = False) -> list[Piece]:
-        """More text, the `last` of the choice or not; returns what is certain by now, in order."""
+        """Take more text; `last` marks the end of the choice. Returns the pieces that are certain by now, in order."""
         if self._reasoning is None:
             pieces: list[Thought | str] = [text]
         else:
@@ -129,7 +129,7 @@ class Parsers:
 
 
 class Answer:
-    """What one choice has become so far. One writer: the task that reads the generation."""
+    """One choice so far. One writer: the task that reads the generation."""
 
     def __init__(self, index: int, reading: Reading) -> None:
         self.index = index
@@ -146,16 +146,16 @@ class Answer:
 
     @property
     def plain(self) -> bool:
-        """True if all text that comes is shown as it is, and no token is counted apart."""
+        """True if all further text is shown unchanged and no token is counted as reasoning."""
         return self._parsers.plain
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far."""
+        """Number of reasoning tokens so far."""
         return 0 if self._counter is None else self._counter.count
 
     def pieces(self, delta: TextDelta) -> list[Piece]:
-        """The delta's text taken apart."""
+        """The delta's text, split into pieces."""
         if self._counter is not None:
             self._counter.push(delta.token_ids)
         pieces = self._parsers.push(delta.text, delta.finish_reason is not None)
@@ -164,9 +164,9 @@ class Answer:
         return [piece for piece in pieces if not isinstance(piece, Thought)]
 
     def reason(self, engine_reason: str) -> str:
-        """The finish reason a client sees.
+        """The finish reason that the client sees.
 
-        A call that the client named ends with "stop", as OpenAI and vLLM have it: whether one was made is no news.
+        A call that the client named ends with "stop", as with OpenAI and vLLM: the client knows that there is a call.
         """
         named = self._reading.choice.mode == "named"
         # One that a stop string cut off is not to be carried out.
@@ -174,7 +174,7 @@ class Answer:
         return "tool_calls" if calls and engine_reason == "stop" else engine_reason
 
     def take(self, delta: TextDelta) -> None:
-        """Keep a delta for the whole answer."""
+        """Add a delta to the whole answer."""
         for piece in self.pieces(delta):
             match piece:
                 case str():
@@ -192,7 +192,7 @@ class Answer:
             self._stop_reason = delta.stop_reason
 
     def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
-        """The choice's message. Keys without a value are left out where clients expect that."""
+        """The choice's message. Keys without a value are omitted where clients expect it."""
         text, thoughts = "".join(self._text), "".join(self._thoughts)
         empty = None if self._calls or thoughts else ""
         message: dict[str, Any] = {"role": "assistant", "content": text or empty, "refusal": None}
@@ -206,7 +206,7 @@ class Answer:
 
     @property
     def finish(self) -> dict[str, Any]:
-        """Why the choice ended."""
+        """The reason why the choice ended."""
         return {"finish_reason": self._finish, "stop_reason": self._stop_reason}
 
     @property

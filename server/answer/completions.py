@@ -1,4 +1,4 @@
-"""What the choices of a completion become, whole and in chunks."""
+"""Choices of a completion on the wire, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.schemas.completions import CompletionRequest
 
 
 class CompletionProgress:
-    """What one choice has become so far. One writer: the task that reads the generation."""
+    """One choice so far. One writer: the task that reads the generation."""
 
     def __init__(self, index: int, body: CompletionRequest, side: PromptSide) -> None:
         self.index = index
@@ -19,7 +19,7 @@ class CompletionProgress:
         self._body = body
         self._wire = CompletionChoice(index)
         self._begun = not (side.echo or body.return_token_ids or body.echoed_logprobs is not None)
-        """False while the stream has not shown what stands before the generated text."""
+        """Whether the stream has sent the parts that precede the generated text."""
         self._text: list[str] = []
         self._logprobs_so_far = CompletionLogprobs()
         self._logprob_sum, self._logprob_count = 0.0, 0
@@ -29,11 +29,11 @@ class CompletionProgress:
 
     @property
     def mean_logprob(self) -> float:
-        """Per generated token, the one that ended the choice included."""
+        """The mean logprob per generated token, including the token that ended the choice."""
         return self._logprob_sum / self._logprob_count if self._logprob_count else -float("inf")
 
     def take(self, delta: TextDelta) -> int:
-        """Keep a delta for the whole answer; returns how many bytes its logprobs take."""
+        """Add a delta to the whole answer; returns the size of its logprobs in bytes."""
         delta = self._counted(delta)
         self._text.append(delta.text)
         self._ids.extend(delta.token_ids)
@@ -45,8 +45,8 @@ class CompletionProgress:
         return 0 if self._body.logprobs is None else self._add(self._logprobs_so_far, tokens)
 
     def answer(self, index: int) -> list[bytes]:
-        """The whole choice as number `index` of the answer, encoded, in pieces; what it repeats of its prompt is the same object
-        in all choices."""
+        """The whole choice as number `index` of the answer, encoded, in pieces; the repeated part of the prompt is the same
+        object in all choices."""
         side = self.side
         logprobs = b"null"
         if self._body.logprobs is not None:
@@ -63,7 +63,7 @@ class CompletionProgress:
         return [*pieces, b"}"]
 
     def piece(self, delta: TextDelta) -> bytes:
-        """The choice in a chunk, encoded; empty where there is nothing to tell."""
+        """The choice of a chunk, encoded; empty if there is nothing to send."""
         delta = self._counted(delta)
         body, side, first = self._body, self.side, not self._begun
         self._begun = True
@@ -89,7 +89,7 @@ class CompletionProgress:
         return to.add(tokens, self._body.logprobs or 0, as_ids, len(self.side.echo))
 
     def _counted(self, delta: TextDelta) -> TextDelta:
-        """The delta; of one that `max_tokens` 0 only had computed, its end."""
+        """The delta; with `max_tokens` 0, only its end, without the token that was computed."""
         if self._body.output_limit != 0:
             return delta
         return TextDelta(self.index, "", finish_reason=delta.finish_reason and "length")

@@ -1,4 +1,4 @@
-"""What a model's answers are written in: how it calls tools, how it marks reasoning, and which of that is special tokens."""
+"""The notation of a model's answers: its format of tool calls, its reasoning tags, and which of these are special tokens."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from server.templates.template import ChatTemplate
 log = structlog.get_logger("server")
 
 NONE = "none"
-"""The name that switches a parser off."""
+"""Name that disables a parser."""
 JSON = "json"
-"""The name of the notation of forced calls where the model's own is unknown."""
+"""Name of the notation of forced calls if the model's own is unknown."""
 _SINGLE = "only supports single tool-calls"
-"""Of the message with which templates of Llama 3 refuse."""
+"""Part of the message with which Llama 3 templates refuse a second call."""
 
 
 class _Tokens(Protocol):
-    """The part of `engine.text.tokenizer.Tokenizer` that is asked here."""
+    """The part of `engine.text.tokenizer.Tokenizer` that this module uses."""
 
     @property
     def added_tokens(self) -> Mapping[str, int]: ...
@@ -37,10 +37,10 @@ class _Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelNotation:
-    """`tools` is None where calls are not looked for: the operator has it so, or, with `unknown`, the chat template shows
-    tools and no notation of calls that is known. `tokens`: notation that is one token of the model, and its id. `special`:
-    those of them that are special. `single_calls`: the chat template refuses a conversation with two calls in one message,
-    so none is made."""
+    """`tools` is None if answers are not searched for calls: the operator disabled this, or (with `unknown`) the chat template
+    shows tools but no known notation of calls. `tokens`: ids of the notation's literals that are single tokens of the model.
+    `special`: those of them that are special tokens. `single_calls`: the chat template refuses a conversation with two calls
+    in one message, so the model makes at most one."""
 
     tools: ToolNotation | None = field(default_factory=lambda: Hermes("hermes"))
     reasoning: ReasoningNotation | None = None
@@ -50,17 +50,17 @@ class ModelNotation:
     unknown: bool = False
 
     def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
-        """Ids of those of these literals that are special tokens."""
+        """Ids of the literals that are special tokens."""
         return frozenset(self.tokens[one] for one in literals if one in self.special)
 
     def for_calls(self, forced: bool) -> ModelNotation:
-        """The notation of one request. A forced call is written by its grammar, whatever the model is used to: where the
-        model's own notation is unknown, as plain JSON."""
+        """The notation of one request. The grammar determines the form of a forced call: plain JSON if the model's own
+        notation is unknown."""
         return replace(self, tools=Llama3Json(JSON)) if forced and self.unknown else self
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For whoever operates the server."""
+        """The facts that the log and GET /v1/models show."""
         return {
             "tool_calls": self.tools.name if self.tools else NONE,
             "tool_calls_stay_text": self.tools is None,
@@ -76,9 +76,9 @@ def model_notation(
     *,
     asks: bool = True,
 ) -> ModelNotation:
-    """What the operator named (`--tool-call-parser`, `--reasoning-parser`), else what the chat template shows. With `asks`
-    False the template is not rendered, and calls that the operator did not name are unknown. Renders: call it behind a
-    fence."""
+    """The notation that the operator named (`--tool-call-parser`, `--reasoning-parser`), else that of the chat template. With
+    `asks` False the template is not rendered, and the tool format is unknown unless the operator named it. Rendering may not
+    terminate: call it on a fenced thread."""
     added = tokenizer.added_tokens
     text = "" if template is None else "\n".join(template.sources.values())
     shows_tools = template is not None and template.reads_tools
@@ -96,10 +96,10 @@ def model_notation(
     found = ModelNotation(
         tools, thinks, tokens, special, _SINGLE in text, unknown=shows_tools and name is None
     )
-    log.info("notation of answers", **found.facts)
+    log.info(f"tool format {found.facts['tool_calls']}", **found.facts)
     if found.unknown:
         log.warning(
-            "the chat template shows no tool format that is known: calls stay text",
+            "the chat template shows no known tool format: calls stay text",
             known=", ".join(registry.TOOL_PARSERS),
             flag="--tool-call-parser",
         )

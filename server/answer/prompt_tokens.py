@@ -1,4 +1,4 @@
-"""What is told of a prompt's own tokens, encoded: once, however many choices show it."""
+"""The echo, logprobs and ids of a prompt's own tokens, encoded once for any number of choices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from server.answer.wire import CompletionLogprobs, encode, prompt_logprobs_objec
 from server.schemas.completions import CompletionRequest
 
 _AT_ONCE = 1024
-"""Prompt tokens that are encoded before others may run: some milliseconds."""
+"""Number of prompt tokens encoded before other tasks may run: a few milliseconds."""
 
 
 class PromptSide:
-    """One prompt as its choices show it. `echo` is the text that they begin with, empty without `echo`; it ends with the
-    first `end` of the `ids`: what is behind, and some that are before, the tokenizer has added. One writer: the task that
-    reads the generation."""
+    """One prompt as its choices show it. `echo`: the text that they begin with, empty if not requested; it covers the first
+    `end` of the `ids`. The tokenizer has added the ids after it, and some before. One writer: the task that reads the
+    generation."""
 
     def __init__(
         self, body: CompletionRequest, ids: Sequence[int], echo: str = "", end: int | None = None
@@ -25,26 +25,26 @@ class PromptSide:
         self.ids = ids
         self.echo = echo
         self.logprobs: CompletionLogprobs | None = None
-        """Of the prompt's tokens, once they are known and if choices show them."""
+        """Logprobs of the prompt's tokens, once they are known and if choices show them."""
         self.prompt_logprobs: bytes | None = None
-        """vLLM's form of the same, encoded."""
+        """The same logprobs in vLLM's form, encoded."""
         self.complete = body.num_prompt_logprobs is None
-        """True if nothing is missing that choices show of their prompt."""
+        """Whether every part of the prompt that choices show is known."""
         self._body = body
         self._end = len(ids) if end is None else end
 
     @cached_property
     def encoded_echo(self) -> bytes:
-        """`echo` as it stands inside of a JSON string."""
+        """`echo` as the inside of a JSON string."""
         return encode(self.echo)[1:-1]
 
     @cached_property
     def encoded_ids(self) -> bytes:
-        """`ids`, a JSON list."""
+        """`ids` as a JSON list."""
         return encode(self.ids)
 
     async def take(self, delta: TextDelta) -> None:
-        """Encode what a delta tells of the prompt, once for all choices."""
+        """Encode the prompt's part of a delta, once for all choices."""
         tokens = delta.prompt_logprobs
         if tokens is None:
             return

@@ -1,10 +1,10 @@
-"""What a model thinks before it answers: `<think>` ... `</think>`, told apart from the answer as it is generated.
+"""Reasoning before an answer: `<think>` ... `</think>`, separated from the answer as it is generated.
 
     prompt: ...assistant\n            answer: <think>\nHm.\n</think>\n\nYes.    reasoning "Hm.", text "Yes."
     prompt: ...assistant\n<think>\n   answer: Hm.\n</think>\n\nYes.             the prompt has opened the block
     prompt: ...<think>\n\n</think>\n\n  answer: Yes.                          the prompt has closed it: text only
 
-The tags and the blanks beside them are notation, shown to nobody. A block that is never closed is reasoning to its end.
+The tags and the blanks beside them are notation and are not shown. A block that is never closed is reasoning to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 from server.grammar.lark import Lark
 
 _TAIL = 64
-"""Tokens at the end of a prompt that may hold a tag; with a byte per token there are eight to one, and blanks."""
+"""Number of tokens at the end of a prompt that may hold a tag; with a byte per token a tag has eight, besides blanks."""
 _BLANKS = " \t\n\r\v\f"
 _BLANKS_AFTER = "/[ \\n]{0,4}/"
 
@@ -32,17 +32,17 @@ class Place(Enum):
     """Where an answer begins."""
 
     UNDECIDED = "undecided"
-    """It may begin with a block."""
+    """The answer may begin with a block."""
     INSIDE = "inside"
     """The block is open already."""
     AFTER = "after"
-    """There is none, or it is closed already."""
+    """There is no block, or it is closed already."""
 
 
 @dataclass(frozen=True)
 class ReasoningNotation:
-    """How a kind of model marks reasoning. `assumed`: an answer is reasoning until the closing tag even where nothing has
-    opened the block; such models leave the tag out at times."""
+    """The reasoning tags of a kind of model. `assumed`: an answer is reasoning until the closing tag even without an opening
+    tag; such models sometimes omit it."""
 
     name: str
     opening: str = "<think>"
@@ -51,14 +51,14 @@ class ReasoningNotation:
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """Notation that may be special tokens of a model."""
+        """The tags, which may be special tokens of a model."""
         return (self.opening, self.closing)
 
     def place(
         self, decode: Callable[[list[int]], str], prompt: Sequence[int], continued: str | None
     ) -> Place:
-        """Where an answer to this prompt begins. `decode` gives the text of ids with special tokens; `continued` is the
-        text of the message that is gone on with, None where an answer of its own begins."""
+        """The place where an answer to this prompt begins. `decode` gives the text of ids with special tokens; `continued` is
+        the text of the message that the answer continues, None for a new message."""
         if continued is not None:
             opened = continued.rfind(self.opening) > continued.rfind(self.closing)
             return Place.INSIDE if opened else Place.AFTER
@@ -70,7 +70,7 @@ class ReasoningNotation:
         return Place.INSIDE if self.assumed else Place.UNDECIDED
 
     def lark(self, lark: Lark, place: Place, answer: str) -> str:
-        """An expression for reasoning, as far as it is still to come, and then `answer`."""
+        """A Lark expression for the reasoning that is still to come, followed by `answer`."""
         if place is Place.AFTER:
             return answer
         body = lark.text_before("thought", self.closing)
@@ -88,11 +88,11 @@ REASONING: Mapping[str, ReasoningNotation] = {
         ReasoningNotation("mistral", "[THINK]", "[/THINK]"),
     )
 }
-"""By the names that `--reasoning-parser` knows, which are vLLM's."""
+"""Reasoning notations by the names that `--reasoning-parser` accepts, which are vLLM's."""
 
 
 def detected(template: str) -> ReasoningNotation | None:
-    """What a chat template shows. A template never says that a tag is assumed: that is left to the operator."""
+    """The notation that a chat template shows. A template never says that a tag is assumed: the operator does."""
     for name in ("qwen3", "mistral"):
         if REASONING[name].closing in template:
             return REASONING[name]
@@ -100,7 +100,7 @@ def detected(template: str) -> ReasoningNotation | None:
 
 
 class ReasoningParser:
-    """Takes one choice's text apart. One writer: whoever calls `push` and `finish`."""
+    """Splits one choice's text. One writer: the caller of `push` and `finish`."""
 
     def __init__(self, notation: ReasoningNotation, place: Place) -> None:
         self.place = place
@@ -108,18 +108,18 @@ class ReasoningParser:
         self._held = ""
         """Text that may be a tag, or blanks beside one."""
         self._leading = True
-        """Nothing but blanks has come since the answer or the block began, or ended."""
+        """Whether only blanks have come since the answer began, or since the block began or ended."""
         self._may_open = place is Place.INSIDE
         self._answered = place is Place.AFTER
-        """Blanks at the beginning of the answer belong to it: no block is before them."""
+        """Whether blanks at the beginning of the answer belong to it, because no block precedes them."""
 
     @property
     def is_over(self) -> bool:
-        """True if all text that comes is the answer's."""
+        """True if all further text belongs to the answer."""
         return self._answered
 
     def push(self, text: str) -> list[Thought | str]:
-        """More text; returns what is certain by now, in order."""
+        """Take more text; returns the pieces that are certain by now, in order."""
         if self._answered:
             return [text] if text else []
         self._held += text
@@ -133,7 +133,7 @@ class ReasoningParser:
         return pieces
 
     def finish(self) -> list[Thought | str]:
-        """The choice ended: what was held back is no tag."""
+        """End the choice; returns the held-back text, which is not a tag."""
         held, self._held = self._held, ""
         if not held or self._answered:
             return []
@@ -181,10 +181,10 @@ class ReasoningParser:
 
 
 class ReasoningTokens:
-    """Counts the tokens of one choice that are reasoning: all from the first on up to the one that completes the closing
-    tag, tags included; none where there is no block. `raw` gives the bytes of a token that is text, nothing for others.
+    """Counts the reasoning tokens of one choice: from the first token to the one that completes the closing tag, tags
+    included; 0 without a block. `raw` gives the bytes of a text token, and none for other tokens.
 
-    By tokens and not by text: it holds also where a character, or a tag, is spread over several.
+    It works on tokens, not on text, so a character or a tag may be spread over several tokens.
     """
 
     def __init__(self, notation: ReasoningNotation, place: Place, raw: Callable[[int], bytes]) -> None:
@@ -195,10 +195,10 @@ class ReasoningTokens:
         self._closing = notation.closing.encode()
         self._seen = b""
         self._waiting = 0
-        """Tokens of which it is not known yet whether they open a block."""
+        """Number of tokens that may or may not open a block."""
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """More tokens of the choice."""
+        """Take more tokens of the choice."""
         for token_id in token_ids:
             if self._place is Place.AFTER:
                 return
@@ -223,7 +223,7 @@ class ReasoningTokens:
 
 
 def _partial(text: str, tag: str) -> int:
-    """How many characters at the end may be the beginning of the tag."""
+    """Number of characters at the end of the text that may begin the tag."""
     if tag[0] not in text[-len(tag) :]:
         return 0
     for length in range(min(len(tag) - 1, len(text)), 0, -1):

@@ -1,5 +1,5 @@
-"""Responses as bytes. Everything in a stream that stays the same is encoded once, the rest by msgspec: no model objects
-per chunk."""
+"""Responses as bytes. The constant parts of a stream are encoded once, the rest by msgspec, without model objects per
+chunk."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from server.answer.tools.events import CallArguments, CallBegun
 encode = msgspec.json.encode
 
 _LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity; OpenAI and vLLM send this for a token that cannot be."""
+"""Logprob of an impossible token: JSON has no infinity, and OpenAI and vLLM send this number."""
 
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Token counts in OpenAI's form; the details are always there. `reasoning_tokens` are part of those generated."""
+    """Token counts in OpenAI's form, always with details. `reasoning_tokens` are part of the generated tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -31,7 +31,7 @@ def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> dict[str, Any]:
-    """The `logprobs` of a chat choice or chunk; `as_ids` writes tokens by their numbers."""
+    """The `logprobs` of a chat choice or chunk; `as_ids` writes tokens as their ids."""
     content = [
         {
             "token": _name(one.token.token_id, one.text, as_ids),
@@ -48,8 +48,8 @@ def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> dict[str
 
 
 class ChatLogprobs:
-    """The `logprobs` of a chat choice, encoded as its tokens come: a third of what the tokens take as objects, and no long pause
-    for everybody else at the end."""
+    """The `logprobs` of a chat choice, encoded as its tokens come: this takes a third of the memory of the objects, and avoids
+    a long pause at the end."""
 
     __slots__ = ("_pieces",)
 
@@ -57,7 +57,7 @@ class ChatLogprobs:
         self._pieces: list[bytes] = []
 
     def add(self, tokens: Sequence[TokenText], as_ids: bool = False) -> int:
-        """Append tokens; returns how many bytes they take."""
+        """Append tokens; returns their encoded size in bytes."""
         if not tokens:
             return 0
         self._pieces.append(encode(chat_logprobs(tokens, as_ids)["content"])[1:-1])
@@ -69,7 +69,7 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a completion choice or chunk, encoded piece by piece: those of a prompt are encoded once and stand
+    """The `logprobs` of a completion choice or chunk, encoded piece by piece: those of a prompt are encoded once and placed
     at the beginning of each of its choices."""
 
     __slots__ = ("_arrays",)
@@ -87,8 +87,8 @@ class CompletionLogprobs:
         base: int = 0,
         most: int | None = None,
     ) -> int:
-        """Append tokens, each with so many alternatives; returns how many bytes they take. Their offsets begin at `base` and lie
-        between 0 and `most`. The first token of a prompt has no logprob: it is null in the arrays."""
+        """Append tokens, each with so many alternatives; returns their encoded size in bytes. Their offsets begin at `base` and
+        lie between 0 and `most`. The first token of a prompt has no logprob: it is null in the arrays."""
         if not tokens:
             return 0
         offsets = [max(0, base + one.offset) for one in tokens]
@@ -103,7 +103,7 @@ class CompletionLogprobs:
         return sum(len(array[-1]) for array in self._arrays)
 
     def encoded(self, before: CompletionLogprobs | None = None) -> bytes:
-        """The object; `before` is what stands in front, such as the prompt's part."""
+        """The object; `before` holds the logprobs that precede it, such as the prompt's."""
         members = []
         for number, name in enumerate(self._NAMES):
             pieces = [*(before._arrays[number] if before else ()), *self._arrays[number]]
@@ -112,12 +112,12 @@ class CompletionLogprobs:
 
 
 def _name(token_id: int, text: str, as_ids: bool) -> str:
-    """How a token is written: as its text, or, so that no two look the same, by its number as vLLM does."""
+    """The string for a token: its text or, to keep all tokens distinct, its id in vLLM's form."""
     return f"token_id:{token_id}" if as_ids else text
 
 
 def _top_of(one: TokenText, alternatives: int, as_ids: bool) -> dict[str, float]:
-    """Alternatives by text, the sampled token among them. Two tokens may look the same: the more likely one is kept."""
+    """Alternatives by text, including the sampled token. Of two tokens with the same text the more likely one is kept."""
     top: dict[str, float] = {}
     listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
     for (id_, logprob), (text, _, _) in listed:
@@ -129,8 +129,8 @@ def _top_of(one: TokenText, alternatives: int, as_ids: bool) -> dict[str, float]
 def prompt_logprobs_object(
     tokens: Sequence[TokenText], alternatives: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """The `prompt_logprobs` of these tokens in vLLM's form: null for one without a logprob, else the token itself and the
-    most likely alternatives, by token id. The rank counts from 1; it is null where the executor does not tell it."""
+    """The `prompt_logprobs` of these tokens in vLLM's form: null for a token without a logprob, else the token itself and the
+    most likely alternatives, by token id. The rank counts from 1; it is null if the executor does not report it."""
     found: list[dict[str, dict[str, Any]] | None] = []
     for one in tokens:
         if one.token.logprob is None:
@@ -174,8 +174,8 @@ class Chunks:
     def chunk(
         self, choice: bytes, usage: Usage | None = None, extra: bytes = b"", reasoning_tokens: int = 0
     ) -> bytes:
-        """One event. `choice` is an encoded choice or empty; `usage` rides along where it was asked for; `extra` is
-        encoded members that follow the choices, each with a comma before it."""
+        """One event. `choice` is an encoded choice or empty; `usage` is included if requested; `extra` is encoded members
+        that follow the choices, each with a comma before it."""
         if usage is None:
             return self._head + choice + b"]" + extra + b"}\n\n"
         told = encode(usage_object(usage, reasoning_tokens))
@@ -215,8 +215,8 @@ class ChatChoice:
 
 
 def delta_members(piece: Piece, reasoning_fields: Sequence[str]) -> dict[str, Any]:
-    """A piece of an answer as members of a delta. Clients add up strings: a call's id and name are sent once, with its
-    beginning, its arguments in fragments."""
+    """A piece of an answer as members of a delta. Clients concatenate strings: a call's id and name are sent once, with its
+    beginning, and its arguments in fragments."""
     match piece:
         case str():
             return {"content": piece}
@@ -249,8 +249,8 @@ class CompletionChoice:
         echo: bytes = b"",
         prompt_token_ids: bytes | None = None,
     ) -> bytes:
-        """Text with whatever else there is; `logprobs` and `prompt_token_ids` are encoded, and so is `echo`, the inside of a
-        string that the text goes on with."""
+        """Text with all other members; `logprobs` and `prompt_token_ids` are encoded, and so is `echo`, the inside of a JSON
+        string that precedes the text."""
         rest: dict[str, Any] = {"finish_reason": finish_reason}
         if finish_reason is not None:
             rest["stop_reason"] = stop_reason

@@ -1,1 +1,1 @@
-"""What a model's own files say of how it is to be used: sampling defaults, pooling."""
+"""Defaults from a model's own files: sampling settings, pooling."""

@@ -1,6 +1,6 @@
-"""Where sampling defaults come from: `--generation-config` and `--override-generation-config`, with vLLM's meanings.
+"""Sources of sampling defaults: `--generation-config` and `--override-generation-config`, with vLLM's meanings.
 
-    auto            generation_config.json of the model, where it has one
+    auto            generation_config.json of the model, if it has one
     none, vllm      neutral defaults: OpenAI's
     a directory     generation_config.json there; its end tokens count beside the model's own
 
@@ -20,7 +20,7 @@ from server.defaults.sampling import FILE, SamplingDefaults
 
 AUTO = "auto"
 NEUTRAL = ("none", "vllm")
-"""The second is what people bring along."""
+"""Names of the neutral defaults; the second is vLLM's."""
 NOT_USED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (1,)),
     **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
@@ -33,14 +33,14 @@ NOT_USED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("watermarking_config", "dola_layers", "top_h", "max_time"), ()),
 }
-"""Settings of generation_config.json that change an answer and are not used here, with the values at which they do not."""
+"""Settings of generation_config.json that change an answer and are not supported, with the values at which they do not."""
 _OVERRIDE = "--override-generation-config"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """What was chosen: the defaults of requests, and end tokens that the tokenizer's directory does not know. `warnings`: what
-    in the files is not used, a sentence each."""
+    """The chosen defaults of requests, and end tokens that the tokenizer's directory does not list. `warnings`: settings in the
+    files that are not used, a sentence each."""
 
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
@@ -48,7 +48,7 @@ class GenerationConfig:
 
 
 def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> GenerationConfig:
-    """Read what the two flags name. Raises ConfigError, one line naming the file or the flag."""
+    """Read the defaults that the two flags select. Raises ConfigError with one line that names the file or the flag."""
     models = model_dir / FILE
     own = read_json(models)
     ends, warnings = end_tokens(own.get("eos_token_id"), str(models))
@@ -70,7 +70,7 @@ def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> Generat
 
 
 def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
-    """A sentence that names settings which change what transformers generates and are not used here."""
+    """A sentence that names the settings which change the output of transformers and are not supported here."""
     found = [
         name
         for name, neutral in NOT_USED.items()

@@ -1,7 +1,7 @@
-"""Which of a prompt's hidden states make its embedding, when the request does not say.
+"""The default pooling: which of a prompt's hidden states make its embedding if the request does not say.
 
-Models made for embeddings by sentence-transformers tell it: modules.json lists their steps, and 1_Pooling/config.json has a
-switch for each kind of pooling. A model without these files gets its last token's state, which has read all the others.
+Models of sentence-transformers declare it: modules.json lists their steps, and 1_Pooling/config.json has a switch for each
+kind of pooling. A model without these files uses its last token's state, which has attended to all the others.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from executors.contract import ConfigError
 
 _KINDS = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""Steps of a model that are done here, by the last part of their types."""
+"""Steps of a model that are supported, by the last part of their types."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultPooling:
-    """`kind` is "last" or "mean"; None where the model has one that does not exist here, and `reason` says so."""
+    """`kind` is "last" or "mean"; None if the model's own kind is not supported, and then `reason` says why."""
 
     kind: str | None = "last"
     reason: str = ""
 
 
 def default_pooling(directory: Path) -> DefaultPooling:
-    """What a model directory says of pooling. Raises ConfigError, naming the file, for one that cannot be read."""
+    """The pooling that a model directory declares. Raises ConfigError, naming the file, if a file cannot be read."""
     modules = _read(directory / "modules.json", list)
     types = [str(one.get("type")).rpartition(".")[2] for one in modules or () if isinstance(one, dict)]
     if other := [name for name in types if name not in _MODULES]:
@@ -48,7 +48,7 @@ def default_pooling(directory: Path) -> DefaultPooling:
 
 
 def _read(path: Path, kind: type) -> Any:
-    """The file's content, None where there is no such file."""
+    """The file's content, None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a request that leaves sampling fields out gets: the model's own defaults, checked before they reach the engine."""
+"""Defaults for sampling fields that a request omits: the model's own, checked before they reach the engine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class SamplingDefaults:
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any], origin: str = FILE) -> SamplingDefaults:
-        """From the values of generation_config.json, which have the ranges of a request's own.
+        """Defaults from the values of generation_config.json, which have the same ranges as a request's fields.
 
-        Raises ConfigError naming `origin` and the field: a value that no request may have would fail every request.
+        Raises ConfigError naming `origin` and the field: a value outside its range would fail every request.
         """
         temperature = _number(generation_config, "temperature", 0, MAX_TEMPERATURE, origin)
         top_p = _number(generation_config, "top_p", 0, 1, origin)

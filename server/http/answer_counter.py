@@ -13,7 +13,7 @@ first event misses that event."""
 
 
 def counter(metrics: Metrics, endpoints: Endpoints) -> Answered:
-    """Counts into the registry of `metrics`. Paths that are no endpoint have one label together: a client cannot make more."""
+    """Counts into the registry of `metrics`. All paths that are not endpoints share one label, so a client cannot add labels."""
     counted = Counter(
         "cohort_http_requests",
         "HTTP requests answered, by endpoint and status; a stream that fails counts with the status of its error.",

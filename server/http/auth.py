@@ -1,7 +1,7 @@
 """API keys. Pure ASGI: the check is made on `scope["path"]`, which is what routing uses, before anything reads the request.
 
-Without keys everything is open. With keys everything is closed but a short list: a route added later is protected unless
-it says otherwise here.
+Without keys every path is open. With keys every path needs one, except those of a short list below: a route added later is
+protected unless it is added to that list.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
 METRICS = "/metrics"
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
-"""Whose request is being answered: something of the key's hash, "" where no key is asked for."""
+"""Identity of the client whose request is being answered: a prefix of the key's hash, "" where no key is required."""
 _WANTED = "Give a valid API key: 'Authorization: Bearer KEY'."
 
 
 class KeyAuth:
-    """Middleware that wants one of `api_keys` in `Authorization: Bearer`, and `metrics_key` for /metrics if one is set.
+    """Middleware that requires one of `api_keys` in `Authorization: Bearer`, and `metrics_key` for /metrics if one is set.
 
-    Keys are kept hashed and compared in constant time; hashing first makes all of one length. A key that is not ASCII is
-    sent as UTF-8.
+    Keys are stored as hashes and compared in constant time; hashing gives all of them the same length. A key that is not
+    ASCII is sent as UTF-8.
     """
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str] = (), metrics_key: str | None = None) -> None:
@@ -36,7 +36,7 @@ class KeyAuth:
         self._metrics_keys = (_hash(metrics_key.encode("utf-8", "surrogateescape")),) if metrics_key else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401."""
+        """Pass the request on, or answer 401."""
         if scope["type"] == "http" and not self._may_pass(scope):
             response = http_error_response(401, _WANTED, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)

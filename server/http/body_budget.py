@@ -1,8 +1,8 @@
-"""Memory for bodies that are on their way, over all connections.
+"""Memory for request bodies that are still arriving, over all connections.
 
-Each body has a limit of its own, but that many times the number of connections is more than any machine has. While bodies hold
-more than the budget, the connections that fill it are not read from: TCP tells their clients to wait. The oldest body may
-always go on, so that one of them ends and makes room, however large a single body may be; it does not count.
+Each body has a limit of its own, but this limit times the number of connections exceeds the memory of any machine. While the
+bodies hold more than the budget, the server stops reading from the connections that fill it: TCP makes their clients wait. The
+oldest body is always read on, so that one body completes and makes room, however large it is; it does not count.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from uvicorn.protocols.http.flow_control import FlowControl
 BODY_BUDGET = 256 * 1024 * 1024
 """Bytes."""
 _PIECE = 256 * 1024
-"""Bytes that asyncio reads at a time: what a connection that may read again takes at least, before it can be told to wait."""
+"""Size of asyncio's reads in bytes: a connection that is resumed takes at least this much before it can be paused again."""
 
 
 class Flow(FlowControl):
-    """Uvicorn's switch for reading and writing, with a second reason not to read: there is no room. Uvicorn resumes reading
-    whenever a handler asks for more, and knows nothing of the second."""
+    """Uvicorn's flow control, with a second reason to pause reading: the budget is full. Uvicorn resumes reading whenever a
+    handler asks for more, and does not know the second reason."""
 
     no_room = False
 
     def pause_reading(self) -> None:
-        """Uvicorn has enough for now."""
+        """Pause reading on Uvicorn's behalf."""
         if not self.read_paused:
             self.read_paused = True
             if not self.no_room:
                 self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Uvicorn wants more."""
+        """Resume reading on Uvicorn's behalf, unless the budget is full."""
         if self.read_paused:
             self.read_paused = False
             if not self.no_room:
                 self._transport.resume_reading()
 
     def wait_for_room(self) -> None:
-        """Nothing is read until `go_on`."""
+        """Pause reading until `go_on`, because the budget is full."""
         if not self.no_room:
             self.no_room = True
             if not self.read_paused:
                 self._transport.pause_reading()
 
     def go_on(self) -> None:
-        """There is room."""
+        """Resume reading: the budget has room."""
         if self.no_room:
             self.no_room = False
             if not self.read_paused:
@@ -51,7 +51,7 @@ class Flow(FlowControl):
 
 
 class BodyBudget:
-    """Bytes of bodies whose requests were not handed on yet. One for a server; each connection is known by its Flow."""
+    """Bytes of bodies whose requests are still incomplete. A server has one budget; a connection is identified by its Flow."""
 
     def __init__(self, limit: int = BODY_BUDGET) -> None:
         self.limit = limit
@@ -60,8 +60,8 @@ class BodyBudget:
         self._waiting: dict[Flow, None] = {}
 
     def take(self, flow: Flow, size: int) -> bool:
-        """Count bytes that were read; without room for more, the connection is not read from. False where even twice the budget
-        is exceeded: each connection has read a piece before it can be told to wait, and there may be thousands."""
+        """Count bytes that were read, and pause the connection if the budget is full. False if even twice the budget is
+        exceeded: each connection reads a piece before it can be paused, and there may be thousands of connections."""
         self._held[flow] = self._held.get(flow, 0) + size
         self.total += size
         if self._room() > 0 or self._is_oldest(flow):
@@ -71,20 +71,20 @@ class BodyBudget:
         return self._room() > -self.limit
 
     def give(self, flow: Flow) -> None:
-        """Return all that the connection holds, and let others go on."""
+        """Release all bytes that the connection holds, and resume other connections."""
         if flow in self._held:
             self.total -= self._held.pop(flow)
             self._release(flow)
             self._wake()
 
     def take_ahead(self, size: int) -> bool:
-        """Count bytes of a request behind one that is being answered. It may stay there for long: it is never the oldest, and
-        never waits. False where there is no room."""
+        """Count bytes of a request queued behind one that is being answered. Such a request may stay there for long, so it is
+        never the oldest and never pauses its connection. False if there is no room."""
         self.total += size
         return self._room() > 0
 
     def give_ahead(self, size: int) -> None:
-        """Return such bytes."""
+        """Release bytes counted by `take_ahead`."""
         self.total -= size
         self._wake()
 
@@ -96,7 +96,7 @@ class BodyBudget:
         return next(iter(self._held), None) is flow
 
     def _wake(self) -> None:
-        """As many as can read a piece, the oldest first and always."""
+        """Resume as many connections as the budget has room for, the oldest always and first."""
         if not self._waiting:
             return
         self._release(next(iter(self._held)))

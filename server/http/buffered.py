@@ -1,4 +1,4 @@
-"""Answers that are not streamed: how much they may hold, and how large ones are sent."""
+"""Answers that are not streamed: the limit on their size, and how large ones are sent in pieces."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import InvalidRequest
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Of what one answer holds besides its generated text, encoded: logprobs (four million tokens and alternatives, all kept until
-the last token has come), and what each choice repeats of its prompt."""
+"""Limit in bytes on the encoded parts of one answer besides its generated text: logprobs (four million tokens and alternatives,
+all kept until the last token), and the part of its prompt that each choice repeats."""
 _PAUSE_INTERVAL = 0.005
-"""Seconds after which work that never had to wait lets others run."""
+"""Interval at which work that never waits yields to the event loop, in seconds."""
 _SEND_BYTES = 64 * 1024
-"""Smaller pieces are sent together: one `send` costs as much as copying these."""
+"""Size in bytes below which pieces are sent together: one `send` costs as much as copying these."""
 
 
 class AnswerBudget:
-    """What one answer may still take in. One writer: the task that collects it."""
+    """Bytes that one answer may still take in. One writer: the task that collects the answer."""
 
     def __init__(self) -> None:
         self._taken = 0
 
     def take(self, size: int, param: str) -> None:
-        """So many bytes more, which the field `param` asks for. Raises InvalidRequest where it is too much."""
+        """Count the bytes that the field `param` adds to the answer. Raises InvalidRequest if the answer becomes too large."""
         self._taken += size
         if self._taken > MAX_ANSWER_BYTES:
             message = (
@@ -38,20 +38,20 @@ class AnswerBudget:
 
 
 class YieldRegularly:
-    """Lets others run where much is done that waits for nothing. One writer: the task that does it."""
+    """Yields to the event loop at intervals during long work that never waits. One writer: the task that does the work."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
     async def pause(self) -> None:
-        """To be called after each piece of the work."""
+        """Yield if it is time. Call it after each piece of the work."""
         if time.monotonic() - self._since > _PAUSE_INTERVAL:
             await asyncio.sleep(0)
             self._since = time.monotonic()
 
 
 class ChunkedJSON(Response):
-    """JSON in pieces, of which some may stand in it many times: they are never put together as a whole, and others run
+    """JSON in pieces, some of them repeated many times. The pieces are never joined into one buffer, and other tasks run
     between one send and the next."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -60,7 +60,7 @@ class ChunkedJSON(Response):
         self.headers["content-length"] = str(sum(map(len, self._pieces)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as fast as the client reads."""
+        """Send the pieces as fast as the client reads."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         held = b""
         for body in _grouped(self._pieces):
@@ -72,7 +72,7 @@ class ChunkedJSON(Response):
 
 
 def _grouped(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Small ones joined, large ones as they are."""
+    """The pieces, with small ones joined and large ones unchanged."""
     small: list[bytes] = []
     size = 0
     for piece in pieces:

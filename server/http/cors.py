@@ -1,7 +1,7 @@
-"""Cross-origin requests: which web pages of other origins may call this server from a browser. None, unless told so.
+"""Cross-origin requests: which web pages of other origins may call this server from a browser. By default none may.
 
-Starlette's middleware answers in plain text, names origins it refuses, and leaves out answers made above it; this is a
-policy that the outermost middleware asks. What it does follows the Fetch standard (https://fetch.spec.whatwg.org).
+Starlette's middleware answers in plain text, names the origins it refuses, and misses the answers made above it. This policy is
+called by the outermost middleware instead, and follows the Fetch standard (https://fetch.spec.whatwg.org).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Pair = tuple[bytes, bytes]
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _EXPOSED = b"x-request-id, x-cohort-ignored, retry-after, x-should-retry"
 _MAX_AGE = "600"
-"""Seconds a browser may remember the answer to a preflight."""
+"""Time for which a browser may cache the answer to a preflight, in seconds."""
 _ANY = "*"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _MAX_HEADER_NAMES = 1024
 
 
 class Cors:
-    """Answers preflights, and adds headers to responses. With no `origins` it does neither."""
+    """Answers preflights and adds headers to responses. Without `origins` it does neither."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Cors:
         self._credentials = credentials
 
     def headers(self, scope: Scope) -> list[Pair]:
-        """What every response to this request carries."""
+        """Headers that every response to this request carries."""
         if not self._origins:
             return []
         everybody = _ANY in self._origins
@@ -59,8 +59,8 @@ class Cors:
         return found + vary
 
     def preflight(self, scope: Scope) -> Response | None:
-        """The answer to a browser that asks before it sends, None for any other request, and for origins that may not: they
-        are answered as if nobody had asked. A method or header that is not listed is the browser's to refuse."""
+        """The answer to a preflight of an allowed origin; None for any other request. A preflight of another origin is answered
+        like an ordinary request. The browser itself refuses a method or header that is not listed."""
         if scope["method"] != "OPTIONS" or not self._origins or self._origin(scope) is None:
             return None
         asked = Headers(scope=scope)
@@ -82,7 +82,7 @@ class Cors:
         return Response(status_code=204, headers=headers)
 
     def _origin(self, scope: Scope) -> str | None:
-        """The origin that asks, if it may."""
+        """The request's origin if it is allowed, else None."""
         given = Headers(scope=scope).getlist("origin")
         if len(given) != 1:
             return None

@@ -1,5 +1,5 @@
-"""Paths of requests: which endpoint of the API each one means. Metrics name endpoints by their templates, for paths are the
-clients' and there is no end to them.
+"""Paths of requests, and the endpoint of the API that each path means. Metrics label endpoints by their templates: clients
+choose the paths, and their number is unlimited.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from starlette.routing import BaseRoute, compile_path
 
 Answered = Callable[[str | None, int], None]
-"""Counts an answer, by the request's path (None: it never became known) and the status."""
+"""Function that counts an answer, by the request's path (None: the path never became known) and the status."""
 
 OTHER = "other"
-"""Label of every path that is no endpoint, and of requests that ended before their path was complete."""
+"""Label of every path that is not an endpoint, and of requests that ended before their path was complete."""
 _CONVERTOR = re.compile(r":\w+}")
 
 
@@ -32,7 +32,7 @@ class Endpoints:
 
     @property
     def templates(self) -> list[str]:
-        """All of them, sorted."""
+        """All templates, sorted."""
         return sorted({*self._exact, *(template for _, template in self._patterns)})
 
     def template_of(self, path: str | None) -> str:
@@ -46,7 +46,7 @@ class Endpoints:
 
 
 def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
-    """The paths of all routes, those of included routers too."""
+    """The paths of all routes, including those of included routers."""
     for route in routes:
         included = getattr(route, "original_router", None)
         inner: Iterable[BaseRoute] | None = getattr(route, "routes", None) or getattr(
@@ -66,5 +66,5 @@ def path_of(target: bytes) -> str:
 
 
 def without_slash(path: str) -> str:
-    """The path without slashes at its end; "/" stays."""
+    """The path without trailing slashes; "/" stays."""
     return path.rstrip("/") or "/"

@@ -1,4 +1,4 @@
-"""Every answer that is not a success has OpenAI's error body; this is where it is made.
+"""OpenAI's error body, which every answer that is not a success has.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
@@ -24,10 +24,11 @@ from server.http.foreign_paths import MAX_PATH_TOLD, no_such_path
 log = structlog.get_logger("server")
 
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads this status: it is what the access log says of a client that went away."""
+"""Status that the access log gives for a client that disconnected; no client receives it."""
 
 _RETRY_AFTER_UNAVAILABLE = 5
-"""Seconds. Loading and draining take about that long; without the header the SDKs hammer twice a second."""
+"""Value of Retry-After in seconds. Loading and draining take about that long; without the header the SDKs retry twice a
+second."""
 
 _HTTP_TYPES = {
     400: ("invalid_request_error", "invalid_http"),
@@ -47,11 +48,11 @@ _HTTP_TYPES = {
 
 
 REFUSAL = "cohort.refusal"
-"""Where in the scope the `Refusal` is that a request was answered with, or its stream ended with."""
+"""Key in the scope of the `Refusal` that answered a request or ended its stream."""
 
 
 class Refusal(NamedTuple):
-    """What the log and the metrics tell of an error: its status, and `code` and `param` of its body."""
+    """Facts of an error for the log and the metrics: its status, and `code` and `param` of its body."""
 
     status: int
     code: str
@@ -59,7 +60,7 @@ class Refusal(NamedTuple):
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection; what was being made for it is aborted."""
+    """The client closed its connection; its call is aborted."""
 
 
 def error_object(message: str, type_: str, param: str | None, code: str) -> dict[str, Any]:
@@ -97,8 +98,8 @@ def http_error_response(status: int, message: str, headers: dict[str, str] | Non
 
 
 def engine_error_response(error: EngineError) -> ErrorResponse:
-    """An engine error as an HTTP response; those that pass by themselves say when to come back, and those that would come
-    again keep OpenAI's clients, which try a 500 three times, from that."""
+    """An engine error as an HTTP response. A transient error has a Retry-After header; an error that would recur has a header
+    that stops OpenAI's clients from retrying it (they try a 500 three times)."""
     headers = None
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, int(error.retry_after)))}
@@ -110,12 +111,12 @@ def engine_error_response(error: EngineError) -> ErrorResponse:
 
 
 def internal_error_response() -> ErrorResponse:
-    """The answer to an exception nobody foresaw: it says nothing of the inside, the log does."""
+    """The answer to an unexpected exception: it gives no internal details, which are in the log."""
     return ErrorResponse(500, "Internal server error.", "internal_error", None, "internal_error")
 
 
 def install_handlers(app: FastAPI, endpoints: Endpoints) -> None:
-    """Make every error that a route raises an answer in the one shape."""
+    """Register the handlers that turn every error raised by a route into OpenAI's error body."""
 
     async def on_engine_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError)

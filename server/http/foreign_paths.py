@@ -1,4 +1,4 @@
-"""Paths that clients bring along from other servers or from a wrong base URL, and what to call instead."""
+"""Paths that clients use with other servers or with a wrong base URL, and the endpoint to call instead."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 Tails = Mapping[str, str]
-"""Our endpoints, by their paths without /v1 in front."""
+"""Endpoints of this server, by their paths without the prefix /v1."""
 
 MAX_PATH_TOLD = 200
-"""Characters of a path that are repeated in a message; the client may have sent thousands."""
+"""Number of characters of a path that a message repeats; the client may have sent thousands."""
 
 _CHAT = "POST /v1/chat/completions"
 _TEXT = "POST /v1/completions"
@@ -66,15 +66,15 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
 )  # fmt: skip
 _ELSEWHERE = {path: (whose, instead) for paths, whose, instead in _ROWS for path in paths.split()}
 _ALONE = frozenset({"/chat"})
-"""Below these lie paths that are not theirs."""
+"""Foreign paths whose subpaths do not belong to the foreign server."""
 _VERSIONS = ("/v1", "/v2", "/api/v1", "/api/v0", "/v1beta")
 _CUTOFF = 0.85
-"""Likeness from which a path is taken for a misspelt endpoint."""
+"""Similarity from which a path is taken for a misspelt endpoint."""
 
 
 def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     """The message of a 404. It names the endpoint that was most likely meant, or the one to use in place of another server's.
-    `endpoints` are the paths there are, as templates."""
+    `endpoints` are the paths of this server, as templates."""
     said = f"There is no {method} {path[:MAX_PATH_TOLD]} here."
     if len(path) > MAX_PATH_TOLD:
         return said
@@ -87,23 +87,23 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
 
 
 def _plain(path: str) -> str:
-    """In lower case, without doubled slashes and a trailing one."""
+    """The path in lower case, without doubled or trailing slashes."""
     return "/" + "/".join(part for part in path.lower().split("/") if part)
 
 
 def _spellings(path: str) -> list[str]:
-    """The path, and what is left of it behind a version."""
+    """The path itself, and the part after its version."""
     return [path, *(path.removeprefix(version) for version in _VERSIONS if path.startswith(f"{version}/"))]
 
 
 def _exactly(path: str, tails: Tails) -> str | None:
-    """A path of another server, which none of ours ends like."""
+    """The hint for a path of another server, unless one of our paths has the same ending."""
     known = (one for one in _spellings(path) if one in _ELSEWHERE and one not in tails)
     return next((_instead(*_ELSEWHERE[one]) for one in known), None)
 
 
 def _ending(path: str, tails: Tails) -> str | None:
-    """One of our paths, with too little, too much or something else in front: the base URL is wrong."""
+    """The hint for one of our paths with a missing or wrong prefix: the base URL is wrong."""
     tail = next((one for one in sorted(tails, key=len, reverse=True) if path.endswith(one)), None)
     if tail is not None:
         return _did_you_mean(tails[tail])
@@ -111,7 +111,7 @@ def _ending(path: str, tails: Tails) -> str | None:
 
 
 def _below(path: str) -> str | None:
-    """A path below one of another server."""
+    """The hint for a path below one of another server."""
     for spelling in _spellings(path):
         parts = spelling.split("/")
         heads = ("/".join(parts[:end]) for end in range(len(parts) - 1, 1, -1))
@@ -122,7 +122,7 @@ def _below(path: str) -> str | None:
 
 
 def _like(path: str, tails: Tails) -> str | None:
-    """One of our paths, misspelt."""
+    """The hint for a misspelt path of ours."""
     near = difflib.get_close_matches(path.removeprefix("/v1"), list(tails), n=1, cutoff=_CUTOFF)
     return _did_you_mean(tails[near[0]]) if near else None
 

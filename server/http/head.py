@@ -1,5 +1,5 @@
-"""Rules of RFC 9112 for the head of a request that its syntax, which the parser checks, does not cover: the version, the
-Host header, and the transfer coding.
+"""Rules of RFC 9112 for the head of a request, beyond the syntax that the parser checks: the version, the Host header, and
+the transfer coding.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case, as they came."""
+"""Headers in the order received, with names in lower case."""
 
 _HOST = re.compile(
     rb"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)(?::(?P<port>[0-9]*))?"
@@ -29,8 +29,8 @@ class Fault:
 
 
 def take_target(target: bytes, headers: Headers) -> None:
-    """Put the host of an absolute request target in place of the Host header's value, as RFC 9112, 3.2.2, asks: what checks
-    the host later sees the one that the request is for. A missing or doubled Host header stays a fault."""
+    """Replace the Host header's value by the host of an absolute request target, as RFC 9112, 3.2.2, requires: later checks
+    then see the host that the request is for. A missing or doubled Host header stays a fault."""
     match = _TARGET.match(target)
     if match is None:
         return
@@ -72,7 +72,8 @@ def is_host(value: bytes) -> bool:
 
 
 def _coding_fault(version: str, headers: Headers) -> Fault | None:
-    """RFC 9112, 6.1. `chunked` alone is served; a body that is compressed besides would be taken for plain."""
+    """The fault of a Transfer-Encoding (RFC 9112, 6.1). Only `chunked` is served: a body that is compressed as well would be
+    read as plain."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return None

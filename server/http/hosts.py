@@ -1,8 +1,8 @@
-"""The names that the server answers to.
+"""Host names that the server accepts.
 
-A web page may point a name of its own at this machine (DNS rebinding) and then reads answers as if they were its own: the
-browser sends that name in the Host header. Where a server listens for this machine alone and asks for no key, nothing else
-stands in the way.
+A web page may point its own host name at this machine (DNS rebinding) and then read answers as same-origin: the browser sends
+that name in the Host header. For a server that listens on the loopback interface without API keys, the check of that header is
+the only protection.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from server.settings.host_names import ANY, is_address, is_loopback, plain_host
 
 _PORT = re.compile(r":[0-9]*\Z")
 _MAX_TOLD = 100
-"""Characters of a Host header that are repeated in the answer."""
+"""Number of characters of a Host header that the answer repeats."""
 
 
 class Hosts:
-    """The hosts that a request may name. Without `names` any; else those names, names below `*.name`, and names and addresses
-    of the loopback."""
+    """The hosts that a request may name: without `names` any host; else those names, names below `*.name`, and names and
+    addresses of the loopback."""
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
         """`names` None: any host. A sequence, even an empty one, limits them."""
@@ -40,15 +40,15 @@ class Hosts:
 
 
 class HostCheck:
-    """Middleware that answers 403 to a request for another host. HTTP/1.0 knows requests without a Host header; no browser
-    sends them, and health checkers do, so they pass."""
+    """Middleware that answers 403 to a request for another host. Requests without a Host header (HTTP/1.0) pass: health checkers
+    send them, browsers do not."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 403."""
+        """Pass the request on, or answer 403."""
         if scope["type"] == "http":
             for name, value in scope["headers"]:
                 if name == b"host" and not self._hosts.allow(host := value.decode("latin-1")):
@@ -67,8 +67,8 @@ def _refusal(host: str) -> str:
 def hosts_of(names: Sequence[str], host: str, address: str, *, keys: bool) -> Hosts:
     """The policy of a server that listens on `address`, which `--host` calls `host`. `names` are those of --allowed-hosts.
 
-    Without names, any host may be asked for where a key is, or where others than this machine can connect: there the
-    operator's names are not known, and containers and proxies have many.
+    Without names, any host is allowed if keys are required or if other machines can connect: the names under which such a
+    server is reached are unknown, and containers and proxies use many.
     """
     if not names and (keys or not is_loopback(address)):
         return Hosts()

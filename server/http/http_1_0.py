@@ -1,6 +1,6 @@
-"""Answers to HTTP/1.0 clients. Chunks do not exist there (RFC 9112, 6.1): a body without a length ends with the connection.
+"""Answers to HTTP/1.0 clients. HTTP/1.0 has no chunks (RFC 9112, 6.1): a body without a length ends with the connection.
 
-Uvicorn closes the connection after each of them, and says so, but would send chunks.
+Uvicorn closes the connection after each such answer, and announces this, but would send chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The listening socket. Apart from the rest, so that the port is open before anything large is imported."""
+"""The listening socket, in a module of its own so that the port is open before any large import."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import socket
 from server.settings.load import SettingsError
 
 MAX_CONNECTIONS = 8192
-"""As many as may be open at a time, where the system allows. More than sequences may wait and run. One takes 5 kB, or 14
-once it was used."""
+"""Number of connections that may be open at a time, where the system allows it: more than the sequences that may wait and run.
+A connection takes 5 kB, or 14 kB once it was used."""
 _OTHER_FILES = 256
-"""Descriptors kept for what is no connection: the executor, logs, a model's files."""
+"""Number of file descriptors kept for other uses than connections: the executor, logs, a model's files."""
 SPARE_CONNECTIONS = 64
-"""As many more may be open for a moment: those that ask how the server is are answered, others are refused."""
+"""Number of connections that may be open briefly above the limit: health probes are answered, other requests are refused."""
 _UNSENT = 128 * 1024
-"""Bytes that the kernel takes from us ahead of what the network takes from it. Without a limit it is megabytes, for each client
-that does not read."""
+"""Size of the kernel's send buffer in bytes. Without a limit it grows to megabytes for each client that does not read."""
 _IDLE, _BETWEEN = 30, 10
-"""Seconds of silence after which the kernel asks whether the other side is still there, and between its questions."""
+"""Idle time before the kernel's first keep-alive probe, and interval between its probes, in seconds."""
 
 
 def most_connections() -> int:
-    """How many connections may be open. Raises this process's limit of open files to have room for them, as far as it may."""
+    """The number of connections that may be open. Raises this process's limit of open files for them, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -36,10 +35,10 @@ def most_connections() -> int:
 
 
 def listen(host: str, port: int, patience: float = 60.0) -> socket.socket:
-    """A bound and listening socket. Raises SettingsError, one line, when the address cannot be had.
+    """A bound and listening socket. Raises SettingsError with a one-line message if the address is not available.
 
-    A connection whose other side has vanished, or takes nothing of what is sent to it, is ended by the kernel after one and a
-    half times `patience` seconds (ourselves, we say so in the log), where it knows how: Linux does.
+    On Linux the kernel ends a connection whose peer has vanished, or takes none of the data sent to it, after one and a half
+    times `patience` seconds. A connection that the server itself closes for this reason is logged.
     """
     where = f"{host}:{port}"
     try:
@@ -60,7 +59,7 @@ def listen(host: str, port: int, patience: float = 60.0) -> socket.socket:
 
 
 def _watch_connections(listener: socket.socket, patience: float) -> None:
-    """Connections inherit these from the socket that accepts them."""
+    """Set the options that connections inherit from the listening socket."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     questions = max(1, round((patience - _IDLE) / _BETWEEN))
     for name, value in (

@@ -1,7 +1,7 @@
-"""What the body of a request may be: JSON that says so, sent as it is.
+"""Media types of request bodies: uncompressed JSON with a matching Content-Type.
 
-A browser sends other kinds of bodies to any server without asking that server first. Only for `application/json` does it send
-a preflight, which `--allowed-origins` answers; so a body of another kind may come from a page that must not call.
+A browser sends bodies of other types to any server without a preflight. Only for `application/json` does it send one, which
+`--allowed-origins` answers; so a body of another type may come from a page that is not allowed to call.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 
 _JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json")
 _MAX_TOLD = 100
-"""Characters of a header that are repeated in the answer."""
+"""Number of characters of a header that the answer repeats."""
 
 
 def check_media(headers: Headers) -> None:
-    """Raises HTTPException (415) for a body that is not JSON by its Content-Type, or is compressed.
+    """Check the headers of a body. Raises HTTPException (415) if its Content-Type is not JSON, or if it is compressed.
 
-    A request without a body needs no Content-Type; it is refused for what it lacks.
+    A request without a body needs no Content-Type; it is refused later, for the missing body.
     """
     for coding in _listed(headers, "content-encoding"):
         if coding.lower() != "identity":

@@ -1,4 +1,4 @@
-"""Around every request: an id, a line in the log, a limit on what is read, and no exception that goes unanswered.
+"""Middleware around every request: an id, an access log line, limits on the request's size, and an answer to every exception.
 
 Pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between a stream and its client.
 """
@@ -29,26 +29,26 @@ log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")
 
 PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
-"""Polled every few seconds, and answered whatever else is refused: 200 and 503 are what they are for, and would be
-most of the log."""
+"""Paths of probes, which are polled every few seconds and answered even when other requests are refused. Their answers 200 and
+503 are expected and would make up most of the log."""
 MAX_HEADER_BYTES = 64 * 1024
 RESPONSE_ID = "cohort.response_id"
-"""Where in the scope a route leaves the id its answer has."""
+"""Key in the scope of the id of the answer; set by the route."""
 IGNORED = "cohort.ignored"
-"""Where in the scope the names of a request's parameters are that had no effect."""
+"""Key in the scope of the names of the request's parameters that had no effect."""
 COUNTED = "cohort.counted"
-"""Set in the scope where the protocol has answered, and counted, a request whose body did not arrive."""
+"""Key set in the scope if the protocol has answered, and counted, a request whose body did not arrive."""
 _MAX_IGNORED_BYTES = 2048
-"""Of names and what separates them."""
+"""Limit on the header's value in characters, names and separators together."""
 _MAX_NAME = 100
-"""Characters of a name that are told; the client may have sent megabytes."""
+"""Number of characters of a name that are reported; the client may have sent megabytes."""
 _SEPARATOR, _MORE = b", ", b"..."
 
 
 class RequestContext:
-    """Mints `x-request-id`, tells ignored parameters in `x-cohort-ignored`, answers browsers that ask
-    whether a page may call, writes the access log, counts answers, and answers an
-    unforeseen exception with a 500 in OpenAI's shape."""
+    """Creates `x-request-id`, lists ignored parameters in `x-cohort-ignored`, answers preflights of browsers,
+    writes the access log, counts answers, and answers an unexpected exception with a 500 in
+    OpenAI's error body."""
 
     def __init__(self, app: ASGIApp, cors: Cors, answered: Answered) -> None:
         self._app = app
@@ -84,7 +84,7 @@ class RequestContext:
             self._record(scope, status, time.perf_counter() - begun, request_id)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        """Count the answer, and write its line in the log."""
+        """Count the answer, and write its line to the access log."""
         refusal: Refusal | None = scope.get(REFUSAL)
         if COUNTED not in scope:
             # A stream that failed was begun with a 200; what counts is how it ended.
@@ -103,13 +103,13 @@ class RequestContext:
 
 
 def new_request_id() -> str:
-    """For `x-request-id`, and the log."""
+    """The request's id, for `x-request-id` and the log."""
     return f"req_{secrets.token_hex(12)}"
 
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header, if there is something to tell. Names are the client's own: they are percent-encoded, since a header must
-    be ASCII and commas separate. A name that is cut ends with "...", and so does the list where there are more."""
+    """The header that lists ignored parameters, if there are any. The client chose the names: they are percent-encoded, since a
+    header must be ASCII and commas separate them. A name that is cut ends with "...", and so does a list that is cut."""
     names = scope.get(IGNORED, ())
     told: list[bytes] = []
     size = 0
@@ -126,8 +126,8 @@ def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 def _told(refusal: Refusal | None) -> dict[str, str]:
-    """What the log says of a refusal. `param` may hold names that the client made up: as with paths, nothing of it may begin
-    a line or speak to a terminal."""
+    """The fields of a refusal for the log. `param` may hold names that the client chose: as in paths, line breaks and escape
+    sequences in them must not reach the log."""
     if refusal is None:
         return {}
     told = {"code": refusal.code, "param": refusal.param}
@@ -139,15 +139,15 @@ def _told(refusal: Refusal | None) -> dict[str, str]:
 
 
 def _line(scope: Scope) -> str:
-    """Method and path as they were sent. Decoded, a path may hold line breaks and escape sequences: lines of its own
-    in the log, and commands to the terminal that shows it."""
+    """Method and path as they were sent. A decoded path may hold line breaks and escape sequences, which would forge lines
+    of the log and control the terminal that shows it."""
     path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
     line = f"{scope['method']} {path[:200].decode('latin-1')}"
     return line.encode("unicode_escape").decode("ascii")
 
 
 class BodyLimit:
-    """Refuses headers and bodies that are too large: by the declared length at once, otherwise while reading."""
+    """Refuses headers and bodies that are too large: at once by the declared length, otherwise while reading."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -192,14 +192,14 @@ class BodyLimit:
 
 
 class TrailingSlash:
-    """Takes `/v1/models/` for `/v1/models`, whatever the method. Behind the check of keys, so paths with a key rule of their own
-    are left alone: with the slash they are other paths there."""
+    """Treats `/v1/models/` as `/v1/models`, for every method. It runs after the check of keys, so it leaves alone paths that have
+    a key rule of their own: with the slash they are different paths to that check."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on. The log keeps the path as it was sent, which is `raw_path`."""
+        """Pass the request on. The log keeps the path as it was sent, which is `raw_path`."""
         if scope["type"] == "http" and scope["path"].endswith("/"):
             path = without_slash(scope["path"])
             if path not in KEYLESS and path != METRICS:

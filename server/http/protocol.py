@@ -1,7 +1,7 @@
-"""Uvicorn's HTTP/1.1 protocol with an end to patience: on what it takes in before a request is complete, for how long, on
-what a client leaves unread, and on how many there are.
+"""Uvicorn's HTTP/1.1 protocol with limits: on the bytes and the time of an incomplete request, on unread bytes of an answer,
+and on the number of connections.
 
-Uvicorn relies on a proxy for all of it. Middleware comes too late: it runs once the headers are complete.
+Uvicorn relies on a proxy for all these limits. Middleware comes too late: it runs once the headers are complete.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from server.settings.table import DEFAULTS
 log = structlog.get_logger("server")
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers, or whatever else comes without being body: chunk extensions, trailers."""
+"""Limit in bytes on the request line and headers, and on other bytes outside the body: chunk extensions, trailers."""
 HEAD_TIMEOUT = 30.0
-"""Seconds for request line and headers."""
+"""Time limit for the request line and headers, in seconds."""
 BODY_WINDOW = 10.0
-"""Seconds, each of which must bring `BODY_RATE` bytes of the body on average, as long as we read."""
+"""Interval of the check of a body's progress, in seconds: while the server reads, it must average `BODY_RATE` bytes a second."""
 BODY_RATE = 1024
-"""Bytes per second. Less is a broken connection, or one that is to hold memory."""
+"""Lowest rate of a body in bytes per second. A slower connection is broken, or an attempt to hold memory."""
 SPARE_TIMEOUT = 3.0
-"""Seconds that a connection above the limit has for its request."""
+"""Time that a connection above the limit has for its request, in seconds."""
 IDLE_AT_LEAST = 1.0
-"""Seconds after which an idle connection may be closed for a new one; before, its request may be under way."""
+"""Idle time after which a connection may be closed for a new one, in seconds; before, its request may be on the wire."""
 HIGH_WATER = 64 * 1024
-"""Bytes of an answer beyond which it is the client's turn to read."""
+"""Unread bytes of an answer beyond which the server waits for the client to read."""
 MAX_PIPELINED = 16
-"""Requests that may wait behind the one that is being answered. Browsers and SDKs send none ahead."""
+"""Number of pipelined requests that may wait behind the one being answered. Browsers and SDKs do not pipeline."""
 _RETRY_AFTER = "5"
-"""Seconds, for whom there is no room."""
+"""Value of Retry-After in seconds for a connection that is refused for lack of room."""
 _LOOKS = 8
-"""How often, within the write time-out, it is looked whether a client reads."""
+"""Number of checks, within the write time-out, whether a client reads."""
 _PHRASES = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -55,14 +55,14 @@ _PHRASES = {
     505: b"HTTP Version Not Supported",
 }
 _LINGER = 1.0
-"""Seconds to go on reading (and forgetting) after a refusal: closing at once would reset the connection, and the client
-might never see the answer."""
+"""Time for which the server reads and discards input after a refusal, in seconds. Closing at once would reset the connection,
+and the client might never see the answer."""
 
 
 def bounded(
     write_timeout: float, max_connections: int, answered: Answered | None = None
 ) -> type[BoundedHttpProtocol]:
-    """The protocol with these limits, for Uvicorn, which makes one for each connection. `answered` counts the answers that
+    """The protocol with these limits, for Uvicorn, which creates one instance per connection. `answered` counts the answers that
     are given before the application sees a request."""
     limits = {
         "answered": staticmethod(answered or _uncounted),
@@ -80,45 +80,45 @@ def _uncounted(path: str | None, status: int) -> None:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. `_overhead` counts bytes since the last ones that were good for something."""
+    """One connection. `_overhead` counts bytes since the last useful ones."""
 
     write_timeout = DEFAULTS.write_timeout
-    """Seconds in which a client that has much to read must have taken something of it."""
+    """Time within which a client with much to read must take some of it, in seconds."""
     max_connections = 8192
     answered: Answered = staticmethod(_uncounted)
     budget = BodyBudget()
-    """Of all connections, as is `idle`."""
+    """Budget for bodies, shared by all connections, as is `idle`."""
     idle: ClassVar[dict[BoundedHttpProtocol, float]] = {}
-    """Since when, the longest first."""
+    """Idle connections and the time since when each is idle, the longest first."""
     silent: ClassVar[dict[BoundedHttpProtocol, None]] = {}
-    """Those above the limit of connections that have not asked yet, the oldest first."""
+    """Connections above the limit that have not sent a request yet, the oldest first."""
     flow: Flow
     _spare = False
-    """Above the limit of connections: open for a probe."""
+    """Whether the connection is above the limit, and open for a probe only."""
     _owed: bytes | None = None
-    """A refusal that waits for the answers to what came before."""
+    """Refusal that waits for the answers to earlier requests."""
     _window_bytes = 0
     _ahead = 0
-    """Bytes of bodies behind the request that is being answered."""
+    """Bytes of bodies of requests behind the one being answered."""
     _active: RequestResponseCycle | None = None
-    """The request that is being answered; `cycle` is the one that came last."""
+    """Request that is being answered; `cycle` is the latest request."""
     _write_timer: asyncio.TimerHandle | None = None
     _unread = 0
     _read_at = 0.0
-    """When fewer bytes were unread than before: `_unread` of them."""
+    """Time when the number of unread bytes last fell, to `_unread`."""
     _receiving = False
     _in_head = False
     _target_known = False
-    """The request line is complete."""
+    """Whether the request line is complete."""
     _refused = False
     _overhead = 0
     _progress = 0.0
     _timer: asyncio.TimerHandle | None = None
     _idle_timeout: float | None = None
-    """Seconds; None for Uvicorn's own time between requests."""
+    """Start the timer, for so many seconds; None for Uvicorn's own time between requests."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection on which nothing ever comes is idle like one between requests."""
+        """Start as idle: a new connection without bytes is like one between requests."""
         super().connection_made(transport)
         self.flow = Flow(transport)
         transport.set_write_buffer_limits(HIGH_WATER)  # TLS has half a megabyte by default
@@ -135,8 +135,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Timers hold the protocol alive: end them. Uvicorn tells the last request only; one that is being answered, with
-        others behind it, is to end just so."""
+        """Cancel the timers, which keep the protocol alive. Uvicorn notifies only the latest request; a request that is being
+        answered with others behind it must be notified as well."""
         self._stop_timer()
         self._stop_write_timer()
         self._unset_keepalive_if_required()
@@ -151,8 +151,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what is not body. The piece in which a request or a chunk begins is not counted: it has an end itself,
-        and may hold the end of something else."""
+        """Count bytes outside the body. The piece in which a request or a chunk begins is not counted: its size is bounded,
+        and it may hold the end of an earlier request or chunk."""
         if self._refused:
             return
         self._overhead += len(data)
@@ -168,7 +168,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._wait_for_next()  # blank lines between requests are none
 
     def _feed(self, data: bytes) -> None:
-        """Have it parsed, as Uvicorn does, and go on behind an offer to speak another protocol."""
+        """Parse the data as Uvicorn does, and continue after an offer to speak another protocol."""
         self._unset_keepalive_if_required()
         try:
             while True:
@@ -185,13 +185,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP. Called by Uvicorn, whose own answer is plain text."""
+        """Refuse input that is not HTTP. Called by Uvicorn, whose own answer would be plain text."""
         self._refuse(400, "The request is not valid HTTP.")
 
     # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request line has begun."""
+        """Called by the parser when a request line begins."""
         super().on_message_begin()
         if self._refused:
             return
@@ -201,13 +201,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_timer(SPARE_TIMEOUT if self._spare else HEAD_TIMEOUT)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come here too; nobody reads them, and nothing limits how many there are."""
+        """Called by the parser for headers, and for trailers, which are unused and whose number the parser does not limit."""
         if self._in_head:
             self._target_known = True
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body is next, and for the handler there is something to do: it may want to refuse before there is a body."""
+        """Called when the headers are complete. The handler starts now: it may refuse the request before the body arrives."""
         if self._refused:
             return
         self.silent.pop(self, None)
@@ -233,7 +233,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body. What is sent ahead, behind a request that may run for long, does not wait for room."""
+        """Called for a piece of the body. A pipelined body, behind a request that may run for long, does not wait for room."""
         if self._refused:
             return
         self._overhead = 0
@@ -250,7 +250,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, "The server holds too many unfinished requests.", {"retry-after": _RETRY_AFTER})
 
     def on_message_complete(self) -> None:
-        """The request is here. Or it is not: behind an offer to speak another protocol the parser expects no body."""
+        """Called when the request is complete, or after an offer to speak another protocol, when the body is still to come: the
+        parser expects none there."""
         if self._refused or self.parser.should_upgrade():
             return
         self._receiving = False
@@ -260,7 +261,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.budget.give(self.flow)
 
     def on_response_complete(self) -> None:
-        """Called by Uvicorn, which goes on with the next request or begins to wait for one."""
+        """Called by Uvicorn, which continues with the next request or begins to wait for one."""
         if self.cycle is self._active:
             self.budget.give(self.flow)
         super().on_response_complete()
@@ -279,7 +280,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _close_idle(self) -> bool:
-        """Make room by ending the connection that was idle longest. False if none was for long enough."""
+        """Make room by closing the connection that was idle longest. False if none was idle for long enough."""
         longest, since = next(iter(self.idle.items()), (None, 0.0))
         if longest is None or self.loop.time() - since < IDLE_AT_LEAST:
             return False
@@ -291,11 +292,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return True
 
     def _is_probe(self) -> bool:
-        """True for what orchestrators ask: without an answer they would end a server that only has many clients."""
+        """True for the probes of orchestrators: without an answer they would kill a server that only has many clients."""
         return self.parser.get_method() in (b"GET", b"HEAD") and path_of(self.url) in PROBES
 
     def _unset_keepalive_if_required(self) -> None:
-        """No longer idle."""
+        """Mark the connection as no longer idle."""
         self.idle.pop(self, None)
         super()._unset_keepalive_if_required()
 
@@ -323,7 +324,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _look(self) -> None:
-        """Close, unless there was progress or it is we who do not read."""
+        """Close the connection, unless the body made progress or the server itself has paused reading."""
         if self._spare:
             limit = SPARE_TIMEOUT
         else:
@@ -351,14 +352,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def pause_writing(self) -> None:
-        """More is unread than goes into the transport's buffer: from now on the client has to read."""
+        """Called when the transport's buffer is full: from now on the client has to read."""
         super().pause_writing()
         if self._write_timer is None:
             self._unread, self._read_at = unread_bytes(self.transport), self.loop.time()
             self._watch_reader()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Called when the client has read and the buffer has room."""
         self._stop_write_timer()
         super().resume_writing()
 
@@ -366,8 +367,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self.write_timeout / _LOOKS, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
-        """A client may be slow: what counts is that its side has taken something, however little. Time until our buffer has
-        room again would not do; behind it the kernel has one of megabytes."""
+        """Check that the client reads. A client may be slow: any byte acknowledged by its side counts as progress. The time until
+        our buffer has room again is not a measure; the kernel's buffer behind it may hold megabytes."""
         now, unread = self.loop.time(), unread_bytes(self.transport)
         if unread < self._unread:
             self._read_at = now
@@ -388,19 +389,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _busy(self) -> bool:
-        """True while a request has no complete answer."""
+        """True while a request has no complete answer yet."""
         return self._active is not None and not self._active.response_complete
 
     @property
     def owes_an_answer(self) -> bool:
-        """True while a client is to get an answer, or the rest of one, to a call that was taken in. The engine may be done with
-        it before the first byte is sent."""
+        """True while an accepted call has no complete answer yet. The engine may finish the call before the first byte of the
+        answer is sent."""
         active = self._active if self._busy else None
         taken = active is not None and (active.response_started or RESPONSE_ID in active.scope)
         return taken or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        """Say so and close: once what came before has its answer, and unless that would break into an answer to this one."""
+        """Answer with the refusal and close: after the answers to earlier requests, and unless this request has part of one."""
         # Of a request whose head is not complete there is no cycle: the last one is that of the request before it.
         refused = self.cycle if self._receiving and not self._in_head else None
         self._refused = True
@@ -442,7 +443,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._tell(answer)
 
     def _tell(self, answer: bytes) -> None:
-        """The last thing that is said on this connection."""
+        """Send the refusal as the last answer on this connection."""
         self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -1,4 +1,4 @@
-"""What is known of a call since its body came, and work on that body. Each call is a task with variables of its own."""
+"""Arrival time and size of a call's body, and work on that body. Each call is a task with context variables of its own."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from server.system.worker_threads import DeadlineExceeded, FencedThreads
 Result = TypeVar("Result")
 
 ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
-"""When the body of the call was there, in seconds of the engine's clock."""
+"""Time when the body of the call was complete, in seconds of the engine's clock."""
 _SIZE: ContextVar[int] = ContextVar("size", default=0)
-"""Bytes of that body."""
+"""Size of that body in bytes."""
 
 INLINE_BODY_BYTES = 16 * 1024
-"""What is asked for in so few bytes is gone through in milliseconds."""
+"""Size in bytes up to which a body is processed on the event loop: it takes milliseconds."""
 _DEADLINE = 5.0
-"""Seconds. The largest bodies take less than one."""
+"""Time limit for the work on a body, in seconds. The largest bodies take less than one."""
 
 
 def mark_received(body: bytes) -> None:
-    """The body of this task's call is there."""
+    """Record that the body of this task's call is complete."""
     ARRIVED.set(time.monotonic())
     _SIZE.set(len(body))
 
 
 async def run_off_loop_if_large(threads: FencedThreads, work: Callable[[], Result]) -> Result:
-    """What `work`, a pure function of this task's body, comes to: of a large body on a thread, so that others go on meanwhile.
+    """The result of `work`, a pure function of this task's body. For a large body it runs on a thread, so as not to block others.
 
-    Raises what it raises, and InvalidRequest if it takes too long.
+    Raises what `work` raises, and InvalidRequest if it takes too long.
     """
     if _SIZE.get() <= INLINE_BODY_BYTES:
         return work()

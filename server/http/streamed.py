@@ -1,6 +1,6 @@
-"""Server-sent events over ASGI, and work that ends when its client goes away.
+"""Server-sent events over ASGI, and work that is cancelled when its client disconnects.
 
-Starlette's StreamingResponse would do, at several times the cost of a chunk: it wraps every send in a task group and
+Starlette's StreamingResponse would work, at several times the cost per chunk: it wraps every send in a task group and
 encodes str. Here a chunk is bytes made by `server/answer/wire.py`, and costs one `send`.
 """
 
@@ -25,18 +25,18 @@ Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 _PAUSE_INTERVAL = 0.005
-"""Seconds after which a stream that never had to wait lets others run."""
+"""Interval at which a stream that never waits yields to the event loop, in seconds."""
 KEEP_ALIVE = 10.0
-"""Seconds without a chunk after which a client is told that its stream is alive: proxies end what is silent, and a request
-may wait in the queue, or for the executor to come back."""
+"""Time without a chunk after which a keep-alive comment is sent, in seconds: proxies close silent connections, and a request
+may wait in the queue or for the executor to restart."""
 _COMMENT = b": keep-alive\n\n"
-"""A line that event streams are to ignore."""
+"""Comment line, which readers of event streams ignore."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, which is cancelled as soon as the client closes its connection.
 
-    The request's body must have been read. Raises ClientDisconnected, and whatever `work` raises.
+    The request's body must have been read. Raises ClientDisconnected, and what `work` raises.
     """
     return await _race(receive, work, _Sending(), None)
 
@@ -44,10 +44,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 class EventStream(Response):
     """Streams the bytes an async generator yields.
 
-    Headers go out with the first chunk, so an error before it is a plain HTTP error with its own status, which SDKs know
-    how to retry. An error later is an SSE event, since the status is spent; so it is for who has waited `keep_alive` seconds
-    for the first chunk. A client that does not read holds up the generator, no more: `server/http/protocol.py` closes the
-    connection of one that takes nothing for too long.
+    Headers are sent with the first chunk, so an earlier error is a plain HTTP error with its own status, which SDKs know how
+    to retry. A later error is an SSE event, since the status is already sent; so is an error after `keep_alive` seconds of
+    waiting for the first chunk. A client that does not read pauses only its generator: `server/http/protocol.py` closes the
+    connection of a client that reads nothing for too long.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE) -> None:
@@ -58,9 +58,9 @@ class EventStream(Response):
         self._chunks = chunks
         self._keep_alive = keep_alive
         self._started = False
-        """Status and headers are sent, or on their way."""
+        """Whether status and headers are sent or being sent."""
         self._refusal: Refusal | None = None
-        """What the stream ended in, if it failed after its beginning."""
+        """Error that ended the stream, if it failed after its beginning."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
@@ -106,19 +106,19 @@ class EventStream(Response):
 
 
 class _Sending:
-    """How the stream fares. A timer for each chunk would cost more than the chunk; this is looked at now and then."""
+    """Progress of a stream, which is polled at intervals: a timer for each chunk would cost more than the chunk."""
 
     def __init__(self) -> None:
         self.busy = False
-        """A chunk is on its way, and may wait for its reader. One writer: the streaming task."""
+        """Whether a chunk is being sent, and may wait for its reader. One writer: the streaming task."""
         self.at = time.monotonic()
-        """When the last chunk was sent. The same writer."""
+        """Time when the last chunk was sent. The same writer."""
         self.gone = False
-        """The client has closed its connection. One writer: the watcher."""
+        """Whether the client has closed its connection. One writer: the watcher."""
 
 
 class _Alive:
-    """Tells a silent stream's client that it is alive, `interval` seconds after it heard of it last."""
+    """Sends a keep-alive comment on a silent stream, `interval` seconds after the last chunk or comment."""
 
     def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._interval = interval
@@ -126,11 +126,11 @@ class _Alive:
         self._told = 0.0
 
     def rest(self, sending: _Sending) -> float:
-        """Seconds until there may be something to tell."""
+        """Seconds until a keep-alive comment may be due."""
         return max(0.0, max(sending.at, self._told) + self._interval - time.monotonic())
 
     async def look(self, sending: _Sending) -> None:
-        """Called when that time may be over; nothing is sent beside a send that waits for its reader."""
+        """Called when that time may be over. Nothing is sent while another send waits for its reader."""
         if self.rest(sending) == 0.0:
             self._told = time.monotonic()
             if not sending.busy:
@@ -168,7 +168,7 @@ async def _disconnected(receive: Receive, sending: _Sending) -> None:
 
 
 def error_event(error: Exception) -> tuple[Refusal, bytes]:
-    """An error of a stream that has begun, for log and metrics and as an event."""
+    """An error of a stream that has begun: as facts for the log and metrics, and as an event."""
     if isinstance(error, EngineError):
         refusal = Refusal(error.status, error.code, error.param)
         data = error_object(error.message, error.type, error.param, error.code)

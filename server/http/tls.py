@@ -1,4 +1,4 @@
-"""TLS: the files named by the settings, read once at the start, with one clear line for what is wrong with them."""
+"""TLS: the files named by the settings, read once at the start, with a one-line message for each fault."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from server.settings.table import Settings
 
 
 class _Encrypted(Exception):
-    """The key has a password. OpenSSL would ask for it on the terminal, where nobody may be."""
+    """The key has a password. OpenSSL would ask for it on the terminal, which may be unattended."""
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """What connections are accepted with, or None for plain HTTP. TLS 1.2 at least. Raises SettingsError."""
+    """The TLS context for connections (TLS 1.2 or later), or None for plain HTTP. Raises SettingsError."""
     certificate, key, authorities = settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs
     if certificate is None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):

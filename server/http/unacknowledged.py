@@ -1,4 +1,4 @@
-"""What a client has not taken yet of what was sent to it."""
+"""Bytes sent to a client that its side has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import termios
 
 
 def unread_bytes(transport: asyncio.Transport) -> int:
-    """Bytes in the transport's buffer and, where the system tells, in the kernel's: those that the other side's kernel has not
-    acknowledged. It does not acknowledge what it has no room for, because its program does not read."""
+    """Bytes in the transport's buffer and, where the system reports them, in the kernel's: those that the peer's kernel has not
+    acknowledged. It does not acknowledge bytes for which it has no room because its program does not read."""
     unread: int = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
     if sock is not None:

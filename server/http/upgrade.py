@@ -1,6 +1,5 @@
-"""A request that offers another protocol (`Upgrade: h2c`, as Java's own client and `curl --http2` send it) is answered in
-HTTP/1.1, which RFC 9110, 7.8, leaves to the server. The parser would end at the head of such a request and take its body for
-something else.
+"""Requests that offer another protocol (`Upgrade: h2c`, as Java's own client and `curl --http2` send it). They are answered in
+HTTP/1.1, which RFC 9110, 7.8, permits. The parser would stop after the head of such a request and not read its body as a body.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class _Body:
-    """Callbacks of a parser that is told once more where a body ends, and whose head its protocol has heard already."""
+    """Callbacks of a second parser, which only finds the end of the body: the protocol has processed the head already."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
@@ -40,8 +39,8 @@ class _Body:
 
 
 def go_on(protocol: HttpToolsProtocol, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Give `protocol` a parser that stands behind a head with these headers (names in lower case), as if none had offered
-    anything: what is fed next is the body, and other requests behind it. Raises httptools.HttpParserError."""
+    """Give `protocol` a parser that has read a head with these headers (names in lower case), without the offer: it is fed the
+    body next, and later requests after it. Raises httptools.HttpParserError."""
     callbacks = _Body(protocol)
     protocol.parser = httptools.HttpRequestParser(callbacks)
     protocol.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as Uvicorn has it

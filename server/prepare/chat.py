@@ -1,4 +1,4 @@
-"""From the body of a chat to what the engine is asked, and how its answer is to be read."""
+"""From the body of a chat to the engine's request and the parsing of its answer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from server.state import ServedModel, ServerState
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """What a chat comes to: the engine's request, how its answer is to be read, and the client's field that asks for the
-    grammar, if there is one."""
+    """A prepared chat: the engine's request, the way to parse its answer, and the client's field that requires the grammar,
+    if there is one."""
 
     request: TextRequest
     reading: Reading
@@ -37,7 +37,7 @@ class PreparedChat:
 async def prepare_chat(
     state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
 ) -> PreparedChat:
-    """Render with these variables for the template, tokenize, have the grammar judged. Raises InvalidRequest, Overloaded or
+    """Render the template with these variables, tokenize, and validate the grammar. Raises InvalidRequest, Overloaded or
     Unavailable."""
     choice = body.choice
     notation = model.notation.for_calls(choice.forced)
@@ -127,7 +127,7 @@ async def _prepared(
     choice: ToolChoice,
     constraint: Constraint | None,
 ) -> structured.ValidGrammar:
-    """The grammar, judged. What is refused is named by what asked for it: of a constraint beside calls, whichever is at fault."""
+    """The validated grammar. A refusal names the field that required it: with a constraint beside calls, the one at fault."""
     grammar, param = found
     try:
         return await structured.prepared(state, model, grammar, param)

@@ -1,10 +1,10 @@
 """The grammar of a chat's answer: reasoning as the model marks it, then text, a constrained answer, or calls.
 
-asked for                          the answer, after the reasoning
-response_format                    what it says
+requested                          the answer, after the reasoning
+response_format                    as it says
 tool_choice required or named      calls (one, if named), arguments by each function's schema
 auto, a strict function            text with calls in it, arguments of strict functions by their schemas
-auto and response_format           what it says, or calls
+auto and response_format           as it says, or calls
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from server.schemas.tool_choice import Function, ToolChoice
 
 ANSWER = "answer"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""OpenAI: a function without `parameters` takes none."""
+"""Schema of a function without `parameters`: as with OpenAI, it takes none."""
 
 
 def chat_grammar(
     choice: ToolChoice, constraint: Constraint | None, notation: ModelNotation, place: Place
 ) -> tuple[str, str] | None:
-    """The grammar and the request's field that asks for it; None where the answer is free. `place` says where the answer
+    """The grammar and the request's field that requires it; None if the answer is free. `place` says where the answer
     begins. Raises InvalidRequest naming the field."""
     if choice.forced and constraint is not None:
         message = (
-            f"'{constraint.param}' and a 'tool_choice' that forces a call cannot both be kept; send one."
+            f"'{constraint.param}' and a 'tool_choice' that forces a call cannot be combined; send only one."
         )
         raise InvalidRequest(message, param=constraint.param, code="invalid_value")
     tools = notation.tools
@@ -62,14 +62,14 @@ def chat_grammar(
 
 
 def writes_calls(choice: ToolChoice, constraint: Constraint | None, notation: ModelNotation) -> bool:
-    """True if the grammar, where there is one, says how calls are written."""
+    """True if the grammar, if there is one, determines the form of calls."""
     strict = any(function.strict for function in choice.functions)
     beside = choice.mode == "auto" and constraint is not None
     return notation.tools is not None and (choice.forced or strict or beside)
 
 
 def _check_unparsed(choice: ToolChoice, notation: ModelNotation) -> None:
-    """Where calls are left in the text, nothing can be promised about them. Raises InvalidRequest."""
+    """Refuse a constraint on calls if calls stay text, where it cannot be enforced. Raises InvalidRequest."""
     place = next((one.place for one in choice.functions if one.strict), None)
     if choice.forced:
         param = "tool_choice"
@@ -84,14 +84,14 @@ def _check_unparsed(choice: ToolChoice, notation: ModelNotation) -> None:
         if notation.unknown
         else "this server runs with --tool-call-parser none"
     )
-    message = f"'{param}' cannot be kept: {reason}."
+    message = f"'{param}' cannot be enforced: {reason}."
     raise InvalidRequest(message, param=param, code="unsupported_value")
 
 
 def _with_calls(
     answer: str, tools: ToolNotation, choice: ToolChoice, lark: Lark, parts: dict[str, Mapping[str, Any]]
 ) -> str:
-    """An expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
+    """A Lark expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
     _check_sizes([one for one in choice.functions if choice.forced or one.strict])
     schemas = {one: _schema(one, choice.forced or one.strict) for one in choice.functions}
     if answer and isinstance(tools, Llama3Json):
@@ -107,7 +107,7 @@ def _with_calls(
 
 
 def _check_sizes(functions: Sequence[Function]) -> None:
-    """Raises InvalidRequest for schemas that are too large, one by one or together, before they are gone through."""
+    """Raises InvalidRequest for schemas that are too large, singly or together, before they are traversed."""
     size = 0
     for one in functions:
         size += check_size(one.parameters, f"tools.{one.place}.function.parameters")
@@ -118,14 +118,14 @@ def _check_sizes(functions: Sequence[Function]) -> None:
 
 
 def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
-    """Adds the grammar of a schema; returns what stands for it."""
+    """Adds the grammar of a schema; returns its rule's name."""
     name = f"f{function.place}"
     parts[name] = json_part(schema, f"tools.{function.place}.function.parameters")
     return f"@{name}"
 
 
 def _schema(function: Function, by_schema: bool) -> dict[str, Any]:
-    """The JSON schema of a function's arguments. Raises InvalidRequest for one that is no object's."""
+    """The JSON schema of a function's arguments. Raises InvalidRequest if it does not describe an object."""
     if not by_schema:
         return {"type": "object"}
     if function.parameters is None:

@@ -1,4 +1,4 @@
-"""From what a client sent to prompt token ids, off the event loop where it may take long."""
+"""From a client's messages or text to prompt token ids, off the event loop if it may take long."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from server.system.worker_threads import DeadlineExceeded
 from server.templates.message_forms import THINKING, TookTooMuch, arguments_object
 
 DEADLINE = 5.0
-"""Seconds to render and tokenize. The largest prompts that fit a body take about one."""
+"""Time limit to render and tokenize, in seconds. The largest prompts that fit a body take about one."""
 INLINE_IDS = 512
-"""Fewer ids decode faster than a thread takes to wake."""
+"""Number of ids below which decoding is faster than waking a thread."""
 INLINE_CHARACTERS = 2048
-"""Shorter texts tokenize faster than a thread takes to wake."""
+"""Length in characters below which tokenizing is faster than waking a thread."""
 MAX_CHARACTERS_PER_TOKEN = 256
-"""No text of more characters than this times the context can fit: the longest tokens in use (runs of blanks) have 128."""
+"""Most characters per token: a text with more than this times the context cannot fit, since the longest tokens in use (runs
+of blanks) have 128."""
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
-"""More than prose or code has in any tokenizer: what is longer is looked at in pieces first."""
+"""Characters per token above those of prose or code in any tokenizer: a longer text is first checked in pieces."""
 PIECE = 2**16
 """Characters."""
 MOST_CUT_CHARACTERS = 2**20
-"""Of a prompt that is to be truncated; more where the context is long."""
+"""Most characters read of a prompt that is to be truncated; more if the context is long."""
 
 
 async def chat_prompt(
@@ -42,7 +43,7 @@ async def chat_prompt(
 ) -> tuple[int, ...]:
     """Token ids of a conversation. `bounded` as for `encode_text`.
 
-    The template writes the special tokens, so the tokenizer adds none unless asked. With `continue_final_message` the
+    The template writes the special tokens, so the tokenizer adds none unless requested. With `continue_final_message` the
     prompt ends inside the last message, and `add_generation_prompt` must be False. Raises InvalidRequest.
     """
     if continue_final_message and add_generation_prompt:
@@ -112,7 +113,7 @@ async def token_texts(state: ServerState, model: ServedModel, ids: Sequence[int]
 
 
 def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
-    """Raises InvalidRequest for an id that the model's logits do not have: it would read another row's memory."""
+    """Raises InvalidRequest for an id beyond the model's logits: it would read another row's memory."""
     largest = max(ids, default=0)
     if largest >= model.info.logits_width:
         message = (
@@ -124,8 +125,8 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
 def encode_text(
     model: ServedModel, text: str, add_special_tokens: bool, param: str, bounded: bool = True
 ) -> list[int]:
-    """Token ids of a text; `bounded` refuses one that cannot fit before it is tokenized, else it is going to be cut and may be
-    longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
+    """Token ids of a text. `bounded`: a text that cannot fit is refused before it is tokenized; otherwise the text will be cut
+    and may be longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
     context = model.max_model_len
     try:
         if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
@@ -138,13 +139,13 @@ def encode_text(
                 raise ContextLengthExceeded(message, param=param)
         return model.tokenizer.encode(text, add_special_tokens)
     except UnicodeEncodeError:
-        message = f"'{param}' holds half of a surrogate pair, which is no character."
+        message = f"'{param}' holds half of a surrogate pair, which is not a character."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
 
 
 def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """The template's refusal, which names the first arguments that are no JSON object if there are any: a call that was cut
-    off looks like this, and many templates go through the members of an object."""
+    """The template's refusal, with the name of the first arguments that are no JSON object, if any: a call that was cut off
+    has such arguments, and many templates iterate over the members of an object."""
     if refusal.param != "messages":
         return refusal
     for index, message in enumerate(messages):
@@ -158,7 +159,7 @@ def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, A
 
 
 def _check_arguments(messages: Sequence[ChatMessage]) -> None:
-    """Raises InvalidRequest where the arguments of earlier calls, which are JSON in strings, hold too much to decode."""
+    """Raises InvalidRequest if the arguments of earlier calls, which are JSON in strings, are too large to decode."""
     written = {
         f"messages.{index}.tool_calls.{number}.function.arguments": call.function.arguments
         for index, message in enumerate(messages)
@@ -169,7 +170,7 @@ def _check_arguments(messages: Sequence[ChatMessage]) -> None:
 
 
 def _cannot_fit(model: ServedModel, text: str) -> bool:
-    """Whether a text has many more tokens than the context, found out piece by piece. Cut words make a few more of them."""
+    """Whether a text has many more tokens than the context, counted piece by piece. Cutting words adds a few tokens."""
     if len(text) > MAX_CHARACTERS_PER_TOKEN * model.max_model_len:
         return True
     room = 2 * model.max_model_len
@@ -181,8 +182,8 @@ def _cannot_fit(model: ServedModel, text: str) -> bool:
 
 
 def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """A message as plain data, for `ChatTemplate.prompt`. Keys that the client left out, or sent as null, are not there; its
-    content is null where the client sent null."""
+    """A message as plain data, for `ChatTemplate.prompt`, without keys that the client omitted or sent as null; the content is
+    null if the client sent null."""
     param = f"messages.{index}"
     plain: dict[str, Any] = {"role": message.role}
     if message.content is not None:
@@ -203,7 +204,7 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
 
 
 def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
-    """Text, or parts of text (`type` "text" whatever they were called) and of an assistant's reasoning ("thinking")."""
+    """Text, or parts of text (always with `type` "text") and of an assistant's reasoning ("thinking")."""
     content = message.content
     if content is None or isinstance(content, str):
         return content or ""

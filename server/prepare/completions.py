@@ -1,4 +1,4 @@
-"""From the body of a completion to what the engine is asked."""
+"""From the body of a completion to the engine's request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.state import ServedModel, ServerState
 
 @dataclass(frozen=True, slots=True)
 class PreparedCompletion:
-    """The engine's request, and the field of the body that asks for its grammar, if there is one."""
+    """The engine's request, and the field of the body that requires its grammar, if there is one."""
 
     request: TextRequest
     grammar_param: str | None
@@ -25,7 +25,7 @@ class PreparedCompletion:
 async def prepare_completion(
     state: ServerState, model: ServedModel, body: CompletionRequest
 ) -> PreparedCompletion:
-    """Tokenize the prompts and have the grammar judged. Raises InvalidRequest, Overloaded or Unavailable."""
+    """Tokenize the prompts and validate the grammar. Raises InvalidRequest, Overloaded or Unavailable."""
     prompts = await _tokenize(state, model, body)
     body.check_answer(total_length(prompts))
     limit = body.output_limit
@@ -51,7 +51,7 @@ async def prepare_completion(
 async def _tokenize(
     state: ServerState, model: ServedModel, body: CompletionRequest
 ) -> tuple[tuple[int, ...], ...]:
-    """The prompts in token ids. Raises InvalidRequest."""
+    """The prompts as token ids. Raises InvalidRequest."""
     special = body.add_special_tokens is not False
     if body.suffix:
         return await _tokenize_around(state, model, body, special)

@@ -1,4 +1,4 @@
-"""The engine's request for a call: the client's fields, and the model's defaults for those left out."""
+"""The engine's request for a call: the client's fields, and the model's defaults for omitted ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from server.schemas.sampling import GenerationFields
 from server.state import ServedModel
 
 _SMALLEST_TOP_P = 1e-6
-"""OpenAI accepts top_p 0 and means the most likely token; a set whose probability "reaches 0" would be empty."""
+"""Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be
+empty."""
 
 
 def new_id(prefix: str) -> str:
-    """Minted here: a client's own id is never used as one."""
+    """A new request id, generated here: a client's own id is never used."""
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
 def cache_salt(model: ServedModel, asked: str | None) -> str | None:
-    """What the KV of a request's prefix is shared by: the salt that was asked for and, where keys are told apart, something
-    of the key's hash. Behind a separator that no hash has, a client's salt cannot pass for another key."""
+    """The salt that limits the sharing of a prefix's KV: the requested salt and, if keys are kept apart, a prefix of the key's
+    hash. The separator occurs in no hash, so a client's salt cannot pass for another key."""
     return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
 
 
@@ -44,7 +45,7 @@ def text_request(
     shown_special: frozenset[int] = frozenset(),
     ends: Callable[[], Callable[[str], bool]] | None = None,
 ) -> TextRequest:
-    """The engine's form of a call. What the client left out comes from the model's defaults.
+    """The engine's form of a call. Fields that the client omitted come from the model's defaults.
 
     Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, and for a `do_sample` that
     the temperature contradicts.
@@ -57,9 +58,7 @@ def text_request(
     if max_tokens is not None:
         check_min_tokens(fields.min_tokens or 0, max_tokens)
     if grammar is not None and fields.include_stop_str_in_output:
-        message = (
-            "'include_stop_str_in_output' would put text behind what the answer has to follow; leave it out."
-        )
+        message = "'include_stop_str_in_output' would add text after the constrained answer; leave it out."
         raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
     sampling = SamplingParams(
         temperature=temperature,

@@ -1,5 +1,5 @@
-"""Fill in the middle: a prompt of what stands before and behind the text to be written, in the notation that a model was
-trained on. Which one that is, is told by the tokens that were added to its vocabulary.
+"""Fill in the middle: a prompt made of the text before and after the middle that the model writes, in the notation of the
+model's training. The tokens added to the model's vocabulary show the notation.
 
     Qwen 2.5 and 3, CodeGemma    <|fim_prefix|> before <|fim_suffix|> behind <|fim_middle|>
     StarCoder 1 and 2, Granite   <fim_prefix> before <fim_suffix> behind <fim_middle>
@@ -31,7 +31,7 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """`layout` is marks and parts in order. `ends`: other tokens that come only where the middle is over."""
+    """`layout`: marks and parts in order. `ends`: other tokens that occur only at the end of the middle."""
 
     layout: tuple[str | Part, ...]
     ends: tuple[str, ...] = ()
@@ -58,19 +58,18 @@ _FAMILIES = (
 )  # fmt: skip
 
 _ANCHOR = "\u263a"
-"""Text behind it begins in the middle of a line: no tokenizer puts a space before it."""
+"""Text after which tokenizers add no space to the beginning of a text, because it continues a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillInMiddle:
-    """The notation of one model in token ids. `end_ids` end the middle where they are generated: they are its own
-    notation and no text."""
+    """The notation of one model in token ids. `end_ids` end the middle when they are generated: they are notation, not text."""
 
     layout: tuple[int | Part, ...]
     end_ids: tuple[int, ...]
 
     def prompt(self, before: Sequence[int], behind: Sequence[int]) -> tuple[int, ...]:
-        """The whole prompt, but for what the tokenizer puts around every text."""
+        """The whole prompt, without the special tokens that the tokenizer adds to every text."""
         ids: list[int] = []
         for part in self.layout:
             if isinstance(part, int):
@@ -81,7 +80,7 @@ class FillInMiddle:
 
 
 def fill_in_middle(tokenizer: TokenizerLike) -> FillInMiddle:
-    """The notation that a tokenizer has the tokens for. Raises InvalidRequest naming `suffix` if it has none."""
+    """The notation whose tokens the tokenizer has. Raises InvalidRequest naming `suffix` if there is none."""
     for family in _FAMILIES:
         known = {text: tokenizer.added_tokens.get(text) for text in (*family.marks, *family.ends)}
         if all(known[mark] is not None for mark in family.marks):
@@ -95,7 +94,7 @@ def fill_in_middle(tokenizer: TokenizerLike) -> FillInMiddle:
 
 
 def encode_behind(model: ServedModel, text: str) -> list[int]:
-    """Ids of a text that goes on from another, without the space that some tokenizers put at the beginning of a text.
+    """Ids of a text that continues another, without the space that some tokenizers add at the beginning of a text.
 
     Raises InvalidRequest naming `suffix`.
     """

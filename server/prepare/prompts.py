@@ -1,5 +1,5 @@
-"""Inputs that are texts or lists of token ids, as completions, embeddings and /tokenize take them: to token ids, cut to the
-length that was asked for, and off the event loop where it may take long."""
+"""Inputs of completions, embeddings and /tokenize, which are texts or lists of token ids: they become token ids, cut to the
+requested length, off the event loop if it may take long."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from server.system.worker_threads import DeadlineExceeded
 Input = str | Sequence[int]
 Result = TypeVar("Result")
 _INLINE_TEXTS = 32
-"""More tokenize slower than a thread takes to wake, however short they are."""
+"""Number of texts above which tokenizing, even of short ones, takes longer than waking a thread."""
 _INLINE_IDS = 2**16
-"""As many are looked through in a millisecond."""
+"""Number of ids that are checked in a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """At most `length` tokens of each input are kept: the last ones, or with `from_right` the first."""
+    """Truncation of each input to at most `length` tokens: the last ones, or with `from_right` the first ones."""
 
     length: int
     from_right: bool = False
 
     def cut(self, ids: Sequence[int], around: tuple[int, int] = (0, 0)) -> Sequence[int]:
-        """The ids that are kept. `around` counts the special tokens that the tokenizer has put before and behind the text:
-        it is the text that is cut, as the tokenizer itself would, unless nothing would be left of it."""
+        """The ids that are kept. `around`: numbers of special tokens that the tokenizer added before and after the text. Only
+        the text is cut, as the tokenizer itself would do, unless nothing of the text would be left."""
         if len(ids) <= self.length:
             return ids
         before, behind = around if self.length > sum(around) else (0, 0)
@@ -42,9 +42,9 @@ class Truncation:
 def truncation_of(
     fields: TruncationFields, model: ServedModel, reserved: int, reserved_by: str = "max_tokens"
 ) -> Truncation | None:
-    """What `truncate_prompt_tokens` asks for; -1 means what the context has room for next to `reserved` tokens of output.
+    """The truncation that `truncate_prompt_tokens` requests; -1 means the context without `reserved` tokens of output.
 
-    Raises InvalidRequest for more than the context, ContextLengthExceeded where nothing is left.
+    Raises InvalidRequest for more than the context, ContextLengthExceeded if no token is left.
     """
     length = fields.truncate_prompt_tokens
     if length is None:
@@ -72,8 +72,8 @@ async def input_ids(
     longest: int | None = None,
     may_be_empty: bool = False,
 ) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each input, none of them empty unless they may be. A list of ids has at most `longest` (default:
-    what leaves room for one token); texts that cannot fit are refused by the engine, or before by their characters.
+    """The token ids of each input, empty only if that is allowed. A list of ids has at most `longest` ids (default: one less
+    than the context); texts that cannot fit are refused by the engine, or earlier by their number of characters.
 
     Raises InvalidRequest naming `param`.
     """
@@ -103,7 +103,7 @@ async def input_ids(
 
 
 async def fenced(state: ServerState, work: Callable[[], Result], param: str, what: str) -> Result:
-    """The result of `work`, done on a thread. Raises InvalidRequest where it takes too long."""
+    """The result of `work`, done on a thread. Raises InvalidRequest if it takes too long."""
     try:
         return await state.threads.run(work, DEADLINE)
     except DeadlineExceeded:
@@ -112,7 +112,7 @@ async def fenced(state: ServerState, work: Callable[[], Result], param: str, wha
 
 
 def added_ids(model: ServedModel) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer puts before and behind a text."""
+    """The numbers of special tokens that the tokenizer adds before and after a text."""
     bare, whole = model.tokenizer.encode("a", False), model.tokenizer.encode("a", True)
     for before in range(len(whole) - len(bare) + 1):
         if whole[before : before + len(bare)] == bare:
@@ -121,7 +121,7 @@ def added_ids(model: ServedModel) -> tuple[list[int], list[int]]:
 
 
 def text_span(ids: Sequence[int], around: tuple[Sequence[int], Sequence[int]]) -> tuple[int, int]:
-    """Where the text's own ids begin and end between the special tokens that were put `around` it."""
+    """The indices where the text's own ids begin and end, between the special tokens `around` them."""
     before, behind = map(tuple, around)
     begin = len(before) if tuple(ids[: len(before)]) == before else 0
     end = len(ids) - len(behind)
@@ -142,5 +142,5 @@ def _check_length(model: ServedModel, length: int, param: str, longest: int) -> 
 
 
 def total_length(inputs: Iterable[Input]) -> int:
-    """Tokens or characters of all of them."""
+    """Total number of tokens or characters."""
     return sum(map(len, inputs))

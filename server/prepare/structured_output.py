@@ -1,4 +1,4 @@
-"""What routes call: from a request's body to the grammar that its sequences carry."""
+"""From a request's body to the grammar of its sequences; called by the routes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValidGrammar:
-    """`text` is what goes into `TextRequest.grammar`; `param` the request's field that asks for it."""
+    """`text`: the value for `TextRequest.grammar`. `param`: the request's field that requires it."""
 
     text: str
     param: str
@@ -35,7 +35,7 @@ async def for_body(state: ServerState, model: ServedModel, body: StructuredField
 
 
 async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> ValidGrammar:
-    """The grammar, judged and known to the executor. `param` is the field it came from.
+    """The grammar, validated and compiled by the executor. `param` is the field it came from.
 
     Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
     """
@@ -43,7 +43,9 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
         message = f"Invalid value for '{param}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
         raise InvalidRequest(message, param=param, code="invalid_value")
     if state.judge is None or not _holds_grammars(state):
-        message = f"'{param}' is not supported: this server's executor cannot hold its output to a grammar."
+        message = (
+            f"'{param}' is not supported: this server's executor cannot constrain its output to a grammar."
+        )
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
     try:
         text = await state.judge.check(grammar, TENANT.get())

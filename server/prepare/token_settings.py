@@ -1,4 +1,4 @@
-"""Sampling settings that name tokens: from what a client sent to token ids of the model."""
+"""Sampling settings that name tokens: from the client's fields to token ids of the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from server.state import ServedModel
 
 
 def check_ids(fields: GenerationFields, width: int) -> None:
-    """Raises InvalidRequest, naming the field, for an id at or past `width`: the model has no logit for it."""
+    """Raises InvalidRequest, naming the field, for an id of `width` or more: the model has no logit for it."""
     for name, ids in (
         ("stop_token_ids", fields.stop_token_ids or ()),
         ("allowed_token_ids", fields.allowed_token_ids or ()),
@@ -21,7 +21,7 @@ def check_ids(fields: GenerationFields, width: int) -> None:
 
 
 def check_do_sample(fields: GenerationFields, temperature: float) -> None:
-    """`do_sample` is no parameter here: it passes where it says what the temperature does. Raises InvalidRequest."""
+    """Check `do_sample`, which is not a parameter here: it may only agree with the temperature. Raises InvalidRequest."""
     wanted = (fields.model_extra or {}).get("do_sample")
     if wanted is not None and wanted != (temperature > 0):
         means = "more than 0" if wanted else "0"
@@ -30,12 +30,12 @@ def check_do_sample(fields: GenerationFields, temperature: float) -> None:
 
 
 def typical_p(value: float) -> float:
-    """0 means off, as 1 does: other servers take both."""
+    """The value of typical_p: 0 disables it, as 1 does, since other servers accept both."""
     return value or 1.0
 
 
 def logit_bias(fields: GenerationFields) -> tuple[tuple[int, float], ...]:
-    """(token id, bias) pairs. Raises InvalidRequest where two keys, "7" and "07", mean one id."""
+    """(token id, bias) pairs. Raises InvalidRequest if two keys, such as "7" and "07", mean one id."""
     biases = {int(key): bias for key, bias in (fields.logit_bias or {}).items()}
     if len(biases) < len(fields.logit_bias or {}):
         raise InvalidRequest("'logit_bias' names a token id twice.", param="logit_bias", code="invalid_value")
@@ -43,8 +43,8 @@ def logit_bias(fields: GenerationFields) -> tuple[tuple[int, float], ...]:
 
 
 def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of the words that must not come: each as it begins a text, and behind a space, where most tokenizers
-    have other ids for it. Raises InvalidRequest."""
+    """Token sequences of the forbidden words: each at the beginning of a text and after a space, where most tokenizers have
+    other ids for it. Raises InvalidRequest."""
     found: dict[tuple[int, ...], None] = {}
     for number, word in enumerate(fields.bad_words or ()):
         bare = word.lstrip(" ") or word
@@ -52,7 +52,7 @@ def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, 
             try:
                 ids = tuple(model.tokenizer.encode(text, False))
             except UnicodeEncodeError:
-                message = f"'bad_words.{number}' holds half of a surrogate pair, which is no character."
+                message = f"'bad_words.{number}' holds half of a surrogate pair, which is not a character."
                 raise InvalidRequest(message, param=f"bad_words.{number}", code="invalid_value") from None
             # A sequence with an id that the model has no logit for cannot come anyway.
             if ids and max(ids) < model.info.logits_width:

@@ -44,7 +44,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 class _ChatCall:
-    """One call: what to ask of the engine, and how to shape what comes back."""
+    """One call: its engine request, and the encoding of its answer."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _ChatCall:
         return choice
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer in events: roles, deltas, a finish chunk per choice, usage if asked for, [DONE]."""
+        """The answer as events: roles, deltas, a finish chunk per choice, usage if requested, [DONE]."""
         continuous = self._body.continuous_usage
         plain = self._body.num_logprobs is None and not self._body.return_token_ids
         as_ids = bool(self._body.return_tokens_as_token_ids)

@@ -1,4 +1,4 @@
-"""Steps that every route with a body shares."""
+"""Steps shared by all routes with a body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.state import ServedModel, ServerState
 from server.system.gc_tuning import collector_pause
 
 READ = ["GET", "HEAD"]
-"""Methods of a route that only reads. FastAPI does not add HEAD to a GET by itself, and load balancers probe with it."""
+"""Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
 
 
 def state_of(request: Request) -> ServerState:
@@ -34,8 +34,8 @@ def state_of(request: Request) -> ServerState:
 
 
 async def read(request: Request, model: type[Model]) -> Model:
-    """The validated body; a large one is parsed on a thread. What it holds that has no effect is left in the scope, for the
-    response's header. Raises InvalidRequest, also for keys that would have an effect and are not supported, and HTTPException
+    """The validated body; a large one is parsed on a thread. The names of parameters without effect are left in the scope for
+    the response's header. Raises InvalidRequest, also for unsupported parameters that would have an effect, and HTTPException
     for a body that is not JSON."""
     check_media(request.headers)
     body = await request.body()
@@ -53,12 +53,12 @@ async def read(request: Request, model: type[Model]) -> Model:
 
 
 def tell_ignored(request: Request, names: Iterable[str]) -> None:
-    """Add to what the response's header lists, where only the model that was asked for shows what has no effect."""
+    """Add names to the response's list of ignored parameters; for those that only the requested model shows to have no effect."""
     request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][: MAX_TOLD + 1]
 
 
 def template_variables(request: Request, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:
-    """The body's variables for the chat template. The names of those that it does not read are told."""
+    """The body's variables for the chat template. Those that the template does not read are listed as ignored."""
     read = frozenset[str]() if model.template is None else model.template.variables
     variables, unread = body.variables(read)
     tell_ignored(request, unread)
@@ -89,8 +89,8 @@ async def generation_of(
     prompt: str = "prompt",
     grammar: str | None = None,
 ) -> AsyncIterator[Generation]:
-    """The call, queued and in progress. The engine's refusals, some of which come during the computation, name the field at fault
-    as the client does: `prompt` and `grammar` are two such names."""
+    """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
+    client's name; `prompt` and `grammar` are two such names."""
     with named({"prompt": prompt, "grammar": grammar, "max_tokens": fields.output_limit_name}):
         async with model.engine.start(asked) as generation:
             yield generation
@@ -98,7 +98,7 @@ async def generation_of(
 
 @contextlib.contextmanager
 def named(names: Mapping[str, str | None]) -> Iterator[None]:
-    """Give refusals of the engine the client's name of the field at fault: `names` has it by the engine's name."""
+    """Replace the engine's name of the field at fault in its refusals: `names` maps the engine's name to the client's."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""POST /v1/completions, the legacy endpoint that evaluation tools live on."""
+"""POST /v1/completions, the legacy endpoint that evaluation tools use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def completions(request: Request) -> Response:
 
 
 class _CompletionCall:
-    """One call: what to ask of the engine, and how to shape what comes back."""
+    """One call: its engine request, and the encoding of its answer."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class _CompletionCall:
     async def prepare(
         cls, state: ServerState, model: ServedModel, name: str, body: CompletionRequest
     ) -> _CompletionCall:
-        """Tokenize, and have the grammar judged. Raises InvalidRequest."""
+        """Tokenize the prompts and validate the grammar. Raises InvalidRequest."""
         prepared = await prepare_completion(state, model, body)
         sides = await _sides(state, model, body, prepared.request.prompts)
         return cls(model, name, body, prepared.request, sides, prepared.grammar_param)
@@ -106,7 +106,7 @@ class _CompletionCall:
         return [*pieces, b'],"usage":', encode(usage_object(usage)), b"}"]
 
     async def _repeat_prompts(self, room: AnswerBudget) -> None:
-        """Encode what choices repeat of their prompts. Raises InvalidRequest for too much of it, before anything is computed."""
+        """Encode the parts of prompts that choices repeat. Raises InvalidRequest, before any step, if they are too large."""
         shown, pauses = self._body.n or 1, YieldRegularly()
         for side in self._sides:
             if self._body.echo:
@@ -116,7 +116,7 @@ class _CompletionCall:
             await pauses.pause()
 
     def _shown(self) -> list[CompletionProgress]:
-        """The choices of the answer, in its order."""
+        """The choices of the answer, in order."""
         if not self._body.ranks:
             return self._choices
         made, shown = self._asked.n, self._body.n or 1
@@ -124,13 +124,13 @@ class _CompletionCall:
         return [choice for group in groups for choice in best(group, shown)]
 
     def _usage(self, generation: Generation) -> Usage:
-        """What was counted; the token that is computed for `max_tokens` 0 is not."""
+        """The token counts, without the token that is computed for `max_tokens` 0."""
         if self._body.output_limit != 0:
             return generation.usage
         return replace(generation.usage, completion_tokens=0)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer in events; the last one of a choice carries its finish reason."""
+        """The answer as events; the last event of a choice carries its finish reason."""
         continuous = self._body.continuous_usage
         fingerprint = self._model.fingerprint
         async with self._start() as generation:
@@ -145,7 +145,7 @@ class _CompletionCall:
         yield (chunks.chunk(b"", total) if self._body.include_usage else b"") + DONE
 
     async def _in_order(self, generation: Generation) -> AsyncIterator[TextDelta]:
-        """The deltas; those of a choice not before its prompt's logprobs, which come with another choice."""
+        """The deltas. Those of a choice come after its prompt's logprobs, which arrive with another choice."""
         held: dict[int, list[TextDelta]] = {}
         async for delta in generation:
             number = delta.index // self._asked.n
@@ -162,7 +162,7 @@ class _CompletionCall:
 async def _sides(
     state: ServerState, model: ServedModel, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]
 ) -> list[PromptSide]:
-    """What each prompt's choices begin with: where asked for, its text as the client wrote it, or decoded from its ids."""
+    """The text that each prompt's choices begin with: if requested, the prompt as the client wrote it or decoded from its ids."""
     if not body.echo:
         return [PromptSide(body, ids) for ids in prompts]
     around = added_ids(model) if body.add_special_tokens is not False else ([], [])

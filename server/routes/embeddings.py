@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: prompts to vectors, by the same scheduler as everything else."""
+"""POST /v1/embeddings: prompts to vectors, by the same scheduler as generation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.state import ServedModel, ServerState
 router = APIRouter()
 
 _NUMBERS_AT_ONCE = 16384
-"""Encoded before others may run: a few milliseconds."""
+"""Number of entries encoded before other tasks may run: a few milliseconds."""
 
 
 @router.post("/v1/embeddings")
@@ -45,7 +45,7 @@ async def embeddings(request: Request) -> Response:
 
 
 async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest) -> Asked:
-    """What to ask of the engine. Raises InvalidRequest."""
+    """The engine request. Raises InvalidRequest."""
     width = model.info.hidden_size
     if body.dimensions is not None and body.dimensions > width:
         # Their number is not told back: it may have thousands of digits.
@@ -100,7 +100,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
 
 
 def _shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
-    """float32 [dimensions]: cut, and of length 1, as asked. Raises SequenceFailed for numbers that are none."""
+    """float32 [dimensions]: the vector, cut and normalised to length 1 as requested. Raises SequenceFailed for NaN or inf."""
     if not np.isfinite(vector).all():
         raise SequenceFailed("the model's hidden states are not finite")
     vector = vector[: body.dimensions]
@@ -113,7 +113,7 @@ def _shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.f
 
 
 def _encoded(index: int, vector: NDArray[np.float32], as_base64: bool) -> bytes:
-    """An entry of the answer's list; base64 holds the numbers as little-endian float32."""
+    """An entry of the answer's list; base64 encodes the numbers as little-endian float32."""
     value: Any = vector.tolist()
     if as_base64:
         value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
@@ -121,7 +121,7 @@ def _encoded(index: int, vector: NDArray[np.float32], as_base64: bool) -> bytes:
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Token counts in the form of this endpoint, which generates none."""
+    """Token counts in the form of this endpoint, which generates no tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,

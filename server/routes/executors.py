@@ -1,7 +1,7 @@
-"""GET /v1/executors: what each live executor declares, and how it fares.
+"""GET /v1/executors: the declared facts and the status of each live executor.
 
-Nothing here waits for an executor: declared facts came when it was ready, the rest is its last snapshot, whose age is
-told. One that hangs or is being restarted is listed all the same, with its state.
+The route never waits for an executor: it declared its facts when it became ready, and the rest is its last snapshot, with the
+snapshot's age. An executor that hangs or is being restarted is listed as well, with its state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ router = APIRouter()
 
 @router.api_route("/v1/executors", methods=READ)
 async def list_executors(request: Request) -> Response:
-    """Every executor of this server, and the names that `--executor` knows."""
+    """Every executor of this server, and the names that `--executor` accepts."""
     state = state_of(request)
     if state.model is None or state.executors is None:
         raise Unavailable("The model is still loading.")
@@ -65,7 +65,7 @@ def _card(name: str, executor: ModelExecutor, notation: Mapping[str, Any]) -> di
 
 
 def _capabilities(capabilities: ExecutorCapabilities, info: ModelInfo, layout: KvLayout) -> dict[str, Any]:
-    """As declared, and the bytes that come to when KV is full of the longest sequences."""
+    """The declared memory, and the bytes it comes to when the KV cache is full of the longest sequences."""
     length = capabilities.max_sequence_length
     batch = capabilities.max_batch_size
     if capabilities.paged:
@@ -84,5 +84,5 @@ def _status(status: ExecutorStatus) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Plain data of a record or a snapshot. A third party's may hold NumPy's numbers."""
+    """Plain data of a record or a snapshot. A third-party executor may use NumPy scalars in it."""
     return msgspec.to_builtins(value, enc_hook=lambda odd: odd.item() if hasattr(odd, "item") else str(odd))

@@ -23,7 +23,7 @@ async def list_models(request: Request) -> Response:
 
 @router.api_route("/v1/models/{name:path}", methods=READ)
 async def get_model(request: Request, name: str) -> Response:
-    """One of them; names may contain slashes, as those of the hub do."""
+    """One model; names may contain slashes, as hub names do."""
     state = state_of(request)
     if name not in state.names:
         raise ModelNotFound(f"The model '{name[:200]}' does not exist.", param="model")

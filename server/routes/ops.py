@@ -1,9 +1,9 @@
-"""What operators and orchestrators ask: /live, /ready, /health, /version, /metrics.
+"""Endpoints for operators and orchestrators: /live, /ready, /health, /version, /metrics.
 
-/live    200 while the event loop turns, also loading, recovering and draining: the only liveness probe
+/live    200 while the event loop runs, also loading, recovering and draining: the only liveness probe
 /ready   200 only when new work should be routed here
 /health  503 while loading, when a recovery takes too long, and when the engine is down; a recovery within its time
-         is 200, so that whoever probes here by habit does not kill a server that is about to go on
+         is 200, so that an orchestrator that uses it as a liveness probe does not kill a server about to recover
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ router = APIRouter()
 
 @router.api_route("/live", methods=READ)
 async def live(request: Request) -> Response:
-    """The event loop turns."""
+    """200 while the event loop runs."""
     return json_response({"status": "live"})
 
 
 @router.api_route("/ready", methods=READ)
 async def ready(request: Request) -> Response:
-    """New work is welcome."""
+    """200 if the server accepts new work."""
     state = state_of(request)
     stage, detail = state.stage()
     return _status(stage is Stage.READY, stage, detail, state.progress)
@@ -38,7 +38,7 @@ async def ready(request: Request) -> Response:
 
 @router.api_route("/health", methods=READ)
 async def health(request: Request) -> Response:
-    """The server works, or is about to again."""
+    """200 if the server works or is recovering within its time limit."""
     state = state_of(request)
     stage, detail = state.stage()
     return _status(_is_healthy(state, stage), stage, detail, state.progress)

@@ -26,12 +26,12 @@ _OF_CHATS = (
     "add_generation_prompt",
     "continue_final_message",
 )
-"""What means nothing to a plain text."""
+"""Parameters that have no effect on a plain text."""
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of a conversation as the model would see it."""
+    """Token ids of a text, or of a conversation rendered for the model."""
     state = state_of(request)
     body = await read(request, TokenizeRequest)
     body.check()
@@ -84,8 +84,8 @@ async def detokenize(request: Request) -> Response:
 
 @router.api_route("/tokenizer_info", methods=READ)
 async def tokenizer_info(request: Request) -> Response:
-    """What a client needs to do the tokenizer's work itself: tokenizer_config.json with the special tokens as texts, and the
-    chat template that is served. Evaluation tools render it."""
+    """The data a client needs to tokenize itself: tokenizer_config.json with the special tokens as texts, and the chat template
+    in use. Evaluation tools render the template."""
     model, _ = state_of(request).require(None)
     return json_response(_tokenizer_info(model))
 
@@ -93,7 +93,7 @@ async def tokenizer_info(request: Request) -> Response:
 _PATHS = frozenset(
     {"name_or_path", "vocab_file", "merges_file", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 )
-"""Where files lay when the tokenizer was saved: of no use, and nobody's business."""
+"""Keys with paths of the machine that saved the tokenizer: useless to clients and private."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -113,12 +113,12 @@ def _tokenizer_info(model: ServedModel) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Any:
-    """With every token as its text, where the file has an object for it."""
+    """The configuration with every token as its text, where the file has an object for it."""
     if isinstance(value, Mapping):
         return value["content"] if "content" in value else {name: _texts(one) for name, one in value.items()}
     return [_texts(one) for one in value] if isinstance(value, list) else value
 
 
 def _main_source(template: ChatTemplate) -> str:
-    """Of several templates the one for conversations without tools, or whichever there is."""
+    """The source of the template: if there are several, that for conversations without tools, or else the first one."""
     return template.sources.get(DEFAULT) or next(iter(template.sources.values()))

@@ -1,5 +1,5 @@
-"""The garbage collector and the heap of the serving process: when objects are searched for cycles, and when freed memory goes
-back to the operating system."""
+"""The garbage collector and the heap of the serving process: when the collector runs, and when freed memory returns to the
+operating system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 _YOUNG = 20_000
-"""Objects made before a collection of the youngest generation. A step of 1,024 sequences makes a few thousand, nearly all of
-which reference counting frees; with Python's default of 700 the collector would run several times a step."""
+"""Number of new objects before a collection of the youngest generation. A step of 1,024 sequences creates a few thousand, and
+reference counting frees nearly all of them; with Python's default of 700 the collector would run several times a step."""
 
 
 def freeze_after_load() -> None:
-    """Exempt all objects that exist now from collection, and search new ones for cycles seldom.
+    """Exempt all existing objects from collection, and collect new ones rarely.
 
-    For a process that serves: called once everything is loaded. Measured at 1,024 sequences: a commit takes a third.
+    A serving process calls it once everything is loaded. Measured at 1,024 sequences: a commit takes a third of the time.
     """
     gc.collect()
     gc.freeze()
@@ -35,9 +35,9 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def release_when_idle() -> None:
-    """Collect circles of garbage, which Python does by the number of objects and not by their size, and return what was freed
-    inside the heap: by itself glibc gives back only what lies at its end, so that one small object
-    above the body of a large request keeps all of it resident. Milliseconds, and nothing where there is nothing to give."""
+    """Collect cyclic garbage, which Python does by the number of objects and not by their size, and return freed memory inside
+    the heap to the operating system: by itself glibc returns only memory at the heap's end, so that one small object above the
+    body of a large request keeps all of it resident. Takes milliseconds, or no time if there is no memory to return."""
     gc.collect()
     trim = _trim()
     if trim is not None:
@@ -52,20 +52,20 @@ class CollectorPause:
     """
     Keeps the process's garbage collector off while any block is inside.
 
-    For the event loop's thread alone: on threads that parse, one could read the collector's state between another's two
-    steps, and the exception that ends work of too long could come in place of what turns it on again. Off for good
-    either way, with nothing that shows it but memory.
+    Use it on the event loop's thread only. Of two parsing threads, one could read the collector's state between the two steps
+    of the other, and the exception that stops work past its deadline could prevent the collector from being enabled again.
+    Either way the collector would stay disabled, and only growing memory would show it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._inside = 0
         self._since = 0.0
-        """When the collector went, or came last."""
+        """Time when the collector last was disabled or enabled."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Where the collector was off before, it stays off."""
+        """Whether the collector was enabled before; if not, it stays disabled."""
         if not self._inside:
             if not gc.isenabled():
                 yield

@@ -1,4 +1,5 @@
-"""Log lines on stderr: ours by structlog, those of libraries and of the engine (standard `logging`) through the same door."""
+"""Log lines on stderr: the server's by structlog, those of libraries and of the engine (standard `logging`) through the same
+handler."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ import structlog
 
 
 class _Stderr:
-    """Stderr, or nothing where it cannot be written to: a full disk or a terminal that is gone fails no request."""
+    """Stderr that drops failed writes: a full disk or a closed terminal fails no request."""
 
     def write(self, text: str) -> None:
-        """Write or lose it."""
+        """Write the text, or drop it if that fails."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(text)
 
     def flush(self) -> None:
-        """Flush or lose it."""
+        """Flush, and ignore a failure."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
 
@@ -41,7 +42,7 @@ def configure(level: str = "info") -> None:
 
 
 def configure_own(level: str) -> None:
-    """Set up our own lines only, for a process whose standard `logging` is the caller's."""
+    """Set up the server's own lines only, for a process whose caller configures the standard `logging`."""
     structlog.configure(
         processors=[*_steps(), _renderer()],
         wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
@@ -62,7 +63,7 @@ def _steps() -> list[Any]:
 
 
 def _renderer() -> structlog.dev.ConsoleRenderer:
-    """Tracebacks are plain: the rich ones print local variables, prompts and keys among them."""
+    """The structlog processors. Tracebacks are plain: rich ones print local variables, including prompts and keys."""
     return structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )

@@ -1,8 +1,8 @@
 """Reaping as PID 1: in a container without an init, orphans become this process's children, and stay zombies unless waited for.
-The same holds where whoever started it made it a "child subreaper".
+The same holds if the process's parent made it a "child subreaper".
 
-Children that this process started itself are waited for by whoever started them. To leave those alone without knowing them,
-only a zombie that nobody has taken for a while is reaped.
+The code that started a child waits for it. To leave such children alone without knowing them, only a zombie that has existed
+for a while is reaped.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import os
 from pathlib import Path
 
 INTERVAL = 2.0
-"""Seconds between looks; a zombie is taken at the second look that finds it."""
+"""Interval between scans in seconds; a zombie is reaped at the second scan that finds it."""
 
 
 _PR_GET_CHILD_SUBREAPER = 37
 
 
 def inherits_orphans() -> bool:
-    """Whether processes whose parent ends become children of this one."""
+    """Whether processes whose parent ends become children of this process."""
     found = ctypes.c_int(0)
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return os.getpid() == 1 or bool(found.value)
 
 
 class Reaper:
-    """Remembers which zombies were there at the last look. One writer: the task that runs it."""
+    """Remembers the zombies of the last scan. One writer: the task that runs it."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
@@ -41,7 +41,7 @@ class Reaper:
             self.look()
 
     def look(self) -> list[int]:
-        """Reap what was a zombie last time and still is; returns the process ids."""
+        """Reap the processes that were zombies at the last scan and still are; returns their process ids."""
         zombies = set(_zombies_of(self._parent))
         reaped = []
         for pid in zombies & self._seen:

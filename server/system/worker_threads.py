@@ -1,9 +1,9 @@
 """Work of unknown length on a few threads, each piece under a deadline.
 
-Python threads cannot be killed, but an exception can be planted in one: it surfaces at the next bytecode, and whatever a
-chat template does, it does in bytecode. So a template that loops costs its own request an answer and nothing else.
-Single calls that would never come back to bytecode are measured beforehand (`server/templates/sandbox.py`); what many small ones
-pile up is seen by looking at the process's memory while the work runs.
+Python threads cannot be killed, but an exception can be raised in one from outside: it surfaces at the next bytecode, and a
+chat template runs as bytecode. So a template that loops fails its own request and no other.
+Single calls that would not return to bytecode are limited beforehand (`server/templates/sandbox.py`); the memory that many small
+ones accumulate is found by watching the process's memory while the work runs.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Result = TypeVar("Result")
 
 
 class DeadlineExceeded(Exception):
-    """Planted in a thread whose work took too long, and raised to whoever waits for it."""
+    """Raised in a worker thread whose work took too long, and to the caller that waits for it."""
 
 
 class MemoryExceeded(DeadlineExceeded):
-    """Planted in a thread while whose work the process grew too much."""
+    """Raised in a worker thread when the process grows too much during its work."""
 
 
 MAX_GROWTH = 384 * 2**20
-"""Bytes by which the process may grow while work that is watched runs."""
+"""Growth of the process that is allowed during watched work, in bytes."""
 _LOOK_EVERY = 0.02
-"""Seconds. Copying fills about 5 GB in one, so this overlooks 100 MB."""
+"""Interval of the watch in seconds. Copying fills about 5 GB a second, so the watch misses up to 100 MB."""
 _here = threading.local()
 
 
 @contextlib.contextmanager
 def watched_memory() -> Iterator[None]:
-    """What runs inside, on a fenced thread, gets MemoryExceeded planted when the process grows by MAX_GROWTH. The growth
-    may be another thread's: it refuses a request that ran for 20 ms and more, which is better than an ended process."""
+    """Code inside, on a fenced thread, gets MemoryExceeded raised when the process grows by MAX_GROWTH. Another thread may have
+    caused the growth; then a request that ran for 20 ms or more is refused, which is better than an ended process."""
     fenced: _Fenced[Any] | None = getattr(_here, "fenced", None)
     if fenced is None:
         yield
@@ -53,7 +53,7 @@ def watched_memory() -> Iterator[None]:
 
 
 def _resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Resident bytes of this process; 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -61,13 +61,13 @@ def _resident_bytes() -> int:
 
 
 class FencedThreads:
-    """A small pool; `run` gives work to it from the event loop."""
+    """A small thread pool; `run` submits work to it from the event loop."""
 
     def __init__(self, threads: int = 2) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cohort-text")
 
     async def run(self, work: Callable[[], Result], seconds: float) -> Result:
-        """The result of `work`, a pure function. Raises what it raises, or DeadlineExceeded `seconds` after it began."""
+        """The result of `work`, a pure function. Raises what `work` raises, or DeadlineExceeded `seconds` after it began."""
         loop = asyncio.get_running_loop()
         fenced = _Fenced(work)
         watch = _Watch(loop, fenced, seconds)
@@ -82,19 +82,19 @@ class FencedThreads:
             watch.end()
 
     def close(self) -> None:
-        """Take no more work; what runs ends by its deadline."""
+        """Accept no more work; running work ends by its deadline."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Watch:
-    """Looks at a piece of work every so often, and stops it where it takes too long or too much; until `end`."""
+    """Checks a piece of work at intervals until `end`, and stops it if it takes too much time or memory."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fenced: _Fenced[Any], seconds: float) -> None:
         self._loop, self._fenced, self._seconds = loop, fenced, seconds
         self._timer = loop.call_later(min(seconds, _LOOK_EVERY), self._look)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -109,8 +109,8 @@ class _Watch:
 
 
 class _Fenced(Generic[Result]):
-    """One piece of work. The lock orders "it ended" against "plant the exception": none is planted in a thread that has
-    gone on to other work."""
+    """One piece of work. The lock orders the end of the work against the exception: none is raised in a thread that already
+    does other work."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
@@ -118,18 +118,18 @@ class _Fenced(Generic[Result]):
         self._thread: int | None = None
         self._begun: float | None = None
         self._stopped = False
-        """There is nobody to do it for. Set and looked at under the lock: the work may be about to begin."""
+        """Whether the caller no longer waits. Read and written under the lock: the work may be about to begin."""
         self.watched = False
-        """Whether memory is. Written by the working thread."""
+        """Whether memory is watched. Written by the working thread."""
         self._may_reach: int | None = None
-        """Resident bytes of the process. Set at the first look, so that short work pays for none."""
+        """Limit on the resident bytes of the process. Set at the first check, so that short work does not pay for it."""
 
     def running_for(self) -> float:
-        """Seconds since it began, 0 while it waits."""
+        """Seconds since the work began, 0 while it waits."""
         return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def has_grown(self) -> bool:
-        """Whether the process has grown more than watched work may make it."""
+        """Whether the process has grown beyond the limit for watched work."""
         if not self.watched:
             return False
         now = _resident_bytes()

@@ -106,7 +106,7 @@ def test_start_up_output(echo_server: ServerProcess) -> None:
 
 def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: Path) -> None:
     """Log lines where nobody watches, a bar on a terminal."""
-    assert "loading: " in echo_server.log()
+    assert "loading the executor" in echo_server.log()
     main, terminal = pty.openpty()
     command = [
         str(Path(sys.executable).with_name("cohort")),
@@ -131,7 +131,7 @@ def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_p
             os.close(main)
     assert process.returncode == 0
     assert "\x1b[?25l" in shown, "the cursor hides while a bar is drawn"
-    assert "loading: " not in shown
+    assert "loading the executor" not in shown
 
 
 def _read_terminal(main: int) -> bytes:

@@ -1,9 +1,10 @@
-"""Tool calls: how models write them, how they are read as they are generated, and how they are forced.
+"""Tool calls: the formats of models, the parsers that read them as they are generated, and the grammars that force them.
 
-parser.py     what all parsers share: text that waits until it is certain, and call objects read piece by piece
+parser.py     the base of all parsers: it holds text back until it is certain, and reads call objects piece by piece
 hermes.py     llama3_json.py     mistral.py     one notation each: its parser and its grammar
 registry.py   the notations by name
-detect.py     which of them a chat template speaks
+detect.py     detection of a chat template's notation
 
-What a request asks for is in server/schemas/tool_choice.py, the grammar that forces calls in server/prepare/chat_grammar.py.
+The tool choice of a request is in server/schemas/tool_choice.py, the grammar that forces calls in
+server/prepare/chat_grammar.py.
 """

@@ -1,11 +1,11 @@
-"""Which notation of tool calls a chat template shows: found by rendering calls and reading them back, never guessed.
+"""The notation of tool calls that a chat template shows. It is found by rendering calls and reading them back, never guessed.
 
     shown in history    the template writes a known call; the one parser that reads exactly this call back names the notation
-    shown in prose      no call is written, but the prompt with tools on offer says how one is to be: the form is compared
-    neither             a token that one notation alone has; else unknown
+    shown in prose      no call is written, but the prompt with tools describes the form of a call, which is compared
+    neither             a token that only one notation has; else unknown
 
-A template that writes calls in a form that no parser here reads is unknown, whatever else it mentions: `<tool_call>` alone is
-no evidence, since Qwen3-Coder, GLM and Hunyuan put other things inside it.
+If a template writes calls in a form that no parser here reads, its notation is unknown, even if it mentions a known tag:
+`<tool_call>` alone is no evidence, since Qwen3-Coder, GLM and Hunyuan put other content inside it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from server.templates.message_forms import TOOL
 from server.templates.template import ChatTemplate
 
 _NAME = "cohort_call"
-"""No function on offer has it: where it stands, a call is written."""
+"""Function name that no offered function has: its place in a prompt shows a written call."""
 _ARGUMENTS = {"city": "Rome"}
 _TEXT = "\u2603 cohortprobe"
-"""An answer of text. Its first character begins no notation."""
+"""Text of a plain answer. Its first character begins no notation."""
 _PARSERS: Mapping[str, type[ToolParser]] = {
     "mistral": MistralParser,
     "hermes": HermesParser,
@@ -43,13 +43,13 @@ _PROSE: Mapping[str, re.Pattern[str]] = {
     "hermes": re.compile(r"<tool_call>\s*" + _KEY % "(?:name|arguments)"),
     "llama3_json": re.compile(_KEY % "name" + r"""[^{}"']*,\s*\\?["']parameters\\?["']\s*:[^{}"']*\}"""),
 }
-"""How prompts say it, such as `<tool_call>` `{"name": <function-name>, ...` or `{"name": function name, "parameters": ...}`."""
+"""Forms in which prompts describe a call: `<tool_call>` `{"name": <function-name>, ...`, `{"name": function name, ...}`."""
 _REASONING = re.compile(r"\s*(?:<think>.*?</think>|\[THINK\].*?\[/THINK\])", re.DOTALL)
 
 
 def detected(template: ChatTemplate, tokens: Container[str]) -> str | None:
-    """The name of the notation, None if it is unknown. `tokens`: those added to the tokenizer's vocabulary. May take long, as
-    any template may: call it behind a fence."""
+    """The name of the notation, None if it is unknown. `tokens`: those added to the tokenizer's vocabulary. Rendering may take
+    long: call it on a fenced thread."""
     if shown := _shown_calls(template):
         return next((name for name in _PARSERS if any(_reads_back(name, one) for one in shown)), None)
     prompt = _rendered(template, [_user()], [TOOL]) or ""
@@ -59,8 +59,8 @@ def detected(template: ChatTemplate, tokens: Container[str]) -> str | None:
 
 
 def _shown_calls(template: ChatTemplate) -> list[str]:
-    """What the template writes of a call, from where an answer begins, with a function on offer and without; nothing where it
-    writes none. An answer begins where one of text does; some templates write none, and others end a prompt in the same way."""
+    """The calls that the template writes, from the beginning of the answer, with an offered function and without; empty if it
+    writes none. The answer begins where a text answer does; some templates write none, and others end every prompt alike."""
     shown = []
     for tools in ([TOOL], None):
         for after_text, after_call in (([], []), ([_user()], [_result(), _user()]), ([_user()], [_result()])):
@@ -78,8 +78,8 @@ def _shown_calls(template: ChatTemplate) -> list[str]:
 
 
 def _beginning(before: str, call: str) -> int:
-    """Where the answer begins in a prompt with a call, given what stands before an answer of text. Where the two differ
-    sooner, by a block of reasoning for one, no tag is cut."""
+    """Index where the answer begins in a prompt with a call, given the prompt before a text answer. If the two differ earlier,
+    for example by a block of reasoning, no tag is cut in two."""
     common = next(
         (at for at, (one, other) in enumerate(zip(before, call, strict=False)) if one != other), len(before)
     )
@@ -91,7 +91,7 @@ def _beginning(before: str, call: str) -> int:
 
 
 def _reads_back(name: str, shown: str) -> bool:
-    """Whether this notation's parser finds the call, and nothing that it would leave in the text before it."""
+    """Whether this notation's parser finds the call and leaves no text before it."""
     parser = _PARSERS[name](frozenset({_NAME}))
     events = [
         *parser.push(_REASONING.sub("", shown, count=1) if _REASONING.match(shown) else shown),
@@ -110,7 +110,7 @@ def _reads_back(name: str, shown: str) -> bool:
 
 
 def _marked_as_llama(shown: str) -> bool:
-    """A bare object is a call of Llama's if it has Llama's key, or its tag: with "arguments", others write one too."""
+    """Whether a bare object is a Llama call: it has Llama's key or tag. Other models write bare objects with "arguments"."""
     return '"parameters"' in shown or llama3_json.TAG in shown
 
 
@@ -127,7 +127,7 @@ def _rendered(
     tools: list[dict[str, Any]] | None,
     begins: bool = False,
 ) -> str | None:
-    """The prompt, at whose end an answer `begins`; None where the template refuses it."""
+    """The prompt, which ends where an answer `begins`; None if the template refuses it."""
     try:
         return template.prompt(messages, tools, add_generation_prompt=begins)
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""What a parser makes of an answer's text: text to show, and calls piece by piece."""
+"""Events of a tool parser: text to show, and calls piece by piece."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call is certain. `index` counts from 0 within a choice."""
+    """The certain beginning of a call. `index` counts from 0 within a choice."""
 
     index: int
     id: str
@@ -16,8 +16,8 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of a call that has begun: JSON in a string, as the model writes it. It is no promise that the
-    pieces of a call add up to valid JSON, unless a grammar saw to it."""
+    """A piece of the arguments of a call that has begun: JSON in a string, as the model writes it. The pieces of a call add up
+    to valid JSON only if a grammar enforces it."""
 
     index: int
     text: str

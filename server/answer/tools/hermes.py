@@ -15,7 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """A closing tag that is missing is missed by nobody; one after a call is never shown, whatever stands before it."""
+    """Parser of this notation. A missing closing tag is tolerated; a closing tag after a call is never shown."""
 
     opening = (OPEN, CLOSE)
 
@@ -31,7 +31,7 @@ class HermesParser(ToolParser):
 
 
 class Hermes(ToolNotation):
-    """See the module."""
+    """The notation described in the module's docstring."""
 
     @property
     def literals(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class Hermes(ToolNotation):
 
 
 def _body(lark: Lark, arguments: Mapping[str, str]) -> str:
-    """A call from behind its opening tag on."""
+    """A call after its opening tag."""
     head, middle, end = '\n{"name": ', ', "arguments": ', "}\n" + CLOSE
     choices = named_arguments(lark, arguments, middle)
     return f"{lark.literal(head)} ({choices}) {lark.literal(end)}"

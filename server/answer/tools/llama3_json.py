@@ -1,8 +1,8 @@
 """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, several with "; " between them, sometimes behind
 `<|python_tag|>`.
 
-As in the chat templates of meta-llama/Llama-3.1 and 3.2. Nothing marks such a call but its form. So without the tag it
-must begin a line, and name a function that was offered: other JSON is an answer like any.
+As in the chat templates of meta-llama/Llama-3.1 and 3.2. Only its form marks such a call. So without the tag it must begin
+a line and name an offered function: other JSON is an ordinary answer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ON_A_LINE = re.compile(r"\n[ \t\r]*\{|" + re.escape(TAG))
 
 
 _DATA = frozenset({"const", "enum", "default", "examples"})
-"""Keywords of JSON schemas whose values are no schemas."""
+"""Keywords of JSON schemas whose values are data, not schemas."""
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Those whose values are schemas by names of any kind."""
+"""Keywords whose values map arbitrary names to schemas."""
 
 
 class Llama3JsonParser(ToolParser):
-    """`_fresh`: nothing but blanks has come since the beginning, or since a call."""
+    """Parser of this notation. `_fresh`: only blanks have come since the beginning or since a call."""
 
     opening = (TAG,)
     _fresh = True
@@ -63,7 +63,7 @@ class Llama3JsonParser(ToolParser):
 
 
 class Llama3Json(ToolNotation):
-    """See the module. The tag is for the model's built-in tools, so a forced call goes without."""
+    """The notation described in the module's docstring. The tag is for the model's built-in tools, so a forced call omits it."""
 
     @property
     def literals(self) -> tuple[str, ...]:
@@ -85,8 +85,8 @@ class Llama3Json(ToolNotation):
         return f"{self.calls(lark, arguments, several)} | {text}"
 
     def as_schema(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A call as a JSON schema. Beside an answer that is JSON too, a literal `{"name": ` would be no alternative: a lexer
-        takes the longest match, and would read every brace as its beginning."""
+        """A call as a JSON schema. If the answer may be JSON too, a literal `{"name": ` does not work as an alternative: a lexer
+        takes the longest match, and would read every brace as the beginning of the literal."""
         members = {"name": {"const": name}, "parameters": _moved(parameters)}
         return {
             "type": "object",
@@ -97,7 +97,7 @@ class Llama3Json(ToolNotation):
 
 
 def _moved(schema: Any) -> Any:
-    """The schema with its references leading to where it stands in `as_schema`."""
+    """The schema with its references adjusted to its place in `as_schema`."""
     if isinstance(schema, list):
         return [_moved(one) for one in schema]
     if not isinstance(schema, Mapping):

@@ -2,7 +2,7 @@
 `[TOOL_CALLS]name[ARGS]{...}`, some with `[CALL_ID]` and an id between the two.
 
 As in mistral-common's tokenizers (v1 to v7 write lists, v11 and v13 names) and the models' chat templates. Their templates
-want ids of nine letters and digits back.
+require ids of nine letters and digits in earlier calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[\w.:/-]+")
 
 
 class MistralParser(ToolParser):
-    """Reads all three forms."""
+    """Parser of all three forms."""
 
     opening = (OPEN,)
 
@@ -85,7 +85,7 @@ class MistralParser(ToolParser):
 
 @dataclass(frozen=True)
 class Mistral(ToolNotation):
-    """See the module. What is forced is written in the form that the model's template shows."""
+    """The notation described in the module's docstring. A forced call has the form that the model's template shows."""
 
     named: bool = False
     with_ids: bool = False

@@ -1,4 +1,4 @@
-"""How one kind of model writes calls: the parser that reads it, and the grammar that makes it."""
+"""The interface of a notation of tool calls: the parser that reads calls, and the grammar that produces them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolNotation(ABC):
     @property
     @abstractmethod
     def literals(self) -> tuple[str, ...]:
-        """Notation that may be special tokens of a model; they are shown to the parser and to nobody else."""
+        """Literals that may be special tokens of a model; only the parser sees them."""
 
     @abstractmethod
     def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
@@ -28,15 +28,15 @@ class ToolNotation(ABC):
 
     @abstractmethod
     def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
-        """A Lark expression for one call, or with `several` for any number from one on.
+        """A Lark expression for one call, or with `several` for one or more.
 
-        `arguments` has for each function the rule that its arguments follow, such as `@f0`.
+        `arguments` maps each function to the rule of its arguments, such as `@f0`.
         """
 
     @abstractmethod
     def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
-        """A Lark expression for text with any number of calls in it, from none on (with `several` False at most one, and
-        nothing after it). What the parser takes for a call keeps to `arguments`."""
+        """A Lark expression for text with any number of calls in it, or none (with `several` False at most one, and no text
+        after it). Every call that the parser recognises follows `arguments`."""
 
 
 def named_arguments(lark: Lark, arguments: Mapping[str, str], between: str) -> str:

@@ -1,13 +1,13 @@
-"""What the parsers of all notations share.
+"""The base of the parsers of all notations.
 
-A parser is written as if all text were there: it looks at characters, and where there are none yet it waits (`yield`)
-until `push` brings more. So what it answers cannot depend on how the text is cut into pieces. Text is held back only while
-it may still turn out to be notation; the arguments of a call are handed on as they are written.
+A parser is written as if all text were present: it reads characters, and when there are no more it waits (`yield`) until
+`push` brings some. So its result cannot depend on how the text is cut into pieces. Text is held back only while it may still
+turn out to be notation; the arguments of a call are handed on as they are written.
 
     text  "Well. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>"
            shown|held until the call is certain .......|handed on |dropped
 
-A call is certain once its name has been read and its arguments have begun. What turns out to be none is text after all.
+A call is certain once its name has been read and its arguments have begun. Text that turns out not to be a call is shown.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from server.answer.tools.events import CallArguments, CallBegun, Event
 
 Result = TypeVar("Result")
 Wait = Generator[None, None, Result]
-"""A part of a parser: it yields wherever it needs more text than there is."""
+"""Type of a part of a parser: a generator that yields whenever it needs more text."""
 Sink = Callable[[str], None]
 
 MAX_UNCERTAIN = 16384
-"""Characters that may wait for whether they are a call; longer names, or keys before a name, nobody writes."""
+"""Number of characters held back while they may be a call; no model writes longer names, or longer keys before a name."""
 
 _BLANKS = " \t\r\n"
 _IN_STRING = re.compile(r'["\\]')
@@ -39,19 +39,19 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class ToolParser(ABC):
-    """Reads one choice's text. One writer: whoever calls `push` and `finish`.
+    """Reads one choice's text. One writer: the caller of `push` and `finish`.
 
     `names` are the functions on offer. `hidden` is notation that consists of special tokens of the model: it is never
     shown, even where it did not begin a call.
     """
 
     opening: ClassVar[tuple[str, ...]]
-    """Notation to look for in the text."""
+    """Literals that may open a call in the text."""
 
     def __init__(self, names: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
         self.num_calls = 0
         self.num_finished = 0
-        """Calls whose last brace has come."""
+        """Number of calls whose last brace has come."""
         self._names = names
         self._hidden = hidden
         literals = (*self.opening, *sorted(hidden - set(self.opening)))
@@ -61,18 +61,18 @@ class ToolParser(ABC):
         self._longest = max(map(len, literals)) - 1
         self._text = ""
         self._at = 0
-        """The cursor: what stands before it has been dealt with, unless there is a mark."""
+        """Cursor: the text before it is processed, unless there is a mark."""
         self._mark: int | None = None
-        """Where the text begins that may be a call, blanks before it included."""
+        """Mark: index where the text begins that may be a call, including blanks before it."""
         self._after_opening = 0
-        """Where to go on, and what is shown, if it is none."""
+        """Index up to which text is shown, and where parsing continues, if it is not a call."""
         self._ended = False
         self._begun = False
         self._out: list[Event] = []
         self._run = self._parse()
 
     def push(self, text: str) -> list[Event]:
-        """More text; returns what is certain by now, in order."""
+        """Take more text; returns the events that are certain by now, in order."""
         if not text:
             return []
         self._drop_read()
@@ -80,7 +80,7 @@ class ToolParser(ABC):
         return self._advance()
 
     def finish(self) -> list[Event]:
-        """The choice ended: what has not become a call is text."""
+        """End the choice; text that has not become a call is shown."""
         self._ended = True
         return self._advance()
 
@@ -101,10 +101,10 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _parse(self) -> Wait[None]:
-        """The whole text."""
+        """Parse the whole text."""
 
     def _trim(self, text: str) -> str:
-        """Text without what is notation at its end if a call follows: blanks, here."""
+        """The text before a call, without the notation at its end: blanks, here."""
         return text.rstrip(_BLANKS)
 
     def _new_id(self) -> str:
@@ -117,7 +117,7 @@ class ToolParser(ABC):
     # Waiting, text, and what may be a call.
 
     def _more(self) -> Wait[bool]:
-        """Wait for more text; False when there is none to come, or too much waits already."""
+        """Wait for more text; False if the text has ended, or if too much is held back already."""
         if self._ended or (self._mark is not None and self._at - self._mark > MAX_UNCERTAIN):
             return False
         yield
@@ -143,7 +143,7 @@ class ToolParser(ABC):
                 return ""
 
     def _held_at_end(self) -> int:
-        """How many characters at the end may be the beginning of an opening."""
+        """Number of characters at the end that may begin an opening."""
         longest = min(self._longest, len(self._text) - self._at)
         tail = self._text[len(self._text) - longest :]
         if not any(first in tail for first in self._firsts):
@@ -158,7 +158,7 @@ class ToolParser(ABC):
             self._out.append(text)
 
     def _no_call(self) -> None:
-        """What stands from the mark on is text: show its opening, and look for another one behind it."""
+        """Treat the text from the mark as text: show its opening, and search for another opening after it."""
         assert self._mark is not None
         shown = self._text[self._mark : self._after_opening]
         for notation in self._hidden:
@@ -178,9 +178,9 @@ class ToolParser(ABC):
             self._out.append(CallArguments(self.num_calls - 1, text))
 
     def _call(self, known: frozenset[str] | None = None) -> Wait[bool]:
-        """Read an object with a name and arguments, from its brace on. With `known`, other names are none.
+        """Read an object with a name and arguments, starting at its brace. With `known`, other names are not calls.
 
-        True if it was a call, whatever became of its end; False leaves the mark where it was.
+        True if it was a call, even one without an end; False leaves the mark where it was.
         """
         self._begun = False
         name, early = None, list[str]()
@@ -210,7 +210,7 @@ class ToolParser(ABC):
         return True
 
     def _broken(self, char: str) -> bool:
-        """Something that no object has: what belongs to the text after the call is left to be read."""
+        """Handle a character that cannot continue the object: the text after the call remains to be read."""
         if self._begun:
             self._at -= len(char)
             self.num_finished += 1
@@ -256,7 +256,7 @@ class ToolParser(ABC):
                 return char
 
     def _literal(self, literal: str) -> Wait[bool]:
-        """Whether exactly this follows; read as far as it does."""
+        """Whether exactly this text follows; the matching characters are read."""
         for wanted in literal:
             char = yield from self._char()
             if char != wanted:
@@ -265,7 +265,7 @@ class ToolParser(ABC):
         return True
 
     def _value(self, sink: Sink) -> Wait[bool]:
-        """Read any JSON value. False where there is none."""
+        """Read any JSON value. False if there is none."""
         char = yield from self._next()
         if char in ("{", "["):
             self._at -= 1
@@ -278,7 +278,7 @@ class ToolParser(ABC):
         return bool(char)
 
     def _string(self) -> Wait[str | None]:
-        """The string whose quote has been read. None if it is none."""
+        """The string whose opening quote has been read. None if it is not valid."""
         pieces = ['"']
         while True:
             found = _IN_STRING.search(self._text, self._at)
@@ -297,7 +297,7 @@ class ToolParser(ABC):
                 pieces.append((yield from self._char()))
 
     def _balanced(self, sink: Sink) -> Wait[bool]:
-        """Hand on everything up to the bracket that closes the one at the cursor. False if the text ends before."""
+        """Hand on everything up to the bracket that closes the one at the cursor. False if the text ends before it."""
         depth, quoted = 0, False
         while True:
             at = start = self._at
@@ -327,7 +327,7 @@ class ToolParser(ABC):
                 return False
 
     def _quoted_object(self, sink: Sink) -> Wait[bool]:
-        """Hand on the text of a string, whose quote has been read, if it holds an object; nothing counts as an empty one."""
+        """Hand on the text of a string, after its opening quote, if it holds an object; "" counts as an empty object."""
         blanks = True
         while (char := (yield from self._string_char())) is not None:
             if blanks and char in _BLANKS:
@@ -343,7 +343,7 @@ class ToolParser(ABC):
         return True
 
     def _string_char(self) -> Wait[str | None]:
-        """The next character of a string, escapes undone. None at its end, or where it breaks off."""
+        """The next character of a string, with escapes decoded. None at the end of the string or of the text."""
         char = yield from self._char()
         if char in ("", '"'):
             return None
@@ -375,7 +375,7 @@ class ToolParser(ABC):
 
 
 class NoCalls(ToolParser):
-    """Takes hidden notation out of a text, and nothing else."""
+    """Removes hidden notation from a text, and parses no calls."""
 
     opening = ()
 
@@ -385,4 +385,4 @@ class NoCalls(ToolParser):
 
 
 def _ignore(text: str) -> None:
-    """A value that means nothing to a call."""
+    """Discard a value that is not part of a call."""

@@ -19,7 +19,7 @@ _MAKERS: Mapping[str, Callable[[str], ToolNotation]] = {
 }
 
 TOOL_PARSERS = tuple(_MAKERS)
-"""The names that `--tool-call-parser` knows, which are vLLM's."""
+"""Names that `--tool-call-parser` accepts, which are vLLM's."""
 
 
 def tool_notation(name: str, template: str) -> ToolNotation:

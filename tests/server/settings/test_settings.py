@@ -184,7 +184,7 @@ def test_keys_are_never_repeated_in_errors() -> None:
 def test_models_that_are_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for model, words in (
-        ("gpt2", "no such directory, and no hub name: those are ORG/NAME"),
+        ("gpt2", "no such directory, and not a hub name, which is ORG/NAME"),
         (str(tmp_path / "none"), "no such directory"),
         (str(tmp_path / "file"), "this is a file"),
         ("./a/b", "no such directory"),
@@ -208,7 +208,7 @@ def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source == tmp_path / "acme/tiny"
     for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({}, "cohort-tiny"):
         with pytest.raises(
-            SettingsError, match=f"^--revision v1: {called} is a directory, and those have no "
+            SettingsError, match=f"^--revision v1: {called} is a directory, which has no "
         ):
             Bootstrap(settings({**model, "revision": "v1"}))
 

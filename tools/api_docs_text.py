@@ -89,7 +89,7 @@ what to use in place of another server's endpoint. |
 | 415 | `invalid_request_error` | `unsupported_media_type` | The body's `Content-Type` is not `application/json` (or \
 `application/NAME+json`), or it has a `Content-Encoding`. |
 | 429 | `rate_limit_error` | `overloaded` | The queue is full. |
-| 429 | `rate_limit_error` | `deadline_exceeded` | It would not be, or was not, begun before the request's own deadline. |
+| 429 | `rate_limit_error` | `deadline_exceeded` | It would not be, or was not, started before the request's own deadline. |
 | 431 | `invalid_request_error` | `headers_too_large` | Request line and headers are larger than 64 KiB. |
 | 500 | `executor_error` | `sequence_failed` | This request alone failed, its logits were NaN, say; \
 with `x-should-retry: false`. |

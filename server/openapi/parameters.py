@@ -108,7 +108,7 @@ PARAMETERS: dict[str, Parameter] = {
     # how to run
     "priority": Parameter("vLLM", "0", "Lower comes first. An error unless the server runs with --scheduling-policy priority."),
     "deadline_ms": Parameter(
-        "Cohort", "none", "Milliseconds until it must be begun: 429 where the queue is longer, or when they are over."
+        "Cohort", "none", "Milliseconds until it must be started: 429 where the queue is longer, or when they are over."
     ),
     "cache_salt": Parameter(
         "vLLM", "none", "Only requests with the same salt share KV of a common prefix, so that times tell nobody else."

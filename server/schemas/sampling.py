@@ -106,7 +106,7 @@ class PromptSideFields(TruncationFields):
 class GenerationFields(WireModel):
     """How to generate. None means: not given, take the default (of the model, then OpenAI's).
 
-    `deadline_ms`: refused at once if the queue is longer than that, and dropped if it has not been begun by then (429 both
+    `deadline_ms`: refused at once if the queue is longer than that, and dropped if it has not been started by then (429 both
     times). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common prefix is shared
     only between requests with the same salt, so that nobody learns from the time an answer takes what others have asked.
     """

@@ -36,15 +36,15 @@ from executors.process import connect
 from server import __version__, banner, hub
 from server.answer.notation import ModelNotation, model_notation
 from server.app import create_app
-from server.defaults import generation_config
-from server.defaults.pooling import default_pooling
-from server.defaults.sampling import SamplingDefaults
 from server.grammar.validator import GrammarJudge
 from server.http import tls
 from server.http.cors import Cors
 from server.http.hosts import hosts_of
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
+from server.model_defaults import generation_config
+from server.model_defaults.pooling import default_pooling
+from server.model_defaults.sampling import SamplingDefaults
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.load import SettingsError

@@ -16,9 +16,9 @@ from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
 from executors.contract import ModelExecutor, ModelInfo
 from server.answer.notation import ModelNotation
-from server.defaults.pooling import DefaultPooling
-from server.defaults.sampling import SamplingDefaults
 from server.metrics import Metrics
+from server.model_defaults.pooling import DefaultPooling
+from server.model_defaults.sampling import SamplingDefaults
 from server.settings.table import DEFAULTS
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate

@@ -1,5 +1,6 @@
-"""Policies of the scheduler, a file each; they combine freely.
+"""Policies of the scheduler; they combine freely. Which sequence starts next is decided in engine/waiting/.
 
-queue    who is admitted next        budget   how many prompt tokens beside running decodes
-victim   whose KV is given up when the pool runs out
+budget.py    how many prompt tokens a step computes beside running decodes
+victim.py    which sequence gives up its KV when the pool runs out
+drafter.py   which tokens a step verifies as guesses
 """

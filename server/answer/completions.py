@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.text.generation import TextDelta, TokenText
 from server.answer.prompt_tokens import PromptSide
-from server.answer.wire import CompletionChoice, CompletionLogprobs, encode
+from server.answer.sse import CompletionChoice, CompletionLogprobs, encode
 from server.schemas.completions import CompletionRequest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from engine.text.generation import TextDelta, TokenText
-from server.answer.wire import CompletionLogprobs, encode, prompt_logprobs_object
+from server.answer.sse import CompletionLogprobs, encode, prompt_logprobs_object
 from server.schemas.completions import CompletionRequest
 
 _AT_ONCE = 1024

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from engine.text.generation import Generation, TextDelta, Usage
 from server.answer.chat import Answer
 from server.answer.prompt_tokens import encoded_prompt_logprobs
-from server.answer.wire import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
+from server.answer.sse import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
 from server.http.buffered import AnswerBudget
+from server.http.event_stream import DONE, EventStream, while_connected
 from server.http.middleware import RESPONSE_ID
-from server.http.streamed import DONE, EventStream, while_connected
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.routes.common import generation_of, json_response, read, state_of, template_variables
 from server.schemas.chat import ChatRequest

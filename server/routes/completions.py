@@ -13,10 +13,10 @@ from starlette.responses import Response
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.completions import CompletionProgress, best
 from server.answer.prompt_tokens import PromptSide
-from server.answer.wire import Chunks, encode, usage_object
+from server.answer.sse import Chunks, encode, usage_object
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
+from server.http.event_stream import DONE, EventStream, while_connected
 from server.http.middleware import RESPONSE_ID
-from server.http.streamed import DONE, EventStream, while_connected
 from server.prepare.chat_prompt import decoded
 from server.prepare.completions import prepare_completion
 from server.prepare.prompts import added_ids, text_span

@@ -15,11 +15,11 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from engine.text.generation import Usage
-from server.answer.wire import encode
+from server.answer.sse import encode
 from server.http.auth import TENANT
+from server.http.event_stream import while_connected
 from server.http.middleware import RESPONSE_ID
 from server.http.request_timing import ARRIVED
-from server.http.streamed import while_connected
 from server.prepare.engine_request import cache_salt, new_id
 from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import json_response, named, read, state_of

@@ -26,8 +26,8 @@ from executors.contract import (
 )
 from server.answer.notation import ModelNotation
 from server.app import create_app
-from server.defaults.sampling import SamplingDefaults
 from server.metrics import Metrics
+from server.model_defaults.sampling import SamplingDefaults
 from server.state import ServedModel, ServerState
 from server.templates.template import ChatTemplate
 

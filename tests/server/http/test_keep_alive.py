@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import DeadlinePassed, ExecutorFailed
-from server.http.streamed import EventStream
+from server.http.event_stream import EventStream
 
 COMMENT = b": keep-alive\n\n"
 SCOPE = {"type": "http"}

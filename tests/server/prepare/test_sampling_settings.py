@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.defaults.sampling import SamplingDefaults
+from server.model_defaults.sampling import SamplingDefaults
 from server.schemas.base import parse
 from server.schemas.completions import CompletionRequest
 from tests.server.fakes import House

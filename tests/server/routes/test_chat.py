@@ -6,7 +6,7 @@ import pytest
 
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
-from server.defaults.sampling import SamplingDefaults
+from server.model_defaults.sampling import SamplingDefaults
 from tests.server.fakes import House, error_of, says, steps
 
 

@@ -15,7 +15,7 @@ from engine.errors import ContextLengthExceeded, ExecutorFailed, Overloaded
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Usage
 from executors.contract import ConfigError
-from server.defaults.pooling import DefaultPooling, default_pooling
+from server.model_defaults.pooling import DefaultPooling, default_pooling
 from tests.server.fakes import AS_JSON, BOS, House, error_of
 
 

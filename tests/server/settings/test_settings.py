@@ -207,9 +207,7 @@ def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
     assert Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source == tmp_path / "acme/tiny"
     for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({}, "cohort-tiny"):
-        with pytest.raises(
-            SettingsError, match=f"^--revision v1: {called} is a directory, which has no "
-        ):
+        with pytest.raises(SettingsError, match=f"^--revision v1: {called} is a directory, which has no "):
             Bootstrap(settings({**model, "revision": "v1"}))
 
 

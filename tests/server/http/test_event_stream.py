@@ -13,8 +13,8 @@ import pytest
 from engine.errors import ContextLengthExceeded, ExecutorFailed, Overloaded, Unavailable
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
-from server.answer.wire import ChatChoice, Chunks
-from server.http.streamed import EventStream
+from server.answer.sse import ChatChoice, Chunks
+from server.http.event_stream import EventStream
 from server.system.worker_threads import FencedThreads
 from tests.server.fakes import FakeJudge, House, error_of, events, says, steps
 from tests.server.routes.test_chat import CALL, TOOLS

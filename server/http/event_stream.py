@@ -1,7 +1,7 @@
 """Server-sent events over ASGI, and work that is cancelled when its client disconnects.
 
 Starlette's StreamingResponse would work, at several times the cost per chunk: it wraps every send in a task group and
-encodes str. Here a chunk is bytes made by `server/answer/wire.py`, and costs one `send`.
+encodes str. Here a chunk is bytes made by `server/answer/sse.py`, and costs one `send`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from executors.contract import ConfigError
-from server.defaults.generation_config import NOT_USED, choose
-from server.defaults.sampling import SamplingDefaults
+from server.model_defaults.generation_config import NOT_USED, choose
+from server.model_defaults.sampling import SamplingDefaults
 
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "eos_token_id": [7, 9]}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.text.tokenizer_files import end_tokens, read_json
 from executors.contract import ConfigError
-from server.defaults.sampling import FILE, SamplingDefaults
+from server.model_defaults.sampling import FILE, SamplingDefaults
 
 AUTO = "auto"
 NEUTRAL = ("none", "vllm")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from executors.contract import ConfigError
-from server.defaults.sampling import SamplingDefaults
+from server.model_defaults.sampling import SamplingDefaults
 from tests.server.fakes import House
 
 

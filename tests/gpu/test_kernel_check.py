@@ -25,7 +25,8 @@ from executors.llm.kernel_choice import choose_attention, fuse
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.sampling import triton_sampler
-from executors.llm.sampling.device_sampler import PADDING, TorchDeviceSampler
+from executors.llm.sampling.columns import PADDING
+from executors.llm.sampling.device_sampler import TorchDeviceSampler
 from executors.llm.sampling.triton_sampler import TritonSampler
 from tests.executors.checkpoints import QWEN3
 from tests.executors.kernels.steps import spec

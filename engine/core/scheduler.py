@@ -269,16 +269,17 @@ class Scheduler:
         self.step_budget.went_well()
         deltas: list[tuple[Sequence, TokenDelta]] = []
         ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
-        drafted = batch.num_draft_tokens > 0
-        drafts, sampled = drafted.tolist(), (batch.is_final_chunk & ~drafted).tolist()
+        drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
+        if verified := any(drafts):  # how many tokens come of drafts is settled below
+            sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
         at = 0
-        for i, (seq, count) in enumerate(zip(seqs, counts, strict=True)):
+        for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
             begin, at = at, at + count
-            if not seq.receive(sampled[i]):
+            if not seq.receive(samples):
                 if seq.finished and not seq.in_flight:
                     self.sequences.let_go(seq)
                 continue
-            if drafts[i]:
+            if verified and drafts[i]:
                 computed = int(batch.pos_offsets[i]) + count
                 seq.settle(computed)
                 self._charge(seq, 0, computed)

@@ -171,7 +171,7 @@ def _run(command: list[str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailable(f"{command[0]} did not run: {error}") from error
+        raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
@@ -191,10 +191,10 @@ def cache_folder() -> Path:
         if private and os.access(folder, os.W_OK):
             return folder
         _log.warning(
-            "%s is not used for kernels: it must be writable, this user's and closed to others", folder
+            "%s is not used for kernels: it must be writable, owned by this user and closed to others", folder
         )
     except (OSError, RuntimeError) as error:
-        _log.info("kernels are not kept: %s", error)
+        _log.info("compiled kernels are not cached: %s", error)
     return _temporary_folder()
 
 

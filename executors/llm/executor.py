@@ -75,7 +75,7 @@ from executors.llm.step.pending_steps import StepQueue
 from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
-_NO_HEAD = "this model has no lm_head: it has hidden states and no logits"
+_NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
 
 
 class LlmExecutor(BatchModelExecutor):
@@ -305,7 +305,7 @@ class LlmExecutor(BatchModelExecutor):
         if not loaded.info.generates and any(start.pooling is None for start in batch.starts):
             raise Unsupported(_NO_HEAD)
         if self._epoch is not None and batch.epoch != self._epoch:
-            raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
+            raise Skipped(f"this step belongs to epoch {batch.epoch}; the current epoch is {self._epoch}")
         try:
             with self._computing(len(batch)):
                 launch = partial(loaded.unified.launch, batch)

@@ -90,4 +90,4 @@ class Qwen3Runner(ModelRunner):
     def note(self) -> str:
         """Which decode runner there is, for `status()`."""
         name = decode_runner_class(self.device).name
-        return f"decode runner: {name}" + ("" if self.decode_runner else ", made at the first decode step")
+        return f"decode runner: {name}" + ("" if self.decode_runner else ", created at the first decode step")

@@ -229,7 +229,7 @@ def test_deterministic_is_ours_alone(install: Callable[..., None]) -> None:
         assert chosen.name == TRITON and chosen.deterministic  # type: ignore[attr-defined]
     for asked in ("flash-attn", "varlen", "torch"):
         with pytest.raises(
-            ConfigError, match=f"deterministic: attention backend {asked} is not; take triton"
+            ConfigError, match=f"deterministic: attention backend {asked} is not deterministic; use triton"
         ):
             choose_attention(MODEL, asked, deterministic=True)
 

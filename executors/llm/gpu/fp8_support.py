@@ -21,7 +21,7 @@ def why_not(device: torch.device, backend: str, blocks: bool = False) -> str | N
     if device.type == "cpu":
         return None if backend in ("torch", "triton") else "a CPU does not multiply e4m3"
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
-        return f"compute capability {capability[0]}.{capability[1]} does not multiply e4m3, 8.9 and later do"
+        return f"compute capability {capability[0]}.{capability[1]} does not multiply e4m3; 8.9 or later is needed"
     if device.type == "cuda" and blocks and (lacking := why_no_triton(device, backend)) is not None:
         return f"scales of blocks need Cohort's Triton kernels: {lacking}"
     return None
@@ -35,7 +35,7 @@ def has_triton(device: torch.device, backend: str) -> bool:
 def why_no_triton(device: torch.device, backend: str) -> str | None:
     """Why Triton kernels do not compute here, None if they do."""
     if device.type != "cuda" and backend != "triton":
-        return "they are for GPUs"
+        return "the kernels are for GPUs"
     return triton_build.missing() or _fault(device)
 
 

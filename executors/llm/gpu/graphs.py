@@ -247,9 +247,7 @@ class StepGraphs:
         captured = f"graphs: {len(self._graphs)} of {len(self.shapes)} captured"
         if self.failure:
             return f"{captured}; no more: {self.failure}"
-        return (
-            f"{captured}; no memory for the next, tried again in {self.wait:.0f} s" if self.wait else captured
-        )
+        return f"{captured}; no memory for the next, retrying in {self.wait:.0f} s" if self.wait else captured
 
     @property
     def missing(self) -> StepShape | None:
@@ -298,7 +296,7 @@ class StepGraphs:
     def capture(self, shape: StepShape) -> None:
         """Capture one. Raises RuntimeError within a step: whoever waits for that would wait for this, too."""
         if self.in_step:
-            raise RuntimeError("a graph was to be captured within a step")
+            raise RuntimeError("a graph cannot be captured within a step")
         try:
             self._graphs[shape] = self._device.capture(self._prepare(shape))
         except Exception as error:
@@ -309,13 +307,13 @@ class StepGraphs:
             pause = STARVED_S * 2**self._starved
             self._starved += 1
             self._again_at = monotonic() + pause
-            _log.warning("no memory for a graph of %s, tried again in %d s: %s", shape, pause, why)
+            _log.warning("no memory for a graph of %s, retrying in %d s: %s", shape, pause, why)
 
     def fail(self, what: str, error: Exception) -> None:
         """Nothing more is captured, for this could not be done."""
         self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         _log.warning(
-            "could not %s, and there will be no more graphs: steps are launched one by one: %s",
+            "could not %s; no more graphs are captured, and kernels are launched one by one: %s",
             what,
             self.failure,
             exc_info=error,  # torch raises what ending the capture says: the cause is the error before it

@@ -104,7 +104,7 @@ def retried(memory: DeviceMemory | None, compute: Callable[[], T]) -> T:
         why = no_device_memory(error)
         if why is None:
             raise
-        _log.warning("no memory on the device, once more with what the allocator had kept: %s", why)
+        _log.warning("out of memory on the device; retrying after emptying the allocator's cache: %s", why)
     # Out of the handler: the error held what the step had in hand.
     memory.empty_cache()
     return compute()

@@ -1,12 +1,12 @@
-"""`TritonSampler`: a token for every row of a step, chosen on the device: what a captured graph can hold.
+"""`TritonSampler`: chooses a token for every row of a step on the device, so that a captured graph can contain it.
 
-What the token is, `executors/contract/reference_sampler.py` fixes: the first id, in vocabulary order, at which the
-cumulative weight of the processed distribution exceeds u x total, u the noise of (seed, choice, position). Temperature,
-top-k, top-p and min-p are done here, together, and mixed with greedy rows, over logits that `RowShaping` may change. Typical-p
-and grammars are not: a step with such a row samples with `executors/llm/sampling/sampler.py`.
+`executors/contract/reference_sampler.py` defines the token: the first id, in vocabulary order, at which the cumulative weight
+of the processed distribution exceeds u x total, where u is the noise of (seed, choice, position). This sampler handles
+temperature, top-k, top-p and min-p together, mixed with greedy rows, over logits that `RowShaping` may change. It does not
+handle typical-p and grammars: a step with such a row samples with `executors/llm/sampling/sampler.py`.
 
-Cumulative weights agree with those of float64 to about 1e-6 of their total: where a target, or the end of a top-p set, lies
-nearer to a border than that, the neighbour may be drawn. A row's token is the same alone and in any batch.
+Cumulative weights agree with those of float64 to about 1e-6 of their total: if a target, or the end of a top-p set, lies
+nearer to a border than that, the neighbouring token may be drawn. A row's token is the same alone and in any batch.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from executors.kernels.triton import sampling
 from executors.llm.sampling.device_shaping import RowShaping
 
 MAX_WIDTH = 1 << 20
-"""Sums of more weights would not fit: see `sampling.ONE`."""
+"""Largest vocabulary in tokens. Sums of more weights would overflow: see `sampling.ONE`."""
 _TILES = 256
-"""Tiles of a row at most: their maxima bound a top-k of up to so many."""
+"""Largest number of tiles of a row: their maxima bound a top-k of up to this many tokens."""
 _READ = 4096
-"""Logits of a row that a program makes tiles of."""
+"""Logits of a row that one program divides into tiles."""
 _TAKE = 2048
-"""Logits that are looked through for candidates at a time: with more a program takes so many registers that a multiprocessor
-holds one of them, not two (ptxas for sm_90: 120 against 166)."""
+"""Logits searched for candidates at a time. With more, a program takes so many registers that a multiprocessor holds one
+program instead of two (ptxas for sm_90: 120 against 166)."""
 _LIST = 1024
-"""Candidates that are compared at a time."""
+"""Candidates compared at a time."""
 _CAPACITY = 4096
-"""Candidates that are taken out of a row. The limits of a row with more are found in the row: right, and slower."""
+"""Largest number of candidates taken out of a row. A row with more candidates is searched itself, which gives the same result
+more slowly."""
 _DROPPED = {torch.float32: 0, torch.float16: 12, torch.bfloat16: 16}
-"""Lowest bits of a float32 that tell no two numbers of a type apart, in groups of four."""
+"""Lowest bits of a float32 that do not distinguish numbers of a narrower type, in groups of four."""
 
 
 class Settings(Protocol):
-    """How to choose a token, as columns on the device of n rows or more, each contiguous. They are read on the device only:
-    a captured graph takes whatever they hold when it is replayed."""
+    """Sampling settings as contiguous columns on the device, of n rows or more. They are read on the device only: a captured
+    graph uses the values that they hold when it is replayed."""
 
     @property
     def temperature(self) -> torch.Tensor:
-        """float32 or float64: 0 is greedy. Below 1e-8 counts as that; a number that float32 would make 0 is for the
-        writer to keep above it. A negative one says padding: nothing is read and nothing written for the row."""
+        """float32 or float64: 0 is greedy, and so are values below 1e-8; the writer must keep positive values above what
+        float32 rounds to 0. A negative value marks padding: nothing is read or written for the row."""
 
     @property
     def top_k(self) -> torch.Tensor:
-        """int32 or int64: 0, or the width and more, for no limit."""
+        """int32 or int64: 0, or at least the width, for no limit."""
 
     @property
     def top_p(self) -> torch.Tensor:
@@ -76,10 +77,10 @@ class DeviceSettings:
 
 
 class TritonSampler:
-    """Samples up to `max_rows` rows of `width` logits at a time. All memory is its own and made here, about `capacity` x 8 bytes
-    a row; one sampler serves one stream. A `capacity` other than the usual one changes no token.
+    """Samples up to `max_rows` rows of `width` logits at a time. It allocates all its memory here, about `capacity` x 8 bytes
+    a row; one sampler serves one stream. `capacity` does not change the tokens.
 
-    Raises ValueError for a width that the kernels cannot sum, or rows that a launch cannot have.
+    Raises ValueError for a width that the kernels cannot sum, or more rows than a launch allows.
     """
 
     name = "triton"
@@ -110,9 +111,11 @@ class TritonSampler:
         self, logits: torch.Tensor, settings: Settings, tokens: torch.Tensor, bad: torch.Tensor,
         shaping: RowShaping | None = None,
     ) -> None:  # fmt: skip
-        """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, width], and to `bad`, int8 or bool [n], whether
-        its logits were not finite (a NaN, +inf, or nothing but -inf); its token is 0 then. `shaping` changes logits as they are
-        read, and its inputs are counted; 2 in `bad`, int8: of a finite row it has left nothing.
+        """Write the token of each row of raw `logits` [n, width] to `tokens` int32 [n].
+
+        `bad`, int8 or bool [n], receives whether the row's logits were not finite (a NaN, +inf, or nothing but -inf); the
+        token is 0 then. `shaping` changes logits as they are read and counts its inputs; an int8 `bad` receives 2 if shaping
+        forbids every token of a finite row.
 
         `logits` float32, fp16 or bf16 of unit stride within a row; they are not changed. Raises ValueError for others, and
         for more rows than the sampler was made for.
@@ -147,7 +150,7 @@ class TritonSampler:
         )  # fmt: skip
 
     def _check(self, logits: torch.Tensor, tokens: torch.Tensor, bad: torch.Tensor) -> int:
-        """How many rows. Raises ValueError as `sample`."""
+        """Return the number of rows. Raises ValueError as `sample`."""
         if logits.dtype not in _DROPPED:
             raise ValueError(f"logits are {logits.dtype}; float32, float16 and bfloat16 can be sampled")
         n, width = logits.shape

@@ -106,7 +106,7 @@ def _check_head(directory: Path) -> None:
     except ConfigError:
         return  # told where it is loaded
     if headless:
-        raise ConfigError(f"{directory}: there is no lm_head, and so there are no logits to compare")
+        raise ConfigError(f"{directory}: the checkpoint has no lm_head, so there are no logits to compare")
 
 
 def _prompts(job: dict[str, Any]) -> list[list[int]]:
@@ -121,7 +121,7 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
         highest = max((max(ids) for ids in prompts), default=0)
         if highest >= shape.vocab_size:
             raise ConfigError(
-                f"the tokenizer makes id {highest}, and the model has {shape.vocab_size} of them"
+                f"the tokenizer produces id {highest}, but the model's vocabulary has {shape.vocab_size} tokens"
             )
         return prompts
     rng = np.random.default_rng(1)

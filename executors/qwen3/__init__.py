@@ -1,4 +1,4 @@
-"""`Qwen3ModelExecutor`: `LlmExecutor` for Qwen3 models alone, with a decode runner of its own."""
+"""`Qwen3ModelExecutor`: an `LlmExecutor` for Qwen3 models only, with its own decode runner."""
 
 FAMILY = "qwen3"
-"""The one model family that it serves."""
+"""Model family that the executor serves."""

@@ -1,18 +1,18 @@
-"""Choosing a token of each row of logits, by three kernels, without a sort and without a word from the host.
+"""Chooses a token for each row of logits with three kernels, without a sort and without the host.
 
     tiles     (tile, row)  largest logit of each tile, and the weight of a tile relative to its own largest: one pass
-    rows      (row)        greedy and unlimited rows: their token. Others: a bound below all that their limits can leave,
+    rows      (row)        greedy and unlimited rows: their token. Others: a lower bound of all that their limits can leave,
                            and the candidates above it, taken out of the row in the vocabulary's order
-    limits    (row)        top-k, top-p and min-p among the candidates (or in the row, where too many are), and the token
+    limits    (row)        top-k, top-p and min-p among the candidates (or in the row, if there are too many), and the token
 
-Everybody reads logits by `load_logits`, which knows where those lie that penalties, biases and bans have changed.
+All kernels read logits through `load_logits`, which finds logits that penalties, biases and bans have changed.
 
-A row that is done leaves at once. The weights of a row are integers, multiples of 1 / `ONE` of the largest: sums of them are
-exact whatever their order, so that no token without weight is ever drawn, and a row does not depend on its batch.
+Programs of a finished row exit at once. The weights of a row are integers, multiples of 1 / `ONE` of the largest. Their sums
+are exact in any order, so a token without weight is never drawn, and a row does not depend on its batch.
 
-The k-th largest logit, and the smallest one of a top-p set, are found by radix selection (Knuth, vol. 3, 5.2.5, from the
-top digit): how much lies at or above each of 16 numbers gives four bits more of the one that is looked for. Top-p's cut
-before the search: all tokens of less than (1 - p) / V of the weight have less than 1 - p of it together.
+The k-th largest logit, and the smallest one of a top-p set, are found by radix selection (Knuth, vol. 3, 5.2.5, from the top
+digit): the amount at or above each of 16 numbers determines four more bits of the result. Top-p is cut before the search: all
+tokens of less than (1 - p) / V of the weight have less than 1 - p of it together.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ import triton.language as tl
 from executors.kernels.triton.shaping import count_input, load_logits, row_shape, shape_logits
 
 ONE = tl.constexpr(2.0**42)
-"""The weight of the largest logit. A row has at most 2^20 tokens: 62 bits."""
+"""Weight of the largest logit. A row has at most 2^20 tokens, so a sum takes 62 bits."""
 _MIN_TEMPERATURE = tl.constexpr(1e-8)
-"""Below this every other token's weight is 0 anyway; dividing by less would overflow."""
+"""Smallest temperature. Below it the weight of every other token is 0 anyway; dividing by less would overflow."""
 _LOG2E = tl.constexpr(1.4426950408889634)
 _PIECE = tl.constexpr(1024)
-"""Logits that are shaped at a time."""
+"""Number of logits shaped at a time."""
 _SLACK = tl.constexpr(0.999)
-"""Of top-p's cut: far more than rounding can move a sum."""
+"""Factor of top-p's cut, a margin far larger than the rounding error of a sum."""
 
 
 @triton.jit
 def _scale(temperature):
-    """What a difference of logits is multiplied with to be the exponent of 2, float32."""
+    """Return the factor that turns a difference of logits into an exponent of 2, float32."""
     return _LOG2E / tl.maximum(temperature.to(tl.float32), _MIN_TEMPERATURE)
 
 
 @triton.jit
 def _share(values, best, scale):
-    """Weights relative to `best`'s, float32, 0 to 1; of exactly 1 where it is reached."""
+    """Return weights relative to `best`'s, float32, 0 to 1; exactly 1 where a value reaches `best`."""
     return tl.exp2(tl.minimum(values - best, 0.0) * scale)
 
 
 @triton.jit
 def _integer(share):
-    """A weight as int64."""
+    """Return a weight as int64."""
     return (share * ONE).to(tl.int64)
 
 
 @triton.jit
 def _goal(u, total):
-    """The sum that the drawn token is the first to exceed: int64, below `total` > 0."""
+    """Return the sum that the drawn token is the first to exceed: int64, below `total` > 0."""
     return tl.minimum((u * total.to(tl.float64)).to(tl.int64), total - 1)
 
 
 @triton.jit
 def _key(values, drop):
-    """uint32 in the order of float32 `values`, equal for 0 and -0, less the lowest `drop` bits."""
+    """Return uint32 in the order of float32 `values`, equal for 0 and -0, without the lowest `drop` bits."""
     bits = values.to(tl.uint32, bitcast=True)
     bits = tl.where(values == 0.0, 0, bits)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> drop
@@ -67,7 +67,8 @@ def _key(values, drop):
 
 @triton.jit
 def _dropped(shape, DROP: tl.constexpr):
-    """Lowest bits of a row's logits that tell none apart, uint32: DROP, for its type; shaped ones have all bits."""
+    """Return the number of lowest bits that do not distinguish a row's logits, uint32: DROP for its dtype; shaped logits use
+    all bits."""
     return tl.where(shape[1], 0, DROP).to(tl.uint32)
 
 
@@ -106,8 +107,8 @@ def tiles_kernel(
 def _draw_from_tiles(
     line, shape, peaks, maxima, sums, temperature, u, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """A token of the whole distribution: the tile by the tiles' weights, then inside. `peaks` [TILES] are those of the row,
-    `maxima` and `sums` where the row has them in memory."""
+    """Draw a token of the whole distribution: first the tile by the tiles' weights, then the token inside. `peaks` [TILES]
+    are those of the row; `maxima` and `sums` point to the row's data in memory."""
     scale = _scale(temperature)
     mass = _masses(peaks, sums, best, scale, WIDTH, TILE, TILES)
     total = tl.sum(mass)
@@ -127,7 +128,7 @@ def _draw_from_tiles(
 
 @triton.jit
 def _masses(peaks, sums, best, scale, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr):
-    """Weights of a row's tiles, int64 [TILES]; a tile that weighs nothing has 0."""
+    """Return the weights of a row's tiles, int64 [TILES]; a tile without weight has 0."""
     tile = tl.arange(0, TILES)
     weight = tl.load(sums + tile, mask=tile * TILE < WIDTH, other=0.0)
     return (weight.to(tl.float64) * _share(peaks, best, scale).to(tl.float64) * ONE).to(tl.int64)
@@ -137,7 +138,7 @@ def _masses(peaks, sums, best, scale, WIDTH: tl.constexpr, TILE: tl.constexpr, T
 def _first_of_largest(
     line, shape, peaks, best, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """The lowest id of the largest logit."""
+    """Return the lowest id of the largest logit."""
     tile = tl.min(tl.where(peaks == best, tl.arange(0, TILES), TILES))
     at = tile * TILE + tl.arange(0, TILE)
     values = load_logits(line, at, at < WIDTH, shape, WIDTH)
@@ -148,7 +149,7 @@ def _first_of_largest(
 def _kth_of(
     peaks, k, drop, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """The k-th largest of a row's maxima, float32: at least k logits are no smaller. -inf where there are fewer tiles."""
+    """Return the k-th largest of a row's maxima, float32: at least k logits are no smaller. -inf if there are fewer tiles."""
     keys = _key(peaks, drop)
     there = tl.arange(0, TILES) * TILE < WIDTH
     found = tl.full((), 0, tl.uint32)
@@ -166,7 +167,7 @@ def _kth_of(
 
 @triton.jit
 def _floor(best, temperature, share):
-    """The logit, float64, whose weight is `share` of the largest one's; -inf for a share of 0."""
+    """Return the logit, float64, whose weight is `share` of the largest one's; -inf for a share of 0."""
     bounded = tl.where(share > 0.0, share, 1.0).to(tl.float64)
     under = tl.log(bounded) * tl.maximum(temperature.to(tl.float32), _MIN_TEMPERATURE).to(tl.float64)
     return tl.where(share > 0.0, best.to(tl.float64) + under, float("-inf"))
@@ -177,8 +178,8 @@ def _take_out(
     line, shape, peaks, cut, kept, ids, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Write logits of at least `cut` and their ids, in the vocabulary's order, to `kept` float32 and `ids` int32; how many there
-    are, or a number above CAPACITY for more than fit. Tiles without any are not read."""
+    """Write logits of at least `cut` and their ids, in the vocabulary's order, to `kept` float32 and `ids` int32. Return
+    their number, or a number above CAPACITY if they do not fit. Tiles without any are not read."""
     tile = tl.arange(0, TILES)
     holds = (peaks.to(tl.float64) >= cut) & (tile * TILE < WIDTH)
     place = tl.cumsum(holds.to(tl.int32), 0) - 1
@@ -209,10 +210,12 @@ def rows_kernel(
     WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
-    """One row: `bad` (2: finite, but nothing is left of it), and `tokens` unless the row has limits. Then `lengths` int32 says
-    how many candidates there are (0: the
-    row is done; above CAPACITY: it is to be read itself), `kept` and `ids` [n, CAPACITY] hold them, `bests` float32 the largest
-    logit, and `totals` int64 what the row weighs where only top-p limits it."""
+    """One row: writes `bad` (2: finite, but every token is forbidden), and `tokens` unless the row has limits.
+
+    `lengths` int32 is the number of candidates of a row with limits (0: the row is done; above CAPACITY: the row itself is
+    read), `kept` and `ids` [n, CAPACITY] hold them, `bests` float32 is the largest logit, and `totals` int64 is the row's
+    weight if only top-p limits it.
+    """
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
     tl.store(lengths + row, 0)
@@ -259,7 +262,7 @@ def rows_kernel(
 
 @triton.jit
 def _listed(line, shape, kept, whole, at, length, WIDTH: tl.constexpr):
-    """Logits of a list, float32: the whole row, or its candidates; -inf past the end."""
+    """Return the logits of a list, float32: the whole row, or its candidates; -inf past the end."""
     if whole:
         values = load_logits(line, at, at < length, shape, WIDTH)
     else:
@@ -272,8 +275,8 @@ def _amounts(
     line, shape, kept, whole, length, pivots, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """int64 [16]: how many of a list have a key of at least each of `pivots`; with WEIGH what those of them weigh that
-    min-p's `floor` leaves."""
+    """Return int64 [16]: how many entries of a list have a key of at least each of `pivots`; with WEIGH the weight of those
+    that min-p's `floor` leaves."""
     found = tl.zeros((16,), tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
@@ -294,7 +297,7 @@ def _threshold(
     line, shape, kept, whole, length, goal, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The largest key with at least `goal`, float64, of the list at or above it; the list must have as much."""
+    """Return the largest key such that the list has at least `goal`, float64, at or above it; the list must have that much."""
     found = tl.full((), 0, tl.uint32)
     for digit in range((32 - drop) // 4):
         shift = 28 - drop - 4 * digit
@@ -311,7 +314,7 @@ def _draw_from_list(
     line, shape, kept, whole, length, least, ties, total, u, best, scale, floor, drop, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The place in the list of the drawn token: of keys above `least`, and of the first `ties` equal to it, which weigh
+    """Return the place of the drawn token in the list: among keys above `least` and the first `ties` equal to it, which weigh
     `total` together."""
     goal = _goal(u, total)
     place, seen = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
@@ -337,8 +340,8 @@ def limits_kernel(
     table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row with limits, as `rows_kernel` left it. Then nobody reads what shapes the row, and its input is
-    counted."""
+    """Choose the token of one row with limits, prepared by `rows_kernel`. Afterwards the row's shaping is no longer read, and
+    its input is counted."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
     shape = row_shape(table, table_stride, shaped, ends, inputs, row)

@@ -188,7 +188,7 @@ def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
 def mixed_shapes(
     max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces
 ) -> list[StepShape]:
-    """Return the shapes of steps with chunks. Each has one more token and one more item than it accepts, for padding."""
+    """Return the shapes of steps with chunks. Each has some more tokens and one more item than it accepts, for padding."""
     shapes = []
     for tokens in MIXED_TOKENS:
         if tokens <= max(max_tokens, MIXED_TOKENS[0]):

@@ -1,4 +1,4 @@
-"""What `cohort doctor` tells of torch: its build, CUDA devices, and the kernels that the executor takes here."""
+"""Facts about torch for `cohort doctor`: its build, CUDA devices, and the kernels that the executor uses here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
-    """All of it; `job` is not read."""
+    """Return all facts; `job` is not used."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     kernels = _kernels()
@@ -44,7 +44,7 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _kernels() -> CpuKernels | str:
-    """What decoder models get on a CPU here, compiled if need be, or why they do not."""
+    """Return the kernels of decoder models on this CPU, compiled if necessary, or the reason why there are none."""
     try:
         return cpu_kernels()
     except KernelUnavailable as error:

@@ -211,7 +211,7 @@ def main(folder: str) -> None:
     """Compile all variants of the kernels into `folder`; does nothing on a CPU of another architecture."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86:
-        print(f"no kernels for {platform.machine()}: torch's are used")
+        print(f"no CPU kernels for {platform.machine()}: torch computes instead")
         return
     try:
         for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):

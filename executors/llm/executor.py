@@ -97,7 +97,7 @@ class LlmExecutor(BatchModelExecutor):
             made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
             load = lambda progress: made  # noqa: E731
         if load is None:
-            raise InvalidInput("LlmExecutor needs a model and its info, or a way to load them")
+            raise InvalidInput("LlmExecutor needs a model and its info, or a function that loads them")
         self._load = load
         self._runtime: ExecutorRuntime | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 GPU_ORDER = (FLASH, "triton", VARLEN)
 """Backends that "auto" tries on a GPU before torch, in order. An installed flash-attn comes first, because installing it is a
-deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention_varlen`) and needs
+deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention/varlen.py`) and needs
 blocks of 256 tokens."""
 
 

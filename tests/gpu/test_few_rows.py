@@ -256,7 +256,7 @@ def filled(fields: dict[str, Any], dtype: torch.dtype) -> Decoder:
     ("fields", "dtype", "reason"),
     [
         (QWEN3, torch.float16, "float16"),
-        (GEMMA, torch.float32, "norms behind sublayers"),
+        (GEMMA, torch.float32, "norms after sublayers"),
         (EXPERTS, torch.float32, "experts"),
     ],
 )

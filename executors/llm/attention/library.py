@@ -1,4 +1,4 @@
-"""`LibraryAttention`: attention over paged KV by the kernel of a library (see `attention_flash`, `attention_varlen`).
+"""`LibraryAttention`: attention over paged KV by the kernel of a library (see `flash.py`, `varlen.py`).
 
     begin     once a step: lengths, block tables and cells go to the device in one copy
     attend    per layer: the kernel, over keys and values that were written to their cells before

@@ -67,7 +67,7 @@ class TorchAttention:
         self._band: torch.Tensor | None = None
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
-        """See `attention.AttentionBackend`."""
+        """See `AttentionBackend`."""
         device, spec = cache.spec.device, cache.spec
         if device.type == "cuda":
             # It plans anew for each shape, 20 ms and more, and lengths of KV differ from step to step.

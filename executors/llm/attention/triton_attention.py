@@ -139,7 +139,7 @@ class TritonAttention:
 
 
 class TritonAttend:
-    """An `Attend`; `GpuForward` calls its two halves."""
+    """An `Attend`; `TritonForward` calls its two halves."""
 
     def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
         """`workspace` has room for at least the step's pieces."""

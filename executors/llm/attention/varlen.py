@@ -50,7 +50,7 @@ class Varlen:
 
 def varlen_attention(spec: KvSpec, block_size: int, capability: tuple[int, int]) -> LibraryAttention:
     """Make the backend if this torch has `varlen_attn` with block tables; `capability` of the device. Raises Unsuitable."""
-    complaint = f"torch {torch.__version__} has no varlen_attn with block_table; 2.12 has"
+    complaint = f"torch {torch.__version__} has no varlen_attn with block_table; 2.12 or later is needed"
     try:
         module = import_library("torch.nn.attention.varlen", "torch's varlen_attn", "torch 2.12")
     except Unsuitable:
@@ -58,7 +58,7 @@ def varlen_attention(spec: KvSpec, block_size: int, capability: tuple[int, int])
     if not set(inspect.signature(module.varlen_attn).parameters) >= _NEEDED:
         raise Unsuitable(complaint, absent=True)
     if spec.softcap is not None:
-        raise Unsuitable("it does not bound scores (softcap), as this model needs")
+        raise Unsuitable("it does not support softcap, which this model needs")
     check_model(spec, capability)
     check_block(block_size, BLOCK)
     return over(NAME, Varlen(module.varlen_attn))

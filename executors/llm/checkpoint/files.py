@@ -35,7 +35,7 @@ class Checkpoint:
             if shard not in self.files:
                 why = f"{directory / shard}: no such file, though {INDEX} names it"
             elif name not in self.files[shard]:
-                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
+                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} lists it"
             else:
                 self._of[name] = self.files[shard]  # of two copies the one that the index names
                 continue

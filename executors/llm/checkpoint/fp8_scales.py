@@ -78,7 +78,7 @@ class CheckpointScales:
         if scales.numel() == 1:
             return scales.view(1, 1).expand(rows, 1)
         raise ConfigError(
-            f"{where}: {name} has shape {list(scales.shape)}, which fits no scheme of a weight {list(shape)}"
+            f"{where}: {name} has shape {list(scales.shape)}, which does not fit a weight of shape {list(shape)}"
         )
 
     def _read(self, name: str) -> torch.Tensor:

@@ -71,8 +71,8 @@ def why_not(decoder: Decoder) -> str | None:
     reasons = {
         "LayerNorm": family.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
-        "norms behind sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
-        "factors of sublayers": config.residual_scale != 1.0,
+        "norms after sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
+        "scaled sublayers": config.residual_scale != 1.0,
         "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,

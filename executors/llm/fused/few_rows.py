@@ -33,7 +33,7 @@ def why_not(decoder: Decoder) -> str | None:
     `TritonForward` computes."""
     reasons = {
         f"{str(decoder.dtype).removeprefix('torch.')}": decoder.dtype not in DTYPES,
-        "norms behind sublayers": any(
+        "norms after sublayers": any(
             layer.attn_post_norm is not None or layer.mlp_post_norm is not None for layer in decoder.layers
         ),
         "experts": any(not isinstance(layer.mlp, Mlp) for layer in decoder.layers),

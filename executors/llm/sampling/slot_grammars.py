@@ -92,14 +92,16 @@ class _Follower:
         state.rewind(self.output.shortest)
         for token in output[len(state) :]:
             if not state.take(token):
-                stray = f"token {len(state)} of the output, {token}, is not of its grammar"
+                stray = f"token {len(state)} of the output, {token}, violates its grammar"
                 return ItemMasks([], state.failure() or ItemOutput(error=stray))
         self.output.shortest = len(output)
         masks: list[Mask | None] = [state.mask()]
         for draft in drafts:
             if not state.take(draft):
                 if state.failure() is None and masks[-1] is not None and masks[-1].allows(draft):
-                    return ItemMasks([], ItemOutput(error=f"draft {draft} was allowed and yet not taken"))
+                    return ItemMasks(
+                        [], ItemOutput(error=f"the grammar allowed draft {draft} and then refused it")
+                    )
                 break
             masks.append(state.mask())
         # The row before a forbidden draft samples another token: those after it are computed for nothing.

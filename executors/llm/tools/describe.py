@@ -201,7 +201,7 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
     if free < 0 and explicit is None:
         weights = sketch.parameter_bytes
         rest = "" if memory is None else f" beside {memory - free - weights:,} for the processes"
-        problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than there are"
+        problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than are available"
         return {**facts, "problem": problem}
     try:
         plan = plan_for(sketch.model.kv_spec, config, sketch.info.max_model_len, allowed)

@@ -37,7 +37,7 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
         "threads": cpu_threads(),
         "linear": {name: _linear(dtype, device, kernels) for name, dtype in dtypes.items()},
-        "attention": f"cohort-cpu {kernels.isa} on CPU, torch for float16; on GPUs what --attention-backend says"
+        "attention": f"cohort-cpu {kernels.isa} on CPU, torch for float16; on GPUs as set by --attention-backend"
         if isinstance(kernels, CpuKernels)
         else f"{TorchAttention.name} (gathers KV before each call); {kernels}",
     }

@@ -34,7 +34,7 @@ def main() -> None:
 
 def _answer(tool: str, job: dict[str, Any], stage: Any) -> dict[str, Any]:
     if tool not in TOOLS:
-        return {"error": f"there is no tool {tool!r}; there are {', '.join(TOOLS)}"}
+        return {"error": f"tool {tool!r} is unknown; known: {', '.join(TOOLS)}"}
     # Read when torch loads its OpenMP, see `LlmFactory.create_executor`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from executors.contract.errors import ExecutorError

@@ -221,7 +221,7 @@ def test_a_model_type_of_another_family_is_named(reference: Any) -> None:
     [note] = parse_config(_config_of(reference, model_type="llama")).notes
     assert (
         note
-        == "model_type 'llama' is not used: it is not that of Qwen3ForCausalLM, which architectures names"
+        == "model_type 'llama' is not used: architectures names Qwen3ForCausalLM, whose model_type differs"
     )
 
 

@@ -1,17 +1,17 @@
-"""C++ that is compiled where it runs: for this machine's instructions, at first use, kept for the next start.
+"""Compiles C++ on the machine that runs it: for its instruction set, at first use, cached for the next start.
 
     <cache>/cohort_cpu-<isa>-<hash>.so     hash of source and headers, flags and compiler version
 
-Where there is no compiler, in a container say, all variants may have been built beforehand:
+For machines without a compiler, such as a container, all variants may be built beforehand:
 
     python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of source, headers and flags
 
-What <folder> has already is kept.
+Files that exist in <folder> are kept.
 
-A folder `prebuilt` beside the source is looked into first.
+A folder `prebuilt` beside the source is searched first.
 
-<cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so it must be this user's
-alone; where it is not, or cannot be written, a temporary directory of this process takes its place.
+<cache> is $XDG_CACHE_HOME/cohort/kernels or ~/.cache/cohort/kernels. Code is loaded from there, so only this user may have
+access. If others have access or the folder is not writable, a temporary directory of this process replaces it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPI
 
 
 class KernelUnavailable(Exception):
-    """Why there is no kernel here, for the log and for `status()`."""
+    """The reason why a kernel is unavailable, for the log and for `status()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """A set of instructions to compile for: what the CPU must have, and the compiler's flags."""
+    """An instruction set to compile for: the CPU flags that it requires, and the compiler's flags."""
 
     name: str
     needs: frozenset[str]
@@ -70,7 +70,7 @@ ISAS = (
 
 
 def usable_isas(cpuinfo: Path = CPUINFO) -> tuple[Isa, ...]:
-    """What this CPU can run, best first; empty on other architectures."""
+    """Return the instruction sets that this CPU supports, best first; empty on other architectures."""
     if platform.machine() not in _X86:
         return ()
     try:
@@ -85,9 +85,10 @@ def usable_isas(cpuinfo: Path = CPUINFO) -> tuple[Isa, ...]:
 
 @lru_cache
 def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str]:
-    """The library of `source`, compiled if need be, and the name of its instruction set (default: the best there is).
+    """Return the library of `source`, compiled if necessary, and the name of its instruction set (default: the best
+    available).
 
-    Raises KernelUnavailable; what failed once is tried again at the next call.
+    Raises KernelUnavailable; a failed compilation is tried again at the next call.
     """
     isas = usable_isas()
     if not isas:
@@ -104,7 +105,8 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
 
 
 def compiled(source: Path, isa: Isa) -> Path:
-    """Path of the compiled library. Processes that compile the same at once each do, and the last one's stays."""
+    """Return the path of the compiled library. Processes that compile at the same time each do so, and the last result
+    stays."""
     ready = source.parent / "prebuilt" / _name(source, isa)
     if ready.exists():
         return ready
@@ -118,7 +120,7 @@ def compiled(source: Path, isa: Isa) -> Path:
 
 
 def prebuild(source: Path, folder: Path) -> list[Path]:
-    """Paths of all variants in `folder`, for machines without a compiler; those not there yet are compiled.
+    """Return the paths of all variants in `folder`, for machines without a compiler; missing variants are compiled.
 
     Raises KernelUnavailable.
     """
@@ -148,7 +150,7 @@ def _compile(command: list[str], source: Path, isa: Isa, target: Path) -> None:
 
 
 def find_compiler() -> list[str]:
-    """$CXX, or g++, or c++."""
+    """Return $CXX, or g++, or c++."""
     asked = shlex.split(os.environ.get("CXX", ""))
     for command in (asked, ["g++"], ["c++"]):
         if command and shutil.which(command[0]):
@@ -171,7 +173,7 @@ def _run(command: list[str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailable(f"{command[0]} did not run: {error}") from error
+        raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
@@ -180,7 +182,7 @@ def _run(command: list[str]) -> str:
 
 
 def cache_folder() -> Path:
-    """A directory that only this user can write to."""
+    """Return a directory that only this user can write to."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
     folder = root / "cohort" / "kernels"
@@ -191,10 +193,10 @@ def cache_folder() -> Path:
         if private and os.access(folder, os.W_OK):
             return folder
         _log.warning(
-            "%s is not used for kernels: it must be writable, this user's and closed to others", folder
+            "%s is not used for kernels: it must be writable, owned by this user and closed to others", folder
         )
     except (OSError, RuntimeError) as error:
-        _log.info("kernels are not kept: %s", error)
+        _log.info("compiled kernels are not cached: %s", error)
     return _temporary_folder()
 
 
@@ -206,10 +208,10 @@ def _temporary_folder() -> Path:
 
 
 def main(folder: str) -> None:
-    """Compile all variants of the kernels into `folder`; nothing where the CPU is of another kind."""
+    """Compile all variants of the kernels into `folder`; does nothing on a CPU of another architecture."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86:
-        print(f"no kernels for {platform.machine()}: torch's are used")
+        print(f"no CPU kernels for {platform.machine()}: torch computes instead")
         return
     try:
         for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):

@@ -20,19 +20,19 @@ from executors.kernels.compiler import library
 
 SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""By the numbers that the library knows them by."""
+"""Numbers that the library uses for dtypes."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""How weights are held: `Kind` of gemm.h."""
+"""Formats of weights: `Kind` of gemm.h."""
 _DEPTHS = {"float32": 1, "bfloat16": 2}
-"""Columns in a word of 32 bits."""
+"""Number of columns in a word of 32 bits."""
 BLOCK = 32
-"""Columns that share a scale in int8: `BLOCK` of operands.h."""
+"""Number of columns that share a scale in int8: `BLOCK` of operands.h."""
 _BLOCK_SCALE = 8
-"""Bytes: `BlockScale` of operands.h."""
+"""Size of a scale in bytes: `BlockScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
-"""Instruction sets that multiply bytes; others multiply pairs of 16 bits."""
+"""Instruction sets that multiply bytes; the others multiply pairs of 16 bits."""
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
-"""By the names of config.json: `Activation` of gemm.h. Others are not fused."""
+"""Activations by their names in config.json: `Activation` of gemm.h. Others are not fused."""
 OUT_OF_MEMORY = "no memory for a kernel's scratch space"
 
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -51,10 +51,10 @@ class CpuKernels:
     """The library, for one instruction set. Raises KernelUnavailable."""
 
     def __init__(self, isa: str | None = None) -> None:
-        """`isa` is one of compiler.ISAS, by default the best that the CPU has."""
+        """`isa` is one of compiler.ISAS; the default is the best that the CPU has."""
         loaded, self.isa = library(SOURCE, isa)
         self.panel_rows: int = loaded.cohort_nr()
-        """Weight rows that lie side by side."""
+        """Number of weight rows that are stored side by side."""
         self.pack, self.linear, self.attend, self.forward = (
             loaded.cohort_pack, loaded.cohort_linear, loaded.cohort_attend, loaded.cohort_forward,
         )  # fmt: skip
@@ -70,7 +70,7 @@ class CpuKernels:
         self.block_weights.argtypes = [I64, POINTER, POINTER, *[I64] * 4, POINTER, POINTER, POINTER, I64]
         self.block_maxima.restype = self.block_weights.restype = None
         self.touch = loaded.cohort_touch
-        """(address, bytes): makes them real memory, whatever is in them and whoever writes to them."""
+        """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
         for call in (self.pack, self.linear, self.attend, self.forward):
             call.restype = ctypes.c_int
@@ -78,7 +78,7 @@ class CpuKernels:
 
 @lru_cache(maxsize=8)
 def cpu_kernels(isa: str | None = None) -> CpuKernels:
-    """The library, loaded once. Raises KernelUnavailable; what failed is tried again at the next call."""
+    """Return the library, loaded once. Raises KernelUnavailable; a failed load is tried again at the next call."""
     return CpuKernels(isa)
 
 
@@ -86,20 +86,20 @@ _in_use: CpuKernels | None = None
 
 
 def use_kernels(kernels: CpuKernels | None) -> None:
-    """Make these (or none) the kernels of everything in this process that belongs to no model, such as sampling."""
+    """Set the kernels (or none) for everything in this process that belongs to no model, such as sampling."""
     global _in_use
     _in_use = kernels
 
 
 def kernels_in_use() -> CpuKernels | None:
-    """See `use_kernels`."""
+    """Return the kernels set by `use_kernels`."""
     return _in_use
 
 
 class PackedWeight:
-    """A weight [rows, columns] laid out for the kernels, filled in any number of pieces; then callable.
+    """A weight [rows, columns] laid out for the kernels, filled in any number of pieces and then callable.
 
-    `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it gives
+    `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it returns
     act(gate(x)) * up(x). `kind` is one of KINDS.
     """
 
@@ -114,11 +114,11 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory it takes."""
+        """Bytes of memory that the weight takes."""
         return self._memory.nbytes
 
     def fill(self, source: torch.Tensor, begin: int) -> None:
-        """Take rows [count, columns] of any float dtype, the first of which is row `begin`."""
+        """Store rows [count, columns] of any float dtype from row `begin` on."""
         if source.dtype not in DTYPES:
             source = source.float()
         source = source.contiguous()
@@ -129,22 +129,22 @@ class PackedWeight:
             raise OutOfMemory(OUT_OF_MEMORY)
 
     def set_bias(self, bias: torch.Tensor | None) -> None:
-        """[rows], added to the results (before the activation)."""
+        """Set the bias [rows], added to the results (before the activation)."""
         self._bias = None if bias is None else bias.float().contiguous()
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
-        """[m, columns] -> [m, outputs], both of one of DTYPES; `wide`: float32, not rounded to the dtype of x. Whatever m
-        is, a row's result is the same bit for bit."""
+        """Compute [m, columns] -> [m, outputs], both in one of DTYPES; `wide`: float32, not rounded to the dtype of x. A
+        row's result is the same for every m, bit for bit."""
         x = x.contiguous()
         out = torch.empty((len(x), self.outputs), dtype=torch.float32 if wide else x.dtype)
         self._multiply(x, out, activation, None)
         return out
 
     def with_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [m, outputs], and [m, panels] the largest of each `panel_rows` of them (NaN if one is).
+        """Return float32 [m, outputs], and [m, panels] the largest of each `panel_rows` of them (NaN if one is NaN).
 
-        Both are good until this weight's next call: fresh pages would cost as much as what is written to them.
+        Both are valid until this weight's next call: fresh pages would cost as much as writing to them.
         """
         x, panels = x.contiguous(), -(-self.outputs // self._kernels.panel_rows)
         if self._kept is None or len(self._kept[0]) < len(x):
@@ -162,7 +162,7 @@ class PackedWeight:
 
 
 def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
-    """Bytes that a `PackedWeight` of these sizes takes. int8: every 32 columns have a scale of 2 bytes."""
+    """Return the bytes of a `PackedWeight` of these sizes. int8: every 32 columns have a scale of 2 bytes."""
     outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
     panels = -(-outputs // per_panel)
     if kind == "int8":
@@ -171,9 +171,11 @@ def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated:
 
 
 def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
-    """Bytes of a row of a left operand, [columns], as products with a weight of `kind` read it: see `convert` in operands.h.
+    """Return the bytes of one row of a left operand, [columns], as products with a weight of `kind` read it: see `convert` in
+    operands.h.
 
-    int8: a scale and where a sum begins for every 32 values. Where values are multiplied in a wider form, they are kept in it.
+    int8: a scale and the start of a sum for every 32 values. If values are multiplied in a wider format, they are stored in
+    it.
     """
     if kind == "int8":
         width = 1 if kernels.isa in _VNNI else 2
@@ -182,8 +184,8 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:
-    """uint8 [num_bytes] of zeros, in large pages where the system has them: reading weights then misses the TLB less, and
-    filling them takes a fraction of the page faults. Raises OutOfMemory."""
+    """Return uint8 [num_bytes] of zeros, in large pages if the system supports them: reading weights then causes fewer TLB
+    misses, and filling them a fraction of the page faults. Raises OutOfMemory."""
     try:
         memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

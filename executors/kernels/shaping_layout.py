@@ -1,9 +1,10 @@
-"""A row of the table of penalties, biases and bans, in int32 words. `sampling/device_shaping.py` says what they mean."""
+"""Layout of a row of the table of penalties, biases and bans, in int32 words. `sampling/device_shaping.py` defines the
+contents."""
 
 from __future__ import annotations
 
 ENTRIES = 1024
-"""Of a row; the first is none."""
+"""Number of entries of a row; the first stands for no entry."""
 REPETITION, FREQUENCY, PRESENCE = 1, 2, 3
 BIASES = 4
 UNTIL = BIASES + ENTRIES
@@ -11,14 +12,14 @@ HEADER = UNTIL + ENTRIES
 COUNT_BITS = 20
 IN_PROMPT = 1 << COUNT_BITS
 ENTRY_SHIFT = COUNT_BITS + 1
-"""Entries up to 1,023 leave a word's sign alone."""
+"""Bit position of a word's entry. Entries up to 1,023 do not reach the word's sign."""
 ALIGN = 4
-"""Words that sections begin at multiples of: 16 bytes."""
+"""Alignment of sections in words: 16 bytes."""
 _ROW_ALIGN = 16
-"""Words that rows are multiples of: what the kernels' compiler asks of strides before it reads 16 bytes at a time."""
+"""Alignment of rows in words: the kernels' compiler checks strides for it before it reads 16 bytes at a time."""
 
 
 def row_words(width: int) -> int:
-    """Of a row for so many logits, results included."""
+    """Return the words of a row for `width` logits, results included."""
     words = HEADER + 2 * -(-width // ALIGN) * ALIGN
     return -(-words // _ROW_ALIGN) * _ROW_ALIGN

@@ -1,4 +1,4 @@
-"""Whether Triton can be used: it brings its compiler for GPU code along, and takes the machine's for what launches it."""
+"""Whether Triton can be used. It brings its compiler for GPU code and uses the machine's C compiler for its launchers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def missing() -> str | None:
-    """What Triton lacks here, in words; None if it lacks nothing. Its launchers are C, built at the first launch of each kernel:
-    without a compiler and Python's headers that launch raises a RuntimeError."""
+    """Describe what Triton lacks here; return None if it lacks nothing. Its launchers are C, built at the first launch of
+    each kernel: without a compiler and Python's headers that launch raises a RuntimeError."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -75,7 +75,7 @@ from executors.llm.step.pending_steps import StepQueue
 from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
-_NO_HEAD = "this model has no lm_head: it has hidden states and no logits"
+_NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
 
 
 class LlmExecutor(BatchModelExecutor):
@@ -97,7 +97,7 @@ class LlmExecutor(BatchModelExecutor):
             made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
             load = lambda progress: made  # noqa: E731
         if load is None:
-            raise InvalidInput("LlmExecutor needs a model and its info, or a way to load them")
+            raise InvalidInput("LlmExecutor needs a model and its info, or a function that loads them")
         self._load = load
         self._runtime: ExecutorRuntime | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
@@ -305,7 +305,7 @@ class LlmExecutor(BatchModelExecutor):
         if not loaded.info.generates and any(start.pooling is None for start in batch.starts):
             raise Unsupported(_NO_HEAD)
         if self._epoch is not None and batch.epoch != self._epoch:
-            raise Skipped(f"this step is of epoch {batch.epoch}; now is epoch {self._epoch}")
+            raise Skipped(f"this step belongs to epoch {batch.epoch}; the current epoch is {self._epoch}")
         try:
             with self._computing(len(batch)):
                 launch = partial(loaded.unified.launch, batch)

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 GPU_ORDER = (FLASH, "triton", VARLEN)
 """Backends that "auto" tries on a GPU before torch, in order. An installed flash-attn comes first, because installing it is a
-deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention_varlen`) and needs
+deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention/varlen.py`) and needs
 blocks of 256 tokens."""
 
 
@@ -79,10 +79,12 @@ def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int)
     if capability(spec.device) is None and backend != "triton":
         chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
         if not isinstance(chosen, cpu_attention.CpuAttention):
-            raise ConfigError(f"deterministic: needs Cohort's own attention kernel; here it is {chosen.note}")
+            raise ConfigError(
+                f"deterministic: needs Cohort's own attention kernel; this model gets {chosen.note}"
+            )
         return chosen
     if backend not in ("auto", "triton"):
-        raise ConfigError(f"deterministic: attention backend {backend} is not; take triton")
+        raise ConfigError(f"deterministic: attention backend {backend} is not deterministic; use triton")
     try:
         return _triton(spec, block_size, deterministic=True)
     except Unsuitable as error:
@@ -189,5 +191,5 @@ def fuse(backend: AttentionBackend, model: object) -> None:
             forward.few = few
         else:
             _log.warning("forward: steps of few tokens take more launches than they need: %s", wrong)
-            backend.note = f"{backend.note}; steps of few tokens as others: {wrong}"
+            backend.note = f"{backend.note}; steps of few tokens by the general kernels: {wrong}"
     model.fuse(forward)

@@ -1,11 +1,11 @@
-"""How steps of nothing but decodes are computed: the place where a faster form than the unified forward goes.
+"""Computes steps that consist of decodes only; a faster form than the unified forward belongs here.
 
-    a chunk in it, or a verification     -> the unified forward
-    one token of each of n sequences     -> DecodeRunner
+    steps with a chunk, verification     -> the unified forward
+    one token each of n sequences        -> DecodeRunner
 
-Such a step has one shape for every n, which is what a graph can be captured of. On a GPU it is, with lm_head, sampling and the
-token pool in it, by `DeviceUnifiedRunner`, which has graphs of small mixed steps as well: there only those decode steps come
-here whose hidden states the host works on (logprobs, edited logits), and they are launched call by call.
+Such a step has one shape for every n, so a graph can be captured of it. On a GPU `DeviceUnifiedRunner` does so, with lm_head,
+sampling and the token pool in the graph, and also has graphs of small mixed steps. Only decode steps whose hidden states the
+host processes (logprobs, edited logits) reach this module there, and they are launched call by call.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Forward = Callable[[StepArrays, torch.Tensor | None], torch.Tensor]
 
 
 class DecodeRunner(Protocol):
-    """Computes decode steps over the executor's own KV. Made at the first of them, lives until shutdown."""
+    """Computes decode steps over the executor's own KV. Created at the first such step and kept until shutdown."""
 
     name: str
-    """For `status()`."""
+    """Name for `status()`."""
 
     def decode(self, step: StepArrays, token_ids: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states [n, hidden] of one token each of n sequences, whose KV is written.
+        """Compute hidden states [n, hidden] of one token each of n sequences and write their KV.
 
-        `token_ids` int64 [n] on the device replaces the step's own where some are known only there.
+        `token_ids` int64 [n] on the device replaces the step's own ids if the host does not know some of them yet.
         """
 
 
 class PlainDecodeRunner:
-    """The unified forward, as for any other step."""
+    """Uses the unified forward, as for any other step."""
 
     name = "plain"
 
@@ -51,26 +51,26 @@ class PlainDecodeRunner:
 
 
 class GraphDecodeRunner(PlainDecodeRunner):
-    """The graphs of `DeviceUnifiedRunner`, named in `status()` beside how many there are; and the unified forward for the steps
-    that are left to it."""
+    """Names the graphs of `DeviceUnifiedRunner` in `status()`, beside their number, and uses the unified forward for the
+    remaining steps."""
 
     name = "graphs"
 
 
 def decode_runner_class(device: torch.device) -> type[PlainDecodeRunner]:
-    """The form that a device gets."""
+    """Return the decode runner class for a device."""
     return GraphDecodeRunner if device.type == "cuda" else PlainDecodeRunner
 
 
 class Qwen3Runner(ModelRunner):
-    """A `ModelRunner` that hands decode steps to its `decode_runner`, None until the first of them."""
+    """A `ModelRunner` that passes decode steps to its `decode_runner`, which is None until the first of them."""
 
     decode_runner: DecodeRunner | None = None
 
     def forward(
         self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: KvCache | None = None
     ) -> torch.Tensor:
-        """As `ModelRunner.forward`. Scratch KV is nobody's decode: it goes the general way."""
+        """See `ModelRunner.forward`. Steps over scratch KV use the unified forward."""
         own = cache is None or cache is self.cache
         if not own or (step.q_lens != 1).any():
             return super().forward(step, token_ids, cache)
@@ -81,13 +81,13 @@ class Qwen3Runner(ModelRunner):
     def forward_packed(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """As `ModelRunner.forward_packed`: what the graphs are captured of."""
+        """See `ModelRunner.forward_packed`. Graphs are captured of this call."""
         if self.decode_runner is None:
             self.decode_runner = decode_runner_class(self.device)(super().forward)
         return super().forward_packed(token_ids, positions, attend)
 
     @property
     def note(self) -> str:
-        """Which decode runner there is, for `status()`."""
+        """Note on the decode runner, for `status()`."""
         name = decode_runner_class(self.device).name
-        return f"decode runner: {name}" + ("" if self.decode_runner else ", made at the first decode step")
+        return f"decode runner: {name}" + ("" if self.decode_runner else ", created at the first decode step")

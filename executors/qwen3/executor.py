@@ -1,4 +1,4 @@
-"""`Qwen3ModelExecutor`: the parts of `LlmExecutor`, narrowed to one family so that its decode steps can be specialised."""
+"""`Qwen3ModelExecutor`: the parts of `LlmExecutor`, restricted to one family so that its decode steps can be specialised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executors.qwen3.decode_runner import Qwen3Runner
 
 
 class Qwen3ModelExecutor(LlmExecutor):
-    """Serves Qwen3 models (`model_type` qwen3) as `LlmExecutor` does, decode steps through a `DecodeRunner`.
+    """Serves Qwen3 models (`model_type` qwen3) as `LlmExecutor` does, with decode steps through a `DecodeRunner`.
 
     warmup raises ConfigError for a model of another family.
     """
@@ -22,14 +22,14 @@ class Qwen3ModelExecutor(LlmExecutor):
     name = "qwen3"
 
     def status(self) -> ExecutorStatus:
-        """See the contract; the notes say which decode runner there is."""
+        """See the contract; the notes name the decode runner."""
         status, loaded = super().status(), self._runtime
         if loaded is None or not isinstance(loaded.runner, Qwen3Runner):
             return status
         return replace(status, notes=(*status.notes, loaded.runner.note))
 
     def release_sequence(self, cache_id: int) -> None:
-        """`release_cache` by its other name: free everything the sequence holds. Unknown ids are harmless."""
+        """Alias of `release_cache`: free everything the sequence holds. Unknown ids are ignored."""
         self.release_cache(cache_id)
 
     def _check(self, source: LoadedModel) -> None:

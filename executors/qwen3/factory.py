@@ -1,4 +1,4 @@
-"""`Qwen3Factory`, registered as "qwen3". Nothing here imports torch: configurations are checked without it."""
+"""`Qwen3Factory`, registered as "qwen3". This module does not import torch, so that configurations are checked quickly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Qwen3Factory(LlmFactory):
         return Qwen3ModelExecutor
 
     def validate_config(self, config: ExecutorConfig) -> None:
-        """As `LlmFactory`'s, and the model is a Qwen3. Raises ConfigError naming the architecture of another."""
+        """See `LlmFactory`; also check that the model is a Qwen3. Raises ConfigError that names the architecture of another
+        model."""
         super().validate_config(config)
         directory = Path(config.model)
         model = read_config(directory)

@@ -24,7 +24,7 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
     assert executor["info"]["quantization"] == "int8"
     notes = executor["status"]["notes"]
     assert f"attention: cohort-cpu {isa}" in notes
-    assert f"linears: cohort-cpu {isa}, int8; layers: in one call" in notes
+    assert f"CPU kernels {isa}, int8; layers: in one call" in notes
     assert [note for note in notes if f"executor: {note}" not in log] == []
 
 
@@ -38,9 +38,12 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
         ),
         (
             ["--quantization", "int8", "--dtype", "float16"],
-            "there are none for float16; take --dtype bfloat16",
+            "the kernels do not support float16; take --dtype bfloat16",
         ),
-        (["--cpu-isa", "avx2", "--dtype", "float16"], "cpu_isa avx2: no kernels: there are none for float16"),
+        (
+            ["--cpu-isa", "avx2", "--dtype", "float16"],
+            "cpu_isa avx2 cannot be used: the kernels do not support float16",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(flags: list[str], words: str, tmp_path: Path) -> None:

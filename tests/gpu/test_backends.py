@@ -173,7 +173,7 @@ def test_without_triton_torchs_own_then_torch_and_it_is_said(
          r"flash-attn is not installed \(pip install 'cohort-server\[flash\]'\)"),
         ("flash-attn", {}, 256, (flash_2(),), None, "it needs a GPU; the device is cpu"),
         ("varlen", {}, 256, (), None, "it needs a GPU; the device is cpu"),
-        ("varlen", {}, 256, (), HOPPER, r"torch .* has no varlen_attn with block_table; 2.12 has"),
+        ("varlen", {}, 256, (), HOPPER, r"torch .* has no varlen_attn with block_table; 2.12 or later"),
         ("flash-attn", {}, 16, (flash_2(),), HOPPER, "block_size is 16; a multiple of 256 is needed"),
         ("flash-attn", {"dtype": torch.float32}, 16, (flash_3(),), HOPPER, "it has no kernels for float32"),
         ("flash-attn", {"head_dim": 100}, 16, (flash_3(),), HOPPER, "head_dim is 100; a multiple of 8 up to 256"),
@@ -229,7 +229,7 @@ def test_deterministic_is_ours_alone(install: Callable[..., None]) -> None:
         assert chosen.name == TRITON and chosen.deterministic  # type: ignore[attr-defined]
     for asked in ("flash-attn", "varlen", "torch"):
         with pytest.raises(
-            ConfigError, match=f"deterministic: attention backend {asked} is not; take triton"
+            ConfigError, match=f"deterministic: attention backend {asked} is not deterministic; use triton"
         ):
             choose_attention(MODEL, asked, deterministic=True)
 

@@ -320,7 +320,7 @@ async def test_a_capture_that_finds_no_memory_is_tried_again(
     smallest = graphs.missing
     assert unified.capture_next() and unified.capture_wait == STARVED_S and graphs.missing == smallest
     notes = " ".join(executor.status().notes)
-    assert "no memory for the next, tried again in 30 s" in notes and "no memory for a graph" in caplog.text
+    assert "no memory for the next, retrying in 30 s" in notes and "no memory for a graph" in caplog.text
     driver = Driver(executor)
     seqs = [driver.add([i]) for i in range(11)]
     for _ in range(MISSES + 3):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
-"""By the names that config.json uses."""
+"""Activations by their names in config.json."""
 
 
 @triton.jit

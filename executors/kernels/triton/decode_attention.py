@@ -1,12 +1,12 @@
-"""Attention of one query token per sequence over paged KV, keys cut into pieces that programs share.
+"""Attention of one query token per sequence over paged KV, with keys cut into pieces that programs share.
 
-Flash-Decoding (Dao et al., 2023): a piece's program computes its keys' weighted sum and log-sum-exp by online softmax (Milakov
-and Gimelshein, 2018). The program that ends last of a row's adds up the results of all its pieces, in their order, so there is no
-second launch. All query heads of a key head share a program, and so each key is read once; they are filled up to the rows that a
-matrix product needs.
+Flash-Decoding (Dao et al., 2023): a piece's program computes the weighted sum and log-sum-exp of its keys by online softmax
+(Milakov and Gimelshein, 2018). The program that finishes a row last adds up the results of all the row's pieces, in their
+order, so there is no second launch. All query heads of a key head share a program, so each key is read once; they are padded
+to the number of rows that a matrix product needs.
 
-The pieces come from the host, which knows all lengths (`key_pieces.py`), and lie on the device: a captured graph serves
-sequences of any length. How a row's keys are cut decides the order of sums, whichever program ends last.
+The host knows all lengths and computes the pieces (`key_pieces.py`), which are stored on the device: a captured graph serves
+sequences of any length. The division of a row's keys determines the order of sums, whichever program finishes last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from executors.kernels.triton.tile import attend_tile
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
 _ADDED, _ADDED_WIDE = 8192, 4096
-"""Numbers of partial results that are added up in one go, 64 of a thread's: that leaves room for three programs. Queries of
-float32 have less room: with heads of 256 all that a thread has would be spilled."""
+"""Numbers of partial results that are added up at once, 64 per thread: that leaves room for three programs. Queries of
+float32 have less room: with heads of 256 a thread's registers would spill."""
 
 
 @triton.jit
@@ -30,9 +30,11 @@ def _add_up(
     ROW: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The query heads of a key head from `count` pieces' results, each weighed by how much of the softmax it holds. A piece
-    without keys holds none. PIECES at a time; ROW query heads of a row lie between two pieces; `row_at` and `q_at`: the first of
-    the key head's among the heads of a row, and among those of `out`."""
+    """Combine `count` pieces' results for the query heads of a key head, each weighted by its share of the softmax.
+
+    A piece without keys has no share. PIECES are combined at a time; two pieces are ROW query heads apart; `row_at` and
+    `q_at`: the first of the key head's heads among the heads of a row, and among those of `out`.
+    """
     heads = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
     own = heads < GROUP
@@ -72,8 +74,9 @@ def _split_kernel(
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
     WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One (piece, key head), heads first: programs that begin together read one page's heads, which lie side by side. `out` takes
-    what a row's only piece finds, zeros where it has no keys. Of several `partial` and `lse` take it, and `arrived` counts."""
+    """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
+    receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
+    receive the results, and `arrived` counts them."""
     piece = pieces + tl.program_id(0) // KV_HEADS * WORDS
     head = tl.program_id(0) % KV_HEADS
     row = tl.load(piece)
@@ -129,11 +132,12 @@ def _split_kernel(
 
 
 class DecodeWorkspace:
-    """Memory for the pieces' results: made once for the largest batch, so that a captured graph finds it where it was.
+    """Memory for the pieces' results, allocated once for the largest batch, so that captured graphs find it at the same
+    address.
 
-    `partial` float32 [pieces, heads, head_dim], `lse` float32 [pieces, heads]: what stands there means nothing from one launch to
-    the next. `arrived` int32 [pieces, kv_heads]: how many pieces of a row are done, 0 between launches. Launches that share it
-    must come one after the other.
+    `partial` float32 [pieces, heads, head_dim], `lse` float32 [pieces, heads]: contents are meaningless between launches.
+    `arrived` int32 [pieces, kv_heads]: how many pieces of a row are done, 0 between launches. Launches that share the
+    workspace must run one after the other.
     """
 
     def __init__(self, pieces: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
@@ -144,11 +148,13 @@ class DecodeWorkspace:
 
 
 def keys_per_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-    """Keys that a program takes in one go, for heads of so many, queries of `dtype` over keys of `kv_dtype`.
+    """Return how many keys a program processes at a time, for heads of `head_dim` and queries of `dtype` over keys of
+    `kv_dtype`.
 
-    A step that finds its pages first gets half of the stages as buffers: of five two, so that the next keys and values are on
-    their way while these are multiplied, in tiles of which three programs fit a multiprocessor. Widening takes registers, and so
-    do products of float32, which no matrix instruction computes: with the larger tile they spill."""
+    A step that looks up its pages first gets half of the stages as buffers: two of five, so that the next keys and values are
+    loaded while the current ones are multiplied, in tiles of which three programs fit a multiprocessor. Widening takes
+    registers, and so do products of float32, which no matrix instruction computes: with the larger tile they spill.
+    """
     pad = triton.next_power_of_2(head_dim)
     small = kv_dtype == torch.float8_e4m3fn or dtype == torch.float32
     return max(16, min(64, 16384 // pad) if small else min(128, 8192 // pad))
@@ -160,16 +166,16 @@ def decode_attention(
     window: int | None = None, softcap: float | None = None, items: torch.Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
-    """Write to `out` [T, heads, head_dim] the attention of one query per sequence.
+    """Write the attention of one query per sequence to `out` [T, heads, head_dim].
 
-    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which the
-    `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the longest], contiguous; `lengths`
-    int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] names (sequence, row of q) where they are
-    not the same for all.
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which
+    the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the longest], contiguous; `lengths` int32 [n]:
+    tokens of each sequence, its query's included. `items` int32 [rows, 2] lists (sequence, row of q) if they are not the same
+    for all.
 
-    `pieces` int32 [k, 6], contiguous: how the rows' keys are cut, see `key_pieces.PieceRule.cut`; what a row has no piece of is
-    not computed, and a row without any piece is not written. At most as many as `workspace` has room for, which is not checked
-    on the device.
+    `pieces` int32 [k, 6], contiguous: the division of the rows' keys, see `key_pieces.PieceRule.cut`. Keys outside all pieces
+    of a row are not computed, and a row without any piece is not written. There may be at most as many pieces as `workspace`
+    has room for, which is not checked on the device.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape

@@ -1,17 +1,17 @@
 """A mixture of experts in four launches and the router's product, none of which waits for the host.
 
-route      logits [T, experts] -> each token's top_k experts and their weights, and how many of a block's tokens chose each
-place      a pair is (token, choice), numbered token * top_k + choice: pairs in order of experts, filled up to whole tiles
+    route      logits [T, experts] -> each token's top_k experts and their weights, and how many of a block's tokens chose each
+    place      a pair is (token, choice), numbered token * top_k + choice: pairs in order of experts, filled up to whole tiles
 
-               pairs    3 9 - - | 0 4 5 7 | 8 - - -     -: no pair (the number of pairs)
-               owners      0    |    2    |    2        the expert of each tile
-               count       3                            expert 1 was chosen by nobody
+                   pairs    3 9 - - | 0 4 5 7 | 8 - - -     -: no pair (the number of pairs)
+                   owners      0    |    2    |    2        the expert of each tile
+                   count       3                            no token chose expert 1
 
-product    a tile's rows times its expert's weights: gate and up with the activation, then down with the weights of the router
-add_up     a token's top_k results, in the order of its choices
+    product    a tile's rows times its expert's weights: gate and up with the activation, then down with the weights of the router
+    add_up     a token's top_k results, in the order of its choices
 
-Grids are bounded by what T tokens can need at most; programs behind `count`, which only the device knows, leave at once. So
-the launches depend on T alone and can be captured in a graph. No sum is made by atomics: same inputs, same bits.
+Grids are bounded by the most that T tokens can need; programs past `count`, which only the device knows, exit at once. The
+launches therefore depend on T alone and can be captured in a graph. No sum uses atomics: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import triton.language as tl
 from executors.kernels.triton.activation import KINDS, activate
 
 _MAX_BLOCKS = 128
-"""Blocks of tokens that `route` works on at once: `place` reads the counts of all."""
+"""Number of blocks of tokens that `route` processes at once: `place` reads the counts of all."""
 _MAX_SPLITS, _SPLIT_PAIRS = 16, 4096
-"""Programs that share the search for an expert's pairs, and pairs below which there is one."""
+"""Largest number of programs that share the search for an expert's pairs, and the number of pairs below which there is one."""
 _CHUNK = 1024
 
 
@@ -80,7 +80,8 @@ def _place_kernel(
     chosen, counts, pairs, owners, count, blocks, blocks_per_split, pairs_per_block, num_pairs,
     EXPERTS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One expert's pairs among those of `blocks_per_split` blocks; the first split also fills up the expert's last tile."""
+    """Place one expert's pairs among those of `blocks_per_split` blocks; the first split also fills up the expert's last
+    tile."""
     expert = tl.program_id(0)
     split = tl.program_id(1)
     experts = tl.arange(0, PAD)
@@ -124,8 +125,8 @@ def _product_kernel(
 ):  # fmt: skip
     """ROWS pairs of one expert by TILE_N rows of its weights [COLUMNS, DEPTH].
 
-    GATED: those are rows of gate and of up in turn, and so neighbours in the result are what is multiplied; x has a row per
-    token. Otherwise x has a row per pair, and results are multiplied by `shares`. DIRECT: a tile for each pair.
+    GATED: the weights alternate rows of gate and of up, so that factors are adjacent in the result; x has a row per token.
+    Otherwise x has a row per pair, and results are multiplied by `shares`. DIRECT: one tile for each pair.
     """
     program = tl.program_id(0)
     PARTS: tl.constexpr = (COLUMNS + TILE_N - 1) // TILE_N
@@ -186,8 +187,8 @@ def _add_up_kernel(parts, out, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TILE: t
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where tokens go. `chosen` int32 and `shares` float32 [T, top_k], best first; `counts` int32 [blocks, experts]: how many of
-    each block of `block_tokens` tokens chose each expert."""
+    """Result of routing. `chosen` int32 and `shares` float32 [T, top_k], best first; `counts` int32 [blocks, experts]: how
+    many tokens of each block of `block_tokens` tokens chose each expert."""
 
     chosen: torch.Tensor
     shares: torch.Tensor
@@ -197,8 +198,8 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """`pairs` int32 [max_tiles * rows of a tile] and `owners` int32 [max_tiles] as drawn above, good for `count` int32 [1] tiles.
-    `direct`: a tile for each pair, whose expert is its `owners`; `pairs` and `count` mean nothing then."""
+    """Tiles of pairs. `pairs` int32 [max_tiles * rows of a tile] and `owners` int32 [max_tiles] as drawn above; `count` int32
+    [1] tiles are valid. `direct`: one tile for each pair, whose expert is in `owners`; `pairs` and `count` are unused then."""
 
     pairs: torch.Tensor
     owners: torch.Tensor
@@ -209,7 +210,7 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program of `product` computes: `rows` pairs by `columns` rows of weights, `depth` elements at a time; all powers of
+    """Size of a program of `product`: `rows` pairs by `columns` rows of weights, `depth` elements at a time; all powers of
     two of at least 16. `group` tiles that are neighbours in `pairs` run at once over the same weights."""
 
     rows: int
@@ -221,8 +222,9 @@ class Tile:
 
 
 def route(logits: torch.Tensor, top_k: int, normalized: bool) -> Routing:
-    """The `top_k` largest of the softmax over `logits` [T, experts], of any float dtype, contiguous, T > 0; with `normalized`
-    divided by their sum. Of equal logits the first wins. A row with a NaN has NaN for weights, and experts all the same."""
+    """Return the `top_k` largest of the softmax over `logits` [T, experts], of any float dtype, contiguous, T > 0; with
+    `normalized` divided by their sum. Of equal logits the first wins. A row with a NaN gets NaN weights and still valid
+    experts."""
     tokens, experts = logits.shape
     pad = triton.next_power_of_2(experts)
     rows = max(1, min(16, 1024 // pad))
@@ -239,12 +241,12 @@ def route(logits: torch.Tensor, top_k: int, normalized: bool) -> Routing:
 
 
 def most_tiles(num_pairs: int, experts: int, rows: int) -> int:
-    """How many tiles of `rows` pairs are needed at most: every expert that somebody chose may leave all but one row idle."""
+    """Return the largest number of tiles of `rows` pairs: every chosen expert may leave all but one row of a tile idle."""
     return (num_pairs + min(experts, num_pairs) * (rows - 1)) // rows
 
 
 def place(routing: Routing, rows: int) -> Placing:
-    """Tiles of `rows` pairs, a power of two, each of one expert."""
+    """Return tiles of `rows` pairs, a power of two, each of one expert."""
     chosen, counts = routing.chosen, routing.counts
     num_pairs, (blocks, experts) = chosen.numel(), counts.shape
     bound = most_tiles(num_pairs, experts, rows)
@@ -261,7 +263,7 @@ def place(routing: Routing, rows: int) -> Placing:
 
 
 def place_directly(routing: Routing) -> Placing:
-    """A tile for each pair: nothing to sort, and weights read once per pair. Good for few tokens."""
+    """Return one tile for each pair: there is nothing to sort, and weights are read once per pair. Suitable for few tokens."""
     chosen = routing.chosen
     return Placing(chosen, chosen, chosen, chosen.numel(), direct=True)
 
@@ -269,11 +271,12 @@ def place_directly(routing: Routing) -> Placing:
 def product(
     x: torch.Tensor, weights: torch.Tensor, routing: Routing, placing: Placing, tile: Tile, activation: str | None
 ) -> torch.Tensor:  # fmt: skip
-    """What each pair's expert makes of its row, of one dtype with `x` and `weights`, all contiguous; sums are float32.
+    """Multiply each pair's row by its expert's weights. `x` and `weights` have one dtype, all are contiguous; sums are
+    float32.
 
-    With `activation` (one of `KINDS`) x is [T, hidden], `weights` [experts, 2 * inner, hidden]: act(gate(x)) * up(x)
-    [T * top_k, inner]. Without, x is [T * top_k, inner], `weights` [experts, hidden, inner], and the result [T * top_k, hidden]
-    is multiplied by the pairs' `shares`.
+    With `activation` (one of `KINDS`) x is [T, hidden], `weights` [experts, 2 * inner, hidden]: act(gate(x)) * up(x) [T *
+    top_k, inner]. Without, x is [T * top_k, inner], `weights` [experts, hidden, inner], and the result [T * top_k, hidden] is
+    multiplied by the pairs' `shares`.
     """
     _, columns, depth = weights.shape
     num_pairs, top_k = routing.chosen.numel(), routing.chosen.shape[1]
@@ -292,7 +295,7 @@ def product(
 
 
 def add_up(parts: torch.Tensor, tokens: int) -> torch.Tensor:
-    """[T, width] of `parts` [T * top_k, width], contiguous: sums in float32, always in the same order."""
+    """Return [T, width], the sums of `parts` [T * top_k, width], contiguous, in float32 and always in the same order."""
     width = parts.shape[1]
     out = torch.empty(tokens, width, dtype=parts.dtype, device=parts.device)
     tile = min(512, triton.next_power_of_2(width))

@@ -1,8 +1,8 @@
-"""Causal attention of prompt chunks over paged KV, the chunk's own keys included: they are written before.
+"""Causal attention of prompt chunks over paged KV, including the chunk's own keys, which are written first.
 
-FlashAttention-2 (Dao, 2023) with keys found through block tables. A program takes a tile of queries of one key head; the
-query heads that share it lie in the tile side by side, so that a key is read once for all of them. A decode step is a chunk
-of one token: mixed batches run in one call, at the price of tiles that are nearly empty.
+FlashAttention-2 (Dao, 2023) with keys found through block tables. A program takes a tile of queries of one key head. The
+query heads that share it are adjacent in the tile, so that a key is read once for all of them. A decode step is a chunk of
+one token: mixed batches run in one call, at the cost of tiles that are nearly empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _extend_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; those that are left over idle."""
+    """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; remaining rows are idle."""
     # All heads of a tile before the next tile: in a grid of two dimensions the longest of the last head would begin near the end.
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -66,15 +66,15 @@ def _extend_kernel(
 
 
 def rows_per_tile(group: int, head_dim: int) -> int:
-    """Rows of a tile, a power of two: a query takes `group` of them, one per head."""
+    """Return the rows of a tile, a power of two: a query takes `group` of them, one per head."""
     return max(64 if head_dim > 128 else 128, triton.next_power_of_2(group))
 
 
 def query_tiles(q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
-    """int32 [tiles, 2]: (item, its first query) of every tile of `queries` queries of the given items. `q_lens` int [n] of all
-    items, `pos_offsets` int [n] the tokens before them.
+    """Return int32 [tiles, 2]: (item, its first query) of every tile of `queries` queries of the given items. `q_lens` int
+    [n] of all items, `pos_offsets` int [n] the tokens before them.
 
-    Those with most keys to read first: the device begins them as they come, and one that is long and begins last is computed
+    Tiles with the most keys to read come first: the device starts tiles in order, and a long tile that starts last would run
     while all other processors are idle.
     """
     counts = -(-q_lens[items] // queries)
@@ -90,11 +90,11 @@ def extend_attention(
     q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
     window: int | None = None, softcap: float | None = None, kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
-    """Write to `out` [T, heads, head_dim] the attention of the queries in `tiles`: `query_tiles` of rows_per_tile // group.
+    """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group.
 
-    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which the
-    `kv_scales` of keys and values multiply. int32 per item: `q_starts` its first row of q, `q_lens` its rows,
-    `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that begins behind its item's queries
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which
+    the `kv_scales` of keys and values multiply. int32 per item: `q_starts` its first row of q, `q_lens` its rows,
+    `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that begins after its item's queries
     (padding of a graph) writes nothing.
     """
     _, heads, dim = q.shape

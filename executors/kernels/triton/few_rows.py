@@ -1,8 +1,8 @@
-"""Products of at most 16 rows with weights, where reading the weights is all that takes time: what comes before and behind is
-done on the way, and needs no launch of its own.
+"""Products of at most 16 rows with weights, limited by the time to read the weights. The operations before and after a
+product are fused into it and need no launch of their own.
 
-normed_product    W norm(x) + b, or act(gate) * up of it: the RMS norm before, the activation behind
-added_product     residual += s (W x + b)
+    normed_product    W norm(x) + b, or act(gate) * up of it: the RMS norm before, the activation after
+    added_product     residual += s (W x + b)
 
     a layer                   launches            here
     residual += x, norm       _rms_norm_kernel    |
@@ -14,18 +14,18 @@ added_product     residual += s (W x + b)
     act(gate) * up            _gated_kernel       | 3
     down                      torch               4
 
-A row's factor of the norm is known when all of the row was read. It is common to all products with that row, so it multiplies
-the sums at the end, and the norm's weight multiplies x before. So x is read along with W and nothing waits for it. That asks
-for a type in which x times the norm's weight does not overflow: bf16 or float32.
+A row's norm factor is known only after the whole row is read. All products with that row share the factor, so the kernel
+applies it to the sums at the end and multiplies x by the norm's weight first. x is therefore read along with W, and no
+operation waits for the norm. This needs a dtype in which x times the norm's weight does not overflow: bf16 or float32.
 
-A program computes TILE_N outputs of all rows, so each weight is read once, 16 bytes a thread along its row, some tiles ahead of
-what is multiplied. All rows go to the matrix instructions, which take 16: at one row 15 of them multiply zeros, and even that
-is a tenth of what they do in the time that the weights take to come. Single products that are summed would need a kernel for
-each number of rows, and at 16 rows they would take as long as the weights do.
+A program computes TILE_N outputs of all rows, so each weight is read once, 16 bytes per thread along its row, some tiles
+ahead of the product. All rows use the matrix instructions, which take 16: at one row 15 of them multiply zeros, and even that
+is a tenth of the instructions that fit into the time of reading the weights. Sums of single products would need a kernel for
+each number of rows, and at 16 rows they would take as long as reading the weights does.
 
-Narrow products have fewer tiles than a device has multiprocessors. Their depth is cut into parts, and the program that ends
-last of a tile's adds up all of them in their order, as decode attention does (`decode_attention.py`). How it is cut depends on
-the weight's shape alone: a row's result is the same bits whatever rows are beside it and however many they are, up to 16.
+Narrow products have fewer tiles than a device has multiprocessors. Their depth is cut into parts, and the program that
+finishes a tile last adds up all parts in their order, as in decode attention (`decode_attention.py`). The cut depends only on
+the weight's shape: a row's result has the same bits whatever the other rows are, for up to 16 rows.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ import triton.language as tl
 from executors.kernels.triton.activation import KINDS, activate
 
 MOST_ROWS = 16
-"""That a product takes: rows of the smallest matrix instruction."""
+"""Largest number of rows of a product: rows of the smallest matrix instruction."""
 DTYPES = (torch.bfloat16, torch.float32)
 _COLUMNS, _DEPTH, _STAGES = 32, 128, 5
-"""Outputs of a program, elements of x that it takes in one go, and buffers of them and one: 24 KiB of weights are on their way
-while 8 are multiplied. At 3 TB/s and 0.7 us until a load is answered, 16 KiB for each of 132 multiprocessors are enough."""
+"""Outputs of a program, elements of x per step, and number of buffers plus one: 24 KiB of weights are being loaded while 8
+KiB are multiplied. At 3 TB/s and 0.7 us per load, 16 KiB for each of 132 multiprocessors are enough."""
 _WIDE_DEPTH, _WIDE_STAGES = 32, 2
-"""The same of float32, which no matrix instruction computes: threads hold what they multiply."""
+"""The same for float32, which no matrix instruction computes: threads hold the operands of products in registers."""
 _PROCESSORS = 132
-"""Of an H100 or H200: programs of a product, at least."""
+"""Smallest number of programs of a product: the multiprocessors of an H100 or H200."""
 _LEAST_DEPTH = 512
-"""Of a part: below it the adding up costs more than the device gains."""
+"""Smallest number of elements of a part: below it, adding up costs more than the device gains."""
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _finish(
     OUTPUTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, TILE_N: tl.constexpr,
 ):  # fmt: skip
-    """Write what the sums `total` [ROWS, TILE_N] make. `at`: rows of the weight; `column`: those of the result."""
+    """Write the results for the sums `total` [ROWS, TILE_N]. `at`: rows of the weight; `column`: those of the result."""
     if BIAS:
         total += tl.load(bias + at, mask=at < OUTPUTS, other=0.0).to(tl.float32)[None, :]
     if GATED:
@@ -77,8 +77,8 @@ def _few_rows_kernel(
     KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
     ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """TILE_N outputs, of STEPS tiles of the depth. GATED: rows of gate and of up in turn, so that what is multiplied lies side by
-    side. PARTS share the depth: `partial` takes what each finds, and `arrived` counts them."""
+    """TILE_N outputs, of STEPS tiles of the depth. GATED: rows of gate and of up alternate, so that factors are adjacent.
+    PARTS share the depth: `partial` receives their results, and `arrived` counts them."""
     tile, part = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     at = tile * TILE_N + tl.arange(0, TILE_N)
@@ -144,8 +144,9 @@ def _few_rows_kernel(
 
 
 def cut(outputs: int, columns: int) -> tuple[int, int, int]:
-    """(tiles of the outputs, parts of the depth, elements of a part) of a product that adds to a residual with a weight [outputs,
-    columns]: so many programs that no multiprocessor has nothing to read, if the depth is enough for that. No part is empty."""
+    """Return (tiles of the outputs, parts of the depth, elements of a part) of a product that adds to a residual with a
+    weight [outputs, columns]. There are enough programs for every multiprocessor to read weights, if the depth allows it. No
+    part is empty."""
     tiles = triton.cdiv(outputs, _COLUMNS)
     parts = max(1, min(triton.cdiv(_PROCESSORS, tiles), columns // _LEAST_DEPTH))
     share = triton.cdiv(triton.cdiv(columns, parts), _DEPTH) * _DEPTH
@@ -153,14 +154,14 @@ def cut(outputs: int, columns: int) -> tuple[int, int, int]:
 
 
 class FewRowsWorkspace:
-    """Memory for parts of products, made once for the widest, so that a captured graph finds it where it was.
+    """Memory for parts of products, allocated once for the widest, so that captured graphs find it at the same address.
 
-    `partial` float32: what stands there means nothing from one launch to the next. `arrived` int32 [tiles]: how many parts of a
-    tile are done, 0 between launches. Launches that share it must come one after the other.
+    `partial` float32: contents are meaningless between launches. `arrived` int32 [tiles]: how many parts of a tile are done,
+    0 between launches. Launches that share the workspace must run one after the other.
     """
 
     def __init__(self, shapes: list[tuple[int, int]], device: torch.device) -> None:
-        """For products with weights of these `shapes` (outputs, columns)."""
+        """`shapes`: (outputs, columns) of the weights of all products."""
         cuts = [cut(*shape) for shape in shapes]
         room = max(tiles * parts for tiles, parts, _ in cuts) * MOST_ROWS * _COLUMNS
         self.partial = torch.empty(room, dtype=torch.float32, device=device)
@@ -171,11 +172,12 @@ def normed_product(
     x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
     activation: str | None = None, plus_one: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """W norm(x) + bias [rows, outputs]; with `activation` (one of `KINDS`) act(gate) * up [rows, outputs / 2] of its halves.
+    """Return W norm(x) + bias [rows, outputs]; with `activation` (one of `KINDS`) act(gate) * up [rows, outputs / 2] of its
+    halves.
 
-    `x` [rows, columns], at most MOST_ROWS; `norm` [columns]: the weight of an RMS norm, less one with `plus_one`; `weight`
-    [outputs, columns]; `bias` [outputs]. All of one of DTYPES and contiguous. x times the norm's weight is rounded once, and so
-    is the result.
+    `x` [rows, columns], at most MOST_ROWS; `norm` [columns]: the weight of an RMS norm, minus one with `plus_one`; `weight`
+    [outputs, columns]; `bias` [outputs]. All are contiguous and in one of DTYPES. x times the norm's weight is rounded once,
+    and so is the result.
     """
     outputs = len(weight)
     gated = activation is not None
@@ -195,8 +197,8 @@ def added_product(
 ) -> None:  # fmt: skip
     """Add scale * (W x + bias) to `residual` [rows, outputs]; rounded once.
 
-    `x` [rows, columns], at most MOST_ROWS; `weight` [outputs, columns], whose shape `workspace` is made for; `bias` [outputs].
-    All of one of DTYPES and contiguous.
+    `x` [rows, columns], at most MOST_ROWS; `weight` [outputs, columns], whose shape `workspace` is made for; `bias`
+    [outputs]. All are contiguous and in one of DTYPES.
     """
     if len(x):
         _launch(

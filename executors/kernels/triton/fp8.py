@@ -1,8 +1,9 @@
-"""FP8 (e4m3: 4 bits of exponent, 3 of mantissa, up to 448; Micikevicius et al., 2022): rounding to it, and products of blocks.
+"""FP8 (e4m3: 4 bits of exponent, 3 of mantissa, up to 448; Micikevicius et al., 2022): rounding to it, and block-scaled
+products.
 
-quantize        rows of activations to e4m3 with a scale per row, or per 128 elements of it, in one pass
-block_matmul    such activations times weights with a scale per 128 columns and some rows (DeepSeek-V3 report, 2024, 3.3)
-block_gated     the same of gate and up projections, whose rows lie in one weight, and act(gate) * up of the sums
+    quantize        rows of activations to e4m3 with a scale per row, or per 128 elements of it, in one pass
+    block_matmul    such activations times weights with a scale per 128 columns and some rows (DeepSeek-V3 report, 2024, 3.3)
+    block_gated     the same of gate and up projections, whose rows are in one weight, and act(gate) * up of the sums
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from triton import knobs
 from executors.kernels.triton.activation import KINDS, activate
 
 GROUP = 128
-"""Columns that share a scale in a block format."""
+"""Number of columns that share a scale in a block format."""
 _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 _LARGEST = tl.constexpr(448.0)
 SHARING = 8
-"""Tiles of rows that go through the weights together: what one of them has read of those, the others find in the cache."""
+"""Number of row tiles that read the weights together: what one of them has read, the others find in the cache."""
 
 
 @triton.jit
 def to_e4m3(x):
-    """fp32 to e4m3, ties to even; what is too large becomes the largest number, what is no number stays none.
+    """Convert fp32 to e4m3, ties to even. Too large values become the largest number, NaN stays NaN.
 
-    The instruction does all that. The interpreter's conversion carries a rounded mantissa wrongly: there the value is rounded
-    first, and nothing is left to convert but its form.
+    The instruction does all of this. The interpreter's conversion carries a rounded mantissa incorrectly, so the value is
+    rounded first there and only its format remains to be converted.
     """
     if _INTERPRETED:
         x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
@@ -43,7 +44,7 @@ def to_e4m3(x):
 def _quantize_kernel(
     x, out, scales, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """One row, as GROUPS groups of WIDTH columns, the last of which may be cut. A group of zeros has a scale, too."""
+    """One row, as GROUPS groups of WIDTH columns; the last group may be shorter. A group of zeros has a scale, too."""
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS_PAD)
     columns = groups[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -55,8 +56,8 @@ def _quantize_kernel(
 
 
 def quantize(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [rows, columns], contiguous, of any float dtype -> e4m3 [rows, columns] and scales float32 [rows, 1], or with
-    `blocks` [rows, columns / 128]: the largest of what shares a scale becomes 448."""
+    """Convert `x` [rows, columns], contiguous, of any float dtype to e4m3 [rows, columns] and scales float32 [rows, 1], or
+    with `blocks` [rows, columns / 128]: the largest number that shares a scale becomes 448."""
     rows, columns = x.shape
     groups = triton.cdiv(columns, GROUP) if blocks else 1
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
@@ -95,10 +96,11 @@ def _block_kernel(
     GATED: tl.constexpr, KIND: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result. The products of a group are summed by themselves and scaled into fp32: a longer sum would lose
-    bits, for the tensor cores keep about 14 of a running one.
+    """One tile of the result. The products of a group are summed separately and scaled into fp32: a longer sum would lose
+    bits, because the tensor cores keep about 14 bits of a running sum.
 
-    GATED: a tile takes rows of gate and of up in turn, so that what is multiplied lies side by side; OUTPUTS counts both."""
+    GATED: a tile alternates rows of gate and of up, so that factors are adjacent; OUTPUTS counts both.
+    """
     output_tiles: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
     row_tile, output_tile = tile_of(tl.program_id(0), tl.cdiv(rows, TILE_ROWS), output_tiles, SHARING)
     row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
@@ -148,7 +150,7 @@ def block_matmul(
     x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, rows_per_scale: int,
     dtype: torch.dtype, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """x W^T + bias of `dtype` [rows, outputs]; sums over groups of 128 columns in order, whatever the number of rows.
+    """Return x W^T + bias in `dtype` [rows, outputs]; groups of 128 columns are summed in order, for any number of rows.
 
     `x` [rows, columns] and `x_scales` as from `quantize` with blocks; `weight` e4m3 [outputs, columns], contiguous, and
     `weight_scales` float32 [outputs / rows_per_scale, columns / 128], both rounded up.
@@ -160,8 +162,8 @@ def block_gated(
     x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, rows_per_scale: int,
     dtype: torch.dtype, activation: str, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """act(gate) * up of `dtype` [rows, outputs / 2], where gate and up are the halves of `block_matmul`'s result, which is not
-    rounded in between. `activation`: one of `KINDS`; the rest as there, and sums in the same order."""
+    """Return act(gate) * up in `dtype` [rows, outputs / 2], where gate and up are the halves of `block_matmul`'s result,
+    which is not rounded in between. `activation`: one of `KINDS`; other arguments and the order of sums as in `block_matmul`."""
     return _of_blocks(x, x_scales, weight, weight_scales, rows_per_scale, dtype, bias, activation)
 
 

@@ -1,4 +1,4 @@
-"""RMS norm (Zhang and Sennrich, 2019), with the residual added on the way: one pass over memory in place of three."""
+"""RMS norm (Zhang and Sennrich, 2019), fused with the addition to the residual: one pass over memory instead of three."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _rms_norm_kernel(
     x, residual, weight, out, eps,
     SIZE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, PLUS_ONE: tl.constexpr, WIDE_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """One row. With ADD `residual` becomes x + residual, rounded, and that is what is normed."""
+    """One row. With ADD `residual` becomes x + residual, rounded, and the norm is that of the rounded sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PAD)
     there = columns < SIZE
@@ -37,10 +37,10 @@ def _rms_norm_kernel(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None, plus_one: bool = False
 ) -> torch.Tensor:  # fmt: skip
-    """Norm of the rows of `x` [T, size], contiguous, by `weight` [size]; the sums are fp32.
+    """Return the norm of the rows of `x` [T, size], contiguous, with `weight` [size]; the sums are fp32.
 
-    With `residual` [T, size] the norm of x + residual, which `residual` holds afterwards. `plus_one`: the factor is
-    1 + weight, applied before rounding, as Gemma has it.
+    With `residual` [T, size] return the norm of x + residual, which `residual` holds afterwards. `plus_one`: the factor is 1
+    + weight, applied before rounding, as in Gemma.
     """
     rows, size = x.shape
     out = torch.empty_like(x)

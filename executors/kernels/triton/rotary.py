@@ -1,4 +1,4 @@
-"""What happens to queries, keys and values between the linear that makes them and attention, in one kernel.
+"""Processing of queries, keys and values between their linear layer and attention, in one kernel.
 
 qkv [T, (heads + 2 kv_heads) * head_dim]
     queries    norm, rotate -> q [T, heads, head_dim]
@@ -89,13 +89,14 @@ def rotate_and_store(
     positions: torch.Tensor | None = None, table: torch.Tensor | None = None, norms: torch.Tensor | None = None,
     eps: float = 0.0, plus_one: bool = False, kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:  # fmt: skip
-    """Queries [T, num_heads, head_dim], ready for attention; keys and values go to the cache.
+    """Return queries [T, num_heads, head_dim], ready for attention; write keys and values to the cache.
 
     `qkv` [T, (num_heads + 2 kv_heads) * head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous;
-    `cells` int [T]: page * page size + place in it, negative for rows that are not kept. `positions` int [T] into `table`
-    float32 [positions, 2, rotated / 2] of cosines and sines, None where nothing is rotated; the elements behind the rotated
-    ones stay. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head first, its factor 1 + norms with `plus_one`.
-    A `kv` in e4m3 takes keys and values divided by `kv_scales` and rounded; what is too large becomes the largest number.
+    `cells` int [T]: page * page size + place in it, negative for rows that are not stored. `positions` int [T] into `table`
+    float32 [positions, 2, rotated / 2] of cosines and sines, None if nothing is rotated; elements after the rotated ones are
+    unchanged. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head applied first, with the factor 1 + norms if
+    `plus_one`. A `kv` in e4m3 receives keys and values divided by `kv_scales` and rounded; too large values become the
+    largest number.
     """
     _, _, kv_heads, page, dim = kv.shape
     q = torch.empty(len(qkv), num_heads, dim, dtype=qkv.dtype, device=qkv.device)

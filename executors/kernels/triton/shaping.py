@@ -1,7 +1,7 @@
-"""Penalties, biases and bans: `executors/llm/sampling/device_shaping.py` says what they are and where they lie.
+"""Penalties, biases and bans: `executors/llm/sampling/device_shaping.py` defines them and their layout.
 
-The first kernel that reads a shaped row writes what becomes of it into the table, piece by piece, for it takes registers; from
-then on everybody reads it there.
+The first kernel that reads a shaped row writes the shaped logits into the table, piece by piece to save registers; all later
+reads use the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _ALIGN = tl.constexpr(layout.ALIGN)
 
 @triton.jit
 def row_shape(table, stride, shaped, lengths, inputs, row):
-    """Of a row of logits: its row of the table, whether it has one, how many inputs there were, and the last of them."""
+    """Describe the shaping of a row of logits: its row of the table, whether it has one, the number of inputs, and the last
+    input."""
     name = tl.load(shaped + row)
     own = table + tl.maximum(name, 0).to(tl.int64) * stride
     return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row)
@@ -33,7 +34,7 @@ def row_shape(table, stride, shaped, lengths, inputs, row):
 
 @triton.jit
 def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
-    """Logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`."""
+    """Load logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`."""
     if shape[1]:
         values = tl.load(_results(shape[0], WIDTH) + at, mask=mask, other=float("-inf"))
     else:
@@ -43,7 +44,7 @@ def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
 
 @triton.jit
 def shape_logits(line, first, shape, COUNT: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr):
-    """Write what becomes of COUNT logits `line` from `first` on, for this program to read."""
+    """Write the shaped values of COUNT logits `line` from `first` on, for this program to read."""
     for piece in range(COUNT // PIECE):
         at = first + piece * PIECE + tl.arange(0, PIECE)
         values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
@@ -54,14 +55,14 @@ def shape_logits(line, first, shape, COUNT: tl.constexpr, PIECE: tl.constexpr, W
 
 @triton.jit
 def _results(own, WIDTH: tl.constexpr):
-    """Where float32 results lie in a row of the table."""
+    """Return the address of float32 results in a row of the table."""
     place = own + (_HEADER + (WIDTH + _ALIGN - 1) // _ALIGN * _ALIGN)
     return place.to(tl.pointer_type(tl.float32), bitcast=True)
 
 
 @triton.jit
 def _number(own, at):
-    """A float32 that lies among int32."""
+    """Load a float32 that is stored among int32."""
     return tl.load(own + at).to(tl.float32, bitcast=True)
 
 
@@ -84,7 +85,7 @@ def _shaped(values, at, mask, own, length, token):
 
 @triton.jit
 def count_input(shape):
-    """Count the last input of a shaped row, unless it is counted already."""
+    """Count the last input of a shaped row, unless it has been counted already."""
     own, _, length, token = shape
     if tl.load(own) < length:
         place = own + _HEADER + token

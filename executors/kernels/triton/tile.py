@@ -1,4 +1,5 @@
-"""What both attention kernels do with a tile of keys: find it through the block table, and one step of online softmax."""
+"""Processing of a tile of keys, shared by both attention kernels: look-up through the block table, and one step of online
+softmax."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ def attend_tile(
     query, keys, values, table, head, place, there, seen, best, total, found, scale, softcap,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """`best` and `total` [rows], `found` [rows, DIM_PAD], all fp32, after the keys at positions `place` [tile] as well.
+    """Update `best` and `total` [rows] and `found` [rows, DIM_PAD], all fp32, with the keys at positions `place` [tile].
 
     `query` [rows, DIM_PAD]; `table` the sequence's block table; `there` [tile]: which positions have a key; `seen`, which
-    broadcasts to [rows, tile]: which of them a row sees. Keys and values are [pages, KV_HEADS, PAGE, DIM], of the query's dtype
-    or narrower: then they are widened to it here, and `scale` holds the keys' own scale as well.
+    broadcasts to [rows, tile]: which of them a row sees. Keys and values are [pages, KV_HEADS, PAGE, DIM], of the query's
+    dtype or narrower: narrower ones are widened here, and `scale` includes the keys' own scale then.
 
-    Online softmax (Milakov and Gimelshein, 2018): the weights of former tiles are made relative to the new maximum.
+    Online softmax (Milakov and Gimelshein, 2018): the weights of earlier tiles are rescaled to the new maximum.
     """
     dims = tl.arange(0, DIM_PAD)
     page = tl.load(table + place // PAGE, mask=there, other=0)

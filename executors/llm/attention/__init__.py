@@ -1,1 +1,1 @@
-"""Attention over paged KV: the seam between steps and kernels, and every backend behind it."""
+"""Attention over paged KV: the interface between steps and kernels, and every backend that implements it."""

@@ -1,4 +1,5 @@
-"""The seam between a step and attention over paged KV. Once a step, a backend makes the function that a model calls per layer."""
+"""The interface between a step and attention over paged KV. Once per step a backend makes the function that the model calls
+per layer."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ TRITON = "cohort-triton"
 
 
 class AttentionBackend(Protocol):
-    """How attention is computed."""
+    """A way to compute attention."""
 
     name: str
     note: str
-    """For `status()`: the name, and what there is to know."""
+    """Note for `status()`: the name, and remarks."""
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
         """Prepare a step: everything that is the same for all layers is computed here, once."""

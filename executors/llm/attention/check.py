@@ -1,8 +1,10 @@
-"""Is an attention backend right, here, for this model? Random sequences over shuffled blocks against the formula in float32.
+"""Checks that an attention backend computes correct results on this device for this model, on random sequences over shuffled
+blocks against the formula in float32.
 
-Libraries have been wrong without a word where paging, sequences of different lengths and splits of keys met, so one that is
-chosen is tried first: prompt chunks beside decode steps, then decode steps alone, then the longest sequence alone. Our own
-kernels are tried with the same problem, and the same words are said of them: see `gpu/kernel_check.py`.
+Libraries have given wrong results without an error where paging, sequences of different lengths and splits of keys are
+combined, so a chosen library is checked first: prompt chunks beside decode steps, then decode steps alone, then the longest
+sequence alone. Cohort's own kernels are checked with the same problem and reported in the same words: see
+`gpu/kernel_check.py`.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from executors.llm.model.fp8 import narrowed
 from executors.llm.step_arrays import StepArrays
 
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest relative error of a token's head: some ten times what rounding to the type explains. What is wrong is wrong by far."""
+"""Largest relative error of a token's head: about ten times what rounding to the dtype explains. Actual faults exceed it by
+far."""
 PAST = (300, 0, 5, 517, 1000)
 CHUNKS = (1, 37, 1, 200, 8)
 _SPARE = 2
 _NO_NUMBER = 0x7F
-"""NaN as e4m3 has it."""
+"""NaN in e4m3."""
 
 
 class Backend(Protocol):
-    """Of an `AttentionBackend`, what is tried here."""
+    """The part of an `AttentionBackend` that is checked."""
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
         """See `AttentionBackend`."""
@@ -48,15 +51,15 @@ class _Item:
 class Problem:
     """Sequences of random queries, keys and values, and a cache that holds the first `past` tokens of each.
 
-    Whatever no token of theirs was written to is NaN, but for the rest of a block that is begun: nobody has to expect NaN
-    behind tokens of the same sequence. A layer for each window of `spec`. Where KV is in e4m3 keys and values are such as that
-    holds, so that rounding them once more changes nothing.
+    Cells that no token of these sequences was written to hold NaN, except for the rest of a partly filled block: a backend
+    need not expect NaN after tokens of the same sequence. There is a layer for each window of `spec`. If KV is in e4m3, keys
+    and values are representable in e4m3, so that rounding them again changes nothing.
     """
 
     def __init__(
         self, spec: KvSpec, block_size: int, past: Sequence[int], more: Sequence[int], seed: int = 0
     ) -> None:  # fmt: skip
-        """`more`: how many tokens each sequence is going to get."""
+        """`more`: the number of tokens that each sequence is going to get."""
         self.windows = tuple(dict.fromkeys(spec.windows))
         self._scales = spec.scales(0)
         self.spec = replace(
@@ -111,8 +114,8 @@ class Problem:
                     side.transpose(1, 2)[blocks, offsets] = values
 
     def step(self, backend: Backend, counts: Sequence[int]) -> float:
-        """Compute the next `counts` tokens of each sequence (0: it sits this step out) in every layer. The largest relative
-        error of a token's head; infinity where a result is no number."""
+        """Compute the next `counts` tokens of each sequence (0: the sequence is not in this step) in every layer. Return the
+        largest relative error of a token's head; infinity if a result is not a number."""
         q_lens = np.array(counts, np.int64)
         chosen = np.flatnonzero(q_lens)
         q_lens, past = q_lens[chosen], self.past[chosen]
@@ -152,8 +155,8 @@ class Problem:
 
 @torch.inference_mode()
 def fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
-    """What is wrong with a backend, in one line; None if it computes what it should. Takes some ten milliseconds on a GPU, and
-    some ten megabytes for as long."""
+    """Describe in one line what is wrong with a backend; return None if its results are correct. Takes some ten milliseconds
+    on a GPU, and some ten megabytes during that time."""
 
     def worst() -> float:
         problem = Problem(spec, block_size, PAST, [count + 2 for count in CHUNKS])
@@ -164,8 +167,8 @@ def fault(backend: Backend, spec: KvSpec, block_size: int) -> str | None:
 
 
 def verdict(worst: Callable[[], float], limit: float) -> str | None:
-    """What is wrong with what `worst` tries, in one line; None if the largest error, which it returns, is within the limit.
-    Raises what says that the device has no memory: nobody's results are wrong for that."""
+    """Run `worst`, which returns the largest error; describe in one line what is wrong, or return None if the error is within
+    the limit. Raises an error that says the device is out of memory, because that does not make results wrong."""
     try:
         found = worst()
     except Exception as error:  # whatever a library, or a compiler, makes of it

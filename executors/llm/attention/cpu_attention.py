@@ -1,7 +1,7 @@
 """`CpuAttention`: attention of a whole step in one call per layer, by `attention.h`.
 
-    begin     once a step: which threads may do what (`plan`), where new keys and values go
-    attend    per layer: writes them, then computes; nothing of the step is looked at again in Python
+    begin     once a step: assigns work to threads (`plan`) and computes where new keys and values go
+    attend    per layer: writes them, then computes; Python does not process the step again
 
 A token's result is bitwise the same in a whole prefill, a chunk or a decode, in any batch, on any number of threads.
 """
@@ -25,11 +25,11 @@ MAX_HEAD_DIM = 256
 SPLIT = 512
 """Keys of one split, as in attention.h."""
 TILE_ROWS = 128
-"""Rows, that is tokens times query heads of a key head, that share a packed tile of keys."""
+"""Rows (tokens times query heads of a key head) that share a packed tile of keys."""
 SERIAL_COST = 40_000
-"""Below this a step is too small to wake other threads for (see `plan` for the unit)."""
+"""Cost below which a step is too small to wake other threads (see `plan` for the unit)."""
 _ROW_COST = 32
-"""Packing a key costs about as much as this many rows' products with it."""
+"""Cost of packing a key, in rows whose products with it cost as much."""
 
 
 class _Step(ctypes.Structure):
@@ -47,10 +47,10 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`work` int64 [n, 10]: `Work` of attention.h, dearest first. Each is done once per key head.
+    """`work` int64 [n, 10]: `Work` of attention.h, most expensive first. Each piece is done once per key head.
 
-    `groups` pieces of work are cut into `slots` splits in all, of at most `partial_rows` rows, whose partial results are
-    kept until the last of a group merges them.
+    `groups` pieces of work are cut into `slots` splits in all, of at most `partial_rows` rows. The partial results are kept
+    until the last split of a group merges them.
     """
 
     work: np.ndarray
@@ -62,9 +62,9 @@ class Plan:
 
 
 def plan(step: StepArrays, heads: int, kv_heads: int, window: int | None, threads: int) -> Plan:
-    """How a step's attention is cut up for `threads`. Does not change results, see attention.h.
+    """Divide a step's attention among `threads`. The division does not change results, see attention.h.
 
-    A piece's cost is its keys times (rows + `_ROW_COST`). One that would keep a thread busy for over half its share is
+    A piece's cost is its keys times (rows + `_ROW_COST`). A piece that would keep a thread busy for over half its share is
     cut into its splits.
     """
     group = heads // kv_heads
@@ -107,7 +107,7 @@ def plan(step: StepArrays, heads: int, kv_heads: int, window: int | None, thread
 
 
 def supports(spec: KvSpec) -> bool:
-    """Whether the kernel has code for this model."""
+    """Return whether the kernel supports this model."""
     return (
         spec.device.type == "cpu"
         and spec.dtype in DTYPES
@@ -120,8 +120,8 @@ def supports(spec: KvSpec) -> bool:
 class CpuAttend:
     """One step's attention: called per layer, or read by `CpuForward`, which computes all layers in one call.
 
-    `steps` and `kv` have one address per layer: of its `_Step`, and of its keys and values. What a call returns is valid
-    until the next one.
+    `steps` and `kv` have one address per layer: of its `_Step`, and of its keys and values. The result of a call is valid
+    until the next call.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class CpuAttention:
     """An `AttentionBackend`. `threads` None: as many as torch uses."""
 
     def __init__(self, isa: str | None = None, threads: int | None = None) -> None:
-        """`isa` is one of compiler.ISAS, by default the best that the CPU has. Raises KernelUnavailable."""
+        """`isa` is one of compiler.ISAS; the default is the best that the CPU has. Raises KernelUnavailable."""
         self._kernels = cpu_kernels(isa)
         self.name = f"cohort-cpu {self._kernels.isa}"
         self.note = f"attention: {self.name}"
@@ -162,7 +162,7 @@ class CpuAttention:
         self._partials = np.empty(0, np.float32)
 
     def begin(self, step: StepArrays, cache: KvCache) -> CpuAttend:
-        """See `AttentionBackend`. What it returns is valid until the next call."""
+        """See `AttentionBackend`. The result is valid until the next call."""
         spec, block_size = cache.spec, cache.block_size
         threads = self._threads or torch.get_num_threads()
         tables = np.ascontiguousarray(step.tables, np.int32)
@@ -188,7 +188,7 @@ class CpuAttention:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """[T, heads, head_dim] with a token's heads in one piece."""
+    """Make a token's heads contiguous in [T, heads, head_dim]."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 

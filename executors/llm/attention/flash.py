@@ -1,13 +1,13 @@
-"""The `flash-attn` library over our paged KV: FlashAttention-2 (Dao, 2023) as the package `flash-attn` has it, or, where it is
-installed, FlashAttention-3 (Shah et al., 2024) as the module `flash_attn_interface`, which is made for Hopper.
+"""The `flash-attn` library over Cohort's paged KV: FlashAttention-2 (Dao, 2023) from the package `flash-attn`, or, if
+installed, FlashAttention-3 (Shah et al., 2024) from the module `flash_attn_interface`, which is made for Hopper.
 
     FlashAttention-2    blocks of 256 tokens and multiples    decode steps: flash_attn_with_kvcache, which splits long keys
                                                               else: flash_attn_varlen_func with block_table, never split
     FlashAttention-3    blocks of less than 64 tokens         flash_attn_with_kvcache for every step
 
-The varlen kernel of FlashAttention-2 gives wrong results where it splits keys of paged sequences (Dao-AILab/flash-attention
-#1217, #2550), so versions that let us say so are told not to. FlashAttention-3 copies larger blocks as a whole, and what a
-former owner left behind a sequence's last token would be multiplied by 0: not a number, if it was none.
+The varlen kernel of FlashAttention-2 gives wrong results if it splits keys of paged sequences (Dao-AILab/flash-attention
+#1217, #2550), so splitting is turned off in versions that allow it. FlashAttention-3 copies larger blocks as a whole and
+would multiply what an earlier sequence left behind the last token by 0, which gives NaN if it was NaN.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NAME = "flash-attn"
 FLASH_2_BLOCK = 256
 _HOW = "pip install 'cohort-server[flash]'"
 FLASH_3_BLOCK = 64
-"""Block size from which FlashAttention-3 may copy whole blocks: the smallest of its key tiles."""
+"""Block size in tokens from which FlashAttention-3 may copy whole blocks: the smallest of its key tiles."""
 
 
 class Flash2:
     """FlashAttention-2, package `flash_attn` 2.6 or later."""
 
     def __init__(self, module: ModuleType) -> None:
-        """Raises Unsuitable for a package without paged varlen attention."""
+        """Raises Unsuitable if the package has no paged varlen attention."""
         self.name = f"flash-attn {getattr(module, '__version__', '2')}"
         self._varlen: Callable[..., torch.Tensor] = _function(module, "flash_attn_varlen_func", self.name)
         self._decode: Callable[..., torch.Tensor] = _function(module, "flash_attn_with_kvcache", self.name)
@@ -71,7 +71,7 @@ class Flash3:
     """FlashAttention-3, module `flash_attn_interface`."""
 
     def __init__(self, module: ModuleType) -> None:
-        """Raises Unsuitable for a module without paged varlen attention."""
+        """Raises Unsuitable if the module has no paged varlen attention."""
         self.name = "flash-attn 3"
         self._attend: Callable[..., torch.Tensor] = _function(module, "flash_attn_with_kvcache", self.name)
         needed = ("page_table", "cu_seqlens_q", "max_seqlen_q", "softcap")
@@ -89,7 +89,7 @@ class Flash3:
 
 
 def flash_attention(spec: KvSpec, block_size: int, capability: tuple[int, int]) -> LibraryAttention:
-    """The newest flash-attn that is installed and can serve this model; `capability` of the device, such as (9, 0).
+    """Return the newest installed flash-attn that supports this model; `capability` of the device, such as (9, 0).
 
     Raises Unsuitable.
     """
@@ -127,11 +127,12 @@ def _function(module: ModuleType, name: str, package: str) -> Callable[..., torc
 
 
 def _takes(function: Callable[..., torch.Tensor], names: tuple[str, ...], complaint: str) -> None:
-    """Raises Unsuitable with `complaint` where a parameter is missing."""
+    """Raise Unsuitable with `complaint` if a parameter is missing."""
     if not set(names) <= set(inspect.signature(function).parameters):
         raise Unsuitable(complaint)
 
 
 def _window(window: int | None) -> tuple[int, int]:
-    """(left, right): how many keys a query sees before and after its own, -1 for all; causal order is asked for beside it."""
+    """Return (left, right): how many keys a query sees before and after its own, -1 for all. Causal order is requested
+    separately."""
     return (-1, -1) if window is None else (window - 1, 0)

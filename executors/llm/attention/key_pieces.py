@@ -1,13 +1,14 @@
-"""How decode attention's work is cut: every row's keys into pieces, whose number and size depend on all rows' lengths.
+"""Division of decode attention's work: every row's keys are cut into pieces whose number and size depend on all rows'
+lengths.
 
     row 0   ------------------------------------------------------------ 32k keys    21 pieces
     row 1   -- 500 keys                                                              1 piece
     ...
 
-One program takes a piece of one key head, and a device runs a fixed number of programs at once. A step lasts as long as its
-busiest program, so no piece may be much longer than the share that each program would have if all had the same. Programs take
-pieces in their order, the longest first, and whoever is done takes the next: list scheduling, which ends at most one piece
-later than the even share (Graham, 1969). Pieces of half a share therefore end within 1.5 shares.
+One program computes a piece for one key head, and a device runs a fixed number of programs at once. A step lasts as long as
+its busiest program, so no piece may be much longer than an even share of all programs. Programs take pieces in order, longest
+first, and a program that finishes takes the next: list scheduling, which ends at most one piece later than the even share
+(Graham, 1969). Pieces of half a share therefore end within 1.5 shares.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from dataclasses import dataclass
 import numpy as np
 
 WORDS = 6
-"""int32 words of a piece: row, first key, end of its keys, its place among partial results, the place of the row's first piece,
-number of the row's pieces. A row of -1 marks padding."""
+"""int32 words of a piece: row, first key, end of its keys, its place among partial results, the place of the row's first
+piece, number of the row's pieces. A row of -1 marks padding."""
 LEAST_KEYS = 256
-"""`PieceRule.least` of a GPU."""
+"""`PieceRule.least` of a GPU, in keys."""
 MOST_OF_A_ROW = 64
-"""Pieces of a row: their results are added up by one program."""
+"""Largest number of pieces of a row: one program adds up their results."""
 _ONE_WAVE = 1.25
-"""Shares that a piece may have where every piece has a program of its own: then no program takes a second one."""
+"""Largest size of a piece in shares if every piece has a program of its own, so that no program takes a second piece."""
 _CANDIDATES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PieceRule:
-    """`programs` that run at once for each key head; `tile`: keys that a program takes in one go, of which pieces have a whole
-    number. `window`: keys that the layer with the longest view sees, None for all. `steady`: keys of every piece, whatever else
-    is in the batch; 0: by the lengths. `count`: pieces of every row that has so many keys, for tests and self-checks; 0: by the
-    lengths. `least`: keys of a piece below which another cut costs more than it saves."""
+    """Rule for cutting keys into pieces.
+
+    `programs`: how many run at once for each key head. `tile`: keys that a program processes at a time; pieces consist of
+    whole tiles. `window`: keys that the layer with the longest window sees, None for all. `steady`: keys of every piece,
+    whatever else is in the batch; 0: by the lengths. `count`: pieces of every row that has enough keys, for tests and
+    self-checks; 0: by the lengths. `least`: keys of a piece below which another cut costs more than it saves.
+    """
 
     programs: int
     tile: int
@@ -43,7 +47,7 @@ class PieceRule:
     least: int = LEAST_KEYS
 
     def most(self, rows: int, longest: int) -> int:
-        """Pieces, at most, of so many rows of at most `longest` keys each. At least one a row."""
+        """Return the largest number of pieces of `rows` rows of at most `longest` keys each. At least one per row."""
         if self.steady:
             return rows * max(1, -(-longest // self.steady))
         if self.count:
@@ -55,8 +59,11 @@ class PieceRule:
         return min(rows * alone, rows + more)
 
     def cut(self, lengths: np.ndarray) -> np.ndarray:
-        """int32 [k, WORDS], those with most keys first. `lengths` int [rows]: keys of each row; a row of 0 has one piece
-        without keys, which writes its zeros. Keys that no layer's window shows are in no piece."""
+        """Return the pieces int32 [k, WORDS], most keys first.
+
+        `lengths` int [rows]: keys of each row. A row of length 0 has one piece without keys, which writes its zeros. Keys
+        outside every layer's window are in no piece.
+        """
         lengths = np.asarray(lengths, np.int64)
         rows = len(lengths)
         unit = self.steady or (1 if self.count else self.tile)
@@ -82,12 +89,13 @@ class PieceRule:
         return pieces.take(np.argsort(begins - ends, kind="stable"), 0)
 
     def lasts(self, lengths: np.ndarray) -> int:
-        """Tokens by which all rows may grow together while less than so many leave `cut` as it is, but for the end of each row's
-        last piece; 0: none, not even one. `lengths` int [rows], each at least 1.
+        """Return n: `cut` stays the same while all rows grow together by fewer than n tokens, apart from the end of each row's
+        last piece; 0: any growth may change it. `lengths` int [rows], each at least 1.
 
-        Numbers and borders of pieces depend on whole tiles. So does their order, except that a last piece has as many keys as a
-        piece before it once its last tile is full: rows therefore may not even reach the end of a tile. Where every row has
-        one piece, the order is that of the lengths, and rows may cross tiles as long as none of them is cut."""
+        Numbers and borders of pieces depend on whole tiles. So does their order, except that a last piece has as many keys as
+        a piece before it once its last tile is full: rows therefore may not even reach the end of a tile. If every row has
+        one piece, the order is that of the lengths, and rows may cross tiles as long as none of them is cut.
+        """
         if self.count:
             return 0
         unit = self.steady or self.tile
@@ -104,7 +112,7 @@ class PieceRule:
         return rest
 
     def _uncut(self, units: np.ndarray) -> int:
-        """Units of a row that is in one piece for certain, now and when rows are longer: bounds never shrink as rows grow."""
+        """Return the units of a row that certainly stays one piece, now and as rows grow: bounds never shrink as rows grow."""
         if self.steady:
             return 1
         total, least = int(units.sum()), max(self._least_tiles, -(-int(units.max()) // MOST_OF_A_ROW))
@@ -127,7 +135,7 @@ class PieceRule:
         return np.maximum(-(-units // self._bound(units)), 1)
 
     def _bound(self, tiles: np.ndarray) -> int:
-        """Tiles of a piece, at most."""
+        """Return the largest number of tiles of a piece."""
         total = int(tiles.sum())
         least = max(self._least_tiles, -(-int(tiles.max()) // MOST_OF_A_ROW))
         share = total / self.programs
@@ -141,7 +149,8 @@ class PieceRule:
 
 
 def idle_pieces(begin: int, end: int, place: int) -> np.ndarray:
-    """int32 [end - begin, WORDS]: a piece without keys for each of these rows, which have none. `place`: of the first one."""
+    """Make int32 [end - begin, WORDS]: a piece without keys for each of these rows, which have no keys. `place`: of the first
+    piece."""
     pieces = np.zeros((end - begin, WORDS), np.int32)
     pieces[:, 0] = np.arange(begin, end)
     pieces[:, 3] = pieces[:, 4] = np.arange(place, place + end - begin)
@@ -150,7 +159,7 @@ def idle_pieces(begin: int, end: int, place: int) -> np.ndarray:
 
 
 def with_idle(pieces: np.ndarray, rows: int, wanted: int) -> np.ndarray:
-    """The pieces of so many rows, and one without keys for each that is missing to `wanted`."""
+    """Append a piece without keys for each row beyond `rows` up to `wanted`."""
     if rows >= wanted:
         return pieces
     return np.concatenate((pieces, idle_pieces(rows, wanted, len(pieces))))

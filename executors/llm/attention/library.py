@@ -1,10 +1,10 @@
-"""`LibraryAttention`: attention over paged KV by a library's kernel, whichever it is (see `attention_flash`, `attention_varlen`).
+"""`LibraryAttention`: attention over paged KV by the kernel of a library (see `flash.py`, `varlen.py`).
 
-begin     once a step: lengths, block tables and cells go to the device in one copy
-attend    per layer: the kernel, over keys and values that were written to their cells before
+    begin     once a step: lengths, block tables and cells go to the device in one copy
+    attend    per layer: the kernel, over keys and values that were written to their cells before
 
-A block [kv_heads, block_size, head_dim] of the cache is handed over with its first two dimensions swapped: libraries take
-any strides as long as a head's elements lie together.
+A block [kv_heads, block_size, head_dim] of the cache is passed with its first two dimensions swapped: libraries accept any
+strides as long as a head's elements are contiguous.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from executors.llm.step_arrays import StepArrays
 DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
 _ALIGN = 4
-"""Parts of the packed array begin at multiples of 16 bytes, as kernels like to read them."""
+"""Alignment of parts of the packed array, in int32 words: kernels read 16 bytes at a time."""
 
 
 class Unsuitable(Exception):
-    """Why a backend cannot be had here, in one line. `absent`: nobody has installed it."""
+    """The reason why a backend is unavailable, in one line. `absent`: the package is not installed."""
 
     def __init__(self, why: str, absent: bool = False) -> None:
         super().__init__(why)
@@ -44,9 +44,10 @@ class Unsuitable(Exception):
 class PagedMeta:
     """A step of n items and T tokens as kernels see it, int32 on the device.
 
-    `cells` [T]: block * block_size + place in it, where each token's key and value go. `q_bounds`, `k_bounds` [n + 1]: where
-    items begin among queries, and would among keys if those lay side by side. `lengths` [n]: tokens with this step's.
-    `tables` [n, blocks of the longest]. `longest_query` and `longest` are the largest q length and length.
+    `cells` [T]: block * block_size + place in it, where each token's key and value go. `q_bounds`, `k_bounds` [n + 1]: bounds
+    of the items among the queries, and among the keys as if those were contiguous. `lengths` [n]: tokens of each item, this
+    step's included. `tables` [n, blocks of the longest]. `longest_query` and `longest`: the largest number of queries and the
+    largest length.
     """
 
     cells: torch.Tensor
@@ -62,20 +63,20 @@ class PagedKernel(Protocol):
     """A library's kernel."""
 
     name: str
-    """With its version, for `status()`."""
+    """Name with version, for `status()`."""
 
     def __call__(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: PagedMeta, spec: KvSpec, window: int | None
     ) -> torch.Tensor:  # fmt: skip
-        """Causal attention [T, heads, head_dim] of `q`, contiguous, over `keys` and `values`, strided views
-        [blocks, block_size, kv_heads, head_dim]. `window`: tokens that a token sees, itself included; None for all."""
+        """Compute causal attention [T, heads, head_dim] of `q`, contiguous, over `keys` and `values`, strided views [blocks,
+        block_size, kv_heads, head_dim]. `window`: tokens that a token sees, itself included; None for all."""
 
 
 class LibraryAttention:
     """An `AttentionBackend` over a `PagedKernel`."""
 
     def __init__(self, name: str, kernel: PagedKernel) -> None:
-        """`name` as it is asked for."""
+        """`name`: the name in the configuration."""
         self.name = name
         self.note = f"attention: {kernel.name}"
         self.kernel = kernel
@@ -97,18 +98,19 @@ class LibraryAttention:
 
 
 class PackedLibraryAttention(LibraryAttention):
-    """A `PackedAttention` as well: it finds a step on the device, so that it can be captured. Needs Triton, for padded rows
-    must not be written and no operation of torch leaves out rows without asking the host."""
+    """A `LibraryAttention` that is also a `PackedAttention`: it reads a step on the device, so that the step can be captured.
+    It needs Triton, because padded rows must not be written and no torch operation skips rows without synchronising with the
+    host."""
 
     queries_per_tile = 1 << 30
-    """A tile for each item: the library cuts up queries itself."""
+    """One tile for each item: the library divides queries itself."""
 
     def tiles(self, q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray) -> np.ndarray:
         """See `PackedAttention`."""
         return np.stack((items, np.zeros_like(items)), 1).astype(np.int32)
 
     def most_pieces(self, rows: int, longest: int) -> int:
-        """See `PackedAttention`: the library cuts keys by itself."""
+        """See `PackedAttention`. The library cuts keys itself."""
         return 0
 
     def pieces(self, lengths: np.ndarray) -> np.ndarray:
@@ -120,7 +122,7 @@ class PackedLibraryAttention(LibraryAttention):
         return 0
 
     def reserve(self, pieces: int, cache: KvCache) -> None:
-        """See `PackedAttention`: the library allocates by itself."""
+        """See `PackedAttention`. The library allocates memory itself."""
 
     def bind(self, meta: StepMeta, cache: KvCache) -> LibraryAttend:
         """See `PackedAttention`."""
@@ -136,7 +138,7 @@ class PackedLibraryAttention(LibraryAttention):
 
 
 class LibraryAttend:
-    """An `Attend`, and a `triton_forward.PagedAttend`: that one writes keys and values itself, then calls `attend`."""
+    """An `Attend` and a `triton_forward.PagedAttend`; the latter writes keys and values itself and then calls `attend`."""
 
     def __init__(self, meta: PagedMeta, cache: KvCache, kernel: PagedKernel) -> None:
         self.meta = meta
@@ -146,7 +148,7 @@ class LibraryAttend:
 
     @property
     def cells(self) -> torch.Tensor:
-        """int32 [T]: where each token's key and value go."""
+        """int32 [T]: the cell of each token's key and value."""
         return self.meta.cells
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -159,14 +161,14 @@ class LibraryAttend:
         return self.attend(layer, q.contiguous())
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
         keys, values = self.cache.layers[layer].transpose(2, 3)
         spec = self.cache.spec
         return self.kernel(q, keys, values, self.meta, spec, spec.windows[layer])
 
 
 class PackedLibraryAttend(LibraryAttend):
-    """The same where `cells` are negative for rows that are not kept."""
+    """A `LibraryAttend` whose `cells` are negative for rows that are not stored."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
@@ -177,13 +179,13 @@ class PackedLibraryAttend(LibraryAttend):
 
 
 def over(name: str, kernel: PagedKernel) -> LibraryAttention:
-    """The backend over a kernel: one that can be captured, where Triton is there."""
+    """Make the backend over a kernel; it can be captured if Triton is available."""
     packed = triton_build.missing() is None
     return (PackedLibraryAttention if packed else LibraryAttention)(name, kernel)
 
 
 def pack(parts: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int32 views, of the parts' shapes, of one tensor that is copied to the device at once."""
+    """Copy the parts to the device as one tensor; return int32 views of the parts' shapes."""
     sizes = [-(-part.size // _ALIGN) * _ALIGN for part in parts]
     packed = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
     flat, begin = packed.numpy(), 0
@@ -195,7 +197,7 @@ def pack(parts: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor
 
 
 def check_model(spec: KvSpec, capability: tuple[int, int]) -> None:
-    """What all these libraries ask of a model and a device. Raises Unsuitable."""
+    """Check the requirements that all these libraries have of a model and a device. Raises Unsuitable."""
     if spec.stored_dtype != spec.dtype:
         raise Unsuitable(f"it cannot read KV in {str(spec.stored_dtype).removeprefix('torch.')}")
     if capability < (8, 0):
@@ -211,13 +213,13 @@ def check_model(spec: KvSpec, capability: tuple[int, int]) -> None:
 
 
 def check_block(block_size: int, unit: int) -> None:
-    """Raises Unsuitable for a block size that is no multiple of `unit`."""
+    """Raise Unsuitable if the block size is not a multiple of `unit`."""
     if block_size % unit:
         raise Unsuitable(f"block_size is {block_size}; a multiple of {unit} is needed (--block-size {unit})")
 
 
 def import_library(module: str, package: str, how: str) -> ModuleType:
-    """The module of an optional package. Raises Unsuitable; `how` it is installed is for the message."""
+    """Import the module of an optional package. Raises Unsuitable; `how` tells in the message how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

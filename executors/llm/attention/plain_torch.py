@@ -2,7 +2,7 @@
 
 Items of a step fall into three kinds:
 
-    short   up to SHORT_QUERY tokens (decode, verification): items of like length are batched, their KV gathered
+    short   up to SHORT_QUERY tokens (decode, verification): items of similar length are batched, their KV gathered
     fresh   a prompt's first chunk: attends to its own keys only, causal; equal neighbours are batched
     long    a later chunk: its KV gathered, queries in tiles under a band mask
 
@@ -26,12 +26,12 @@ from executors.llm.step_arrays import StepArrays
 SHORT_QUERY = 8
 QUERY_TILE = 128
 _MERGE_SLACK = 4
-"""Blocks of padding that are cheaper than one more call."""
+"""Number of blocks of padding that cost less than one more call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Queries begin..end against keys first..last of what was gathered. `mask` is additive, None: causal from the start."""
+    """Queries begin..end against keys first..last of the gathered keys. `mask` is additive; None: causal from the start."""
 
     begin: int
     end: int
@@ -42,10 +42,10 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Items that go into one SDPA call: `rows` of the step, b items of `length` queries, blocks `gather`ed for keys.
+    """Items of one SDPA call: `rows` of the step, b items of `length` queries, blocks `gather`ed for keys.
 
-    `gather` indexes the cache viewed as [2 * num_blocks * kv_heads, block_size * head_dim]; None: keys are the rows'
-    own. `tiles` cut the queries.
+    `gather` indexes the cache viewed as [2 * num_blocks * kv_heads, block_size * head_dim]; None: the keys are those of the
+    rows themselves. `tiles` divide the queries.
     """
 
     items: int
@@ -62,12 +62,12 @@ class TorchAttention:
     name = "torch"
 
     def __init__(self, why: str = "") -> None:
-        """`why` there is no better one, for `status()`."""
+        """`why`: the reason why no faster backend is used, for `status()`."""
         self.note = "attention: torch (gathers KV before each call)" + (f"; {why}" if why else "")
         self._band: torch.Tensor | None = None
 
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
-        """See `attention.AttentionBackend`."""
+        """See `AttentionBackend`."""
         device, spec = cache.spec.device, cache.spec
         if device.type == "cuda":
             # It plans anew for each shape, 20 ms and more, and lengths of KV differ from step to step.
@@ -140,7 +140,7 @@ class TorchAttention:
         num_blocks: np.ndarray,
         window: int | None,
     ) -> Iterator[_Group]:
-        """Items of one query length and like KV length together: at most a third of what is gathered is padding.
+        """Group items of one query length and similar KV length: at most a third of the gathered KV is padding.
 
         Item i needs `num_blocks[i]` blocks of its table, from `firsts[i]` on.
         """
@@ -218,7 +218,7 @@ class TorchAttention:
         return _Group(1, length, slice(begin, begin + length), index, False, tiles)
 
     def _unlimited(self, length: int, past: int, spec: KvSpec) -> tuple[_Tile, ...]:
-        """Tiles of `length` queries after `past` tokens; keys are there from position 0 on."""
+        """Make tiles of `length` queries after `past` tokens; keys start at position 0."""
         tiles = []
         for begin in range(0, length, QUERY_TILE):
             end = min(begin + QUERY_TILE, length)
@@ -227,7 +227,7 @@ class TorchAttention:
         return tuple(tiles)
 
     def _windowed(self, length: int, past: int, origin: int, window: int, spec: KvSpec) -> tuple[_Tile, ...]:
-        """As `_unlimited`, but each query sees `window` keys at most, and keys are there from position `origin` on."""
+        """Do the same as `_unlimited`, but each query sees at most `window` keys, and keys start at position `origin`."""
         tiles = []
         for begin in range(0, length, QUERY_TILE):
             end = min(begin + QUERY_TILE, length)
@@ -244,9 +244,9 @@ class TorchAttention:
         return tuple(tiles)
 
     def _causal_mask(self, queries: int, past: int, keys: int, spec: KvSpec) -> torch.Tensor:
-        """Additive mask [1, 1, queries, keys] that hides key j from query r iff j > past + r.
+        """Return an additive mask [1, 1, queries, keys] that hides key j from query r iff j > past + r.
 
-        A window of one band matrix `band[r, x] = -inf iff x > middle + r`, kept and grown as needed.
+        The mask is a view of one band matrix `band[r, x] = -inf iff x > middle + r`, which is kept and grown as needed.
         """
         band = self._band
         if band is None or past > band.shape[1] - QUERY_TILE:
@@ -264,8 +264,8 @@ class TorchAttention:
 
 
 def _fresh_blocks(step: StepArrays, block_size: int) -> np.ndarray:
-    """Blocks that a sequence begins in this step and does not fill. What their last owner left behind is read, with
-    weight 0, as padding; should it be NaN or infinite, 0 times it would still be NaN. So they are zeroed first."""
+    """Return the blocks that a sequence begins in this step and does not fill. Their old contents are read as padding with
+    weight 0; a NaN or infinity times 0 would still be NaN, so the blocks are zeroed first."""
     ends = step.pos_offsets + step.q_lens
     last = (ends - 1) // block_size
     begun = (last * block_size >= step.pos_offsets) & (ends % block_size != 0)
@@ -273,14 +273,14 @@ def _fresh_blocks(step: StepArrays, block_size: int) -> np.ndarray:
 
 
 def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:
-    """int64 [2 * b * kv_heads * width]: where the blocks of `tables` [b, width] lie, keys first, then values."""
+    """int64 [2 * b * kv_heads * width]: the locations of the blocks of `tables` [b, width], keys first, then values."""
     kv_heads = cache.spec.num_kv_heads
     index = (tables[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).ravel()
     return np.concatenate((index, index + cache.num_blocks * kv_heads))
 
 
 def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor | slice:
-    """The query rows of items that begin at `starts`: a slice where they are neighbours."""
+    """Return the query rows of items that begin at `starts`; a slice if they are adjacent."""
     if (np.diff(starts) == length).all():
         return slice(int(starts[0]), int(starts[0]) + length * len(starts))
     return torch.from_numpy((starts[:, None] + np.arange(length)).ravel().astype(np.int64)).to(device)
@@ -290,7 +290,8 @@ def _attend_group(
     group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, spec: KvSpec,
     scales: tuple[float, float],
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of one group; q [b * length, heads, head_dim], and the result likewise. `scales` of what is stored in `kv`."""
+    """Compute attention of one group; q [b * length, heads, head_dim], and the result likewise. `scales` are those of the
+    stored `kv`."""
     items, length = group.items, group.length
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k.shape[1]

@@ -1,6 +1,6 @@
 """`TritonAttention`: attention over paged KV by Cohort's own Triton kernels.
 
-begin     once a step: everything that kernels must know of the step goes to the device in one copy
+begin     once a step: everything that the kernels need to know of the step goes to the device in one copy
 attend    per layer: writes keys and values to their cells, then one kernel for decode steps, one for prompt chunks
 """
 
@@ -21,25 +21,26 @@ from executors.llm.step_arrays import StepArrays
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
-"""Heads are filled up to a power of two, and products on a GPU are 16 deep at least."""
+"""Supported head sizes in elements. Heads are padded to a power of two, and the inner dimension of a product on a GPU is at
+least 16."""
 STEADY_SPLIT = 512
-"""Keys of a piece where a row's result may not depend on its batch."""
+"""Keys of a piece if a row's result must not depend on its batch."""
 PROGRAMS_PER_PROCESSOR = 3
-"""That fit one at once: a second, smaller wave would have the device half empty."""
+"""Number of programs that run on a multiprocessor at once. A second, smaller wave would leave the device half empty."""
 _PROCESSORS = 4
-"""Of a device that is none: how many share the keys where kernels are interpreted."""
+"""Number of processors to assume if kernels are interpreted on a CPU: it sets how many programs share the keys."""
 _ALIGN = 4
-"""Parts of the packed array begin at multiples of 16 bytes: the compiler asks whether pointers do."""
+"""Alignment of parts of the packed array, in int32 words: the compiler checks whether pointers are multiples of 16 bytes."""
 
 
 def supports(spec: KvSpec) -> bool:
-    """Whether the kernels have code for this model."""
+    """Return whether the kernels support this model."""
     fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
     return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
 
 
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
-    """How this model's keys are cut on a device of so many multiprocessors."""
+    """Return the rule for cutting this model's keys on a device of `processors` multiprocessors."""
     seen = [window for window in spec.windows if window is not None]
     return PieceRule(
         max(1, processors * PROGRAMS_PER_PROCESSOR // spec.num_kv_heads),
@@ -50,7 +51,7 @@ def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
 
 
 class TritonAttention:
-    """An `AttentionBackend`, and `PackedAttention`."""
+    """An `AttentionBackend` and `PackedAttention`."""
 
     name = TRITON
 
@@ -65,10 +66,10 @@ class TritonAttention:
             torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else _PROCESSORS
         )
         self.rule = piece_rule(spec, processors, deterministic)
-        """How keys are cut. Not to be changed once steps are captured."""
+        """Rule for cutting keys. Must not change once steps are captured."""
         self._pinned = cuda
         self._workspaces: list[DecodeWorkspace] = []
-        """The last is the largest. All are kept: a captured graph knows where one lay, and nobody else may have it."""
+        """Workspaces; the last is the largest. All are kept, because captured graphs refer to their addresses."""
 
     def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
         """See `AttentionBackend`."""
@@ -109,7 +110,7 @@ class TritonAttention:
         return self.rule.lasts(lengths)
 
     def reserve(self, pieces: int, cache: KvCache) -> None:
-        """See `PackedAttention`. What was bound before keeps the memory that it was bound to."""
+        """See `PackedAttention`. Attention that was bound before keeps its memory."""
         if not self._workspaces or pieces > self._workspaces[-1].pieces:
             spec, room = cache.spec, max(pieces, 64)
             self._workspaces.append(
@@ -122,7 +123,7 @@ class TritonAttention:
         return TritonAttend(meta, cache, self._workspaces[-1])
 
     def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
-        """int32 views, of the parts' shapes, of one tensor on the device."""
+        """Copy the parts to the device as one tensor; return int32 views of the parts' shapes."""
         ends = np.cumsum([-(-part.size // _ALIGN) * _ALIGN for part in parts]).tolist()
         packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=self._pinned)
         flat = packed.numpy()
@@ -138,17 +139,17 @@ class TritonAttention:
 
 
 class TritonAttend:
-    """An `Attend`; `GpuForward` calls its two halves."""
+    """An `Attend`; `TritonForward` calls its two halves."""
 
     def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
-        """`workspace` of at least the step's pieces."""
+        """`workspace` has room for at least the step's pieces."""
         self.meta = meta
         self.cache = cache
         self._workspace = workspace
 
     @property
     def cells(self) -> torch.Tensor:
-        """int32 [T]: where each token's key and value go, negative for nowhere."""
+        """int32 [T]: the cell of each token's key and value, negative for none."""
         return self.meta.cells
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -159,7 +160,7 @@ class TritonAttend:
         return self.attend(layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales))
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
         meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
         out = torch.empty_like(q)
         if len(meta.tiles):

@@ -1,8 +1,8 @@
-"""torch's own `varlen_attn` (torch.nn.attention.varlen, with block tables since torch 2.12) over our paged KV: the kernel is the
-FlashAttention-2 that torch is built with, so blocks are multiples of 256 tokens.
+"""torch's own `varlen_attn` (torch.nn.attention.varlen, with block tables since torch 2.12) over Cohort's paged KV. The
+kernel is the FlashAttention-2 that torch is built with, so blocks are multiples of 256 tokens.
 
-Keys are never split: with splits it leaves rows of paged sequences unwritten (pytorch/pytorch#194167). A step of few long
-sequences keeps few of the device's processors busy therefore.
+Keys are never split: with splits the kernel leaves rows of paged sequences unwritten (pytorch/pytorch#194167). A step of few
+long sequences therefore uses only few of the device's processors.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Varlen:
 
 
 def varlen_attention(spec: KvSpec, block_size: int, capability: tuple[int, int]) -> LibraryAttention:
-    """`varlen_attn` if this torch has it with block tables; `capability` of the device. Raises Unsuitable."""
-    complaint = f"torch {torch.__version__} has no varlen_attn with block_table; 2.12 has"
+    """Make the backend if this torch has `varlen_attn` with block tables; `capability` of the device. Raises Unsuitable."""
+    complaint = f"torch {torch.__version__} has no varlen_attn with block_table; 2.12 or later is needed"
     try:
         module = import_library("torch.nn.attention.varlen", "torch's varlen_attn", "torch 2.12")
     except Unsuitable:
@@ -58,7 +58,7 @@ def varlen_attention(spec: KvSpec, block_size: int, capability: tuple[int, int])
     if not set(inspect.signature(module.varlen_attn).parameters) >= _NEEDED:
         raise Unsuitable(complaint, absent=True)
     if spec.softcap is not None:
-        raise Unsuitable("it does not bound scores (softcap), as this model needs")
+        raise Unsuitable("it does not support softcap, which this model needs")
     check_model(spec, capability)
     check_block(block_size, BLOCK)
     return over(NAME, Varlen(module.varlen_attn))

@@ -35,7 +35,7 @@ class Checkpoint:
             if shard not in self.files:
                 why = f"{directory / shard}: no such file, though {INDEX} names it"
             elif name not in self.files[shard]:
-                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} says it is there"
+                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} lists it"
             else:
                 self._of[name] = self.files[shard]  # of two copies the one that the index names
                 continue
@@ -65,7 +65,9 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
     if (directory / INDEX).exists():
         index = read_json(directory / INDEX).get("weight_map")
         if not isinstance(index, dict) or not index or not all(isinstance(v, str) for v in index.values()):
-            raise ConfigError(f"{directory / INDEX}: field weight_map is missing or no map of tensor to file")
+            raise ConfigError(
+                f"{directory / INDEX}: field weight_map is missing or not a map from tensors to files"
+            )
         shards = sorted(set(index.values()))
         for shard in shards:
             if Path(shard).name != shard:
@@ -78,6 +80,6 @@ def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
         return [SINGLE], {}
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
         raise ConfigError(
-            f"{directory}: only pickled weights are there; supported: safetensors ({SINGLE} or {INDEX})"
+            f"{directory} contains only pickled weights; supported: safetensors ({SINGLE} or {INDEX})"
         )
     raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")

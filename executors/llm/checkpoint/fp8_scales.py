@@ -66,7 +66,9 @@ class CheckpointScales:
             )
         shape = self._checkpoint.file_of(target).shape(target)
         if place.turned or len(shape) != 2:
-            raise ConfigError(f"{where}: tensor {target} is in FP8, which is not supported for such a one")
+            raise ConfigError(
+                f"{where}: tensor {target} is in FP8, which is not supported for this kind of tensor"
+            )
         rows, columns = shape
         scales = self._read(name)
         if self._decoder.config.fp8.blocks and scales.shape == (-(-rows // GROUP), -(-columns // GROUP)):
@@ -76,7 +78,7 @@ class CheckpointScales:
         if scales.numel() == 1:
             return scales.view(1, 1).expand(rows, 1)
         raise ConfigError(
-            f"{where}: {name} has shape {list(scales.shape)}, which fits no scheme of a weight {list(shape)}"
+            f"{where}: {name} has shape {list(scales.shape)}, which does not fit a weight of shape {list(shape)}"
         )
 
     def _read(self, name: str) -> torch.Tensor:

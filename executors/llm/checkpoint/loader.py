@@ -109,7 +109,7 @@ def refuse_without_kernels(
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
         if int8 and device.type == "cuda":
             cure = "; take --quantization fp8"
-        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are not to be had: {missing}{cure}")
+        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
 
 
 def fp8_plan(
@@ -141,7 +141,7 @@ def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None
         raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
     if device.type == "cpu" and config.optimization.deterministic:
         raise ConfigError(
-            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not with deterministic on a CPU, whose kernels keep KV wide"
+            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not supported with deterministic on a CPU: its kernels keep KV wide"
         )
     return fp8.E4M3
 
@@ -152,7 +152,7 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
     if decoder.fp8 is not None:
         count = sum(linear.fp8 is not None for linear in decoder.linears())
         form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
-        held = f"fp8: {count} of {len(decoder.linears())} linears, {form}"
+        held = f"fp8: {count} of {len(decoder.linears())} linear layers, {form}"
     headless = (
         "no lm_head: the model makes embeddings and generates nothing" if decoder.config.headless else None
     )
@@ -169,20 +169,20 @@ def choose_kernels(
     """
     isa, missing = config.optimization.cpu_isa, ""
     if device.type != "cpu":
-        missing = f"they are for CPUs, this model is on {device}"
+        missing = f"the kernels are for CPUs, and this model is on {device}"
     elif config.attention.backend != "auto":
-        missing = f"the attention backend {config.attention.backend} was asked for"
+        missing = f"attention backend {config.attention.backend} is set"
     elif not kernels_support(dtype):
-        missing = f"there are none for {DTYPE_NAMES[dtype]}"
+        missing = f"the kernels do not support {DTYPE_NAMES[dtype]}"
     else:
         try:
             return cpu_kernels(isa), ""
         except KernelUnavailable as error:
             missing = str(error)
             if isa is None:
-                _log.warning("linears: torch, which is slower than Cohort's kernels: %s", missing)
+                _log.warning("linear layers: torch, which is slower than Cohort's CPU kernels: %s", missing)
     if isa is not None:
-        raise ConfigError(f"cpu_isa {isa}: no kernels: {missing}")
+        raise ConfigError(f"cpu_isa {isa} cannot be used: {missing}")
     return None, missing
 
 
@@ -193,12 +193,12 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
     if kernels is not None:
         why = cpu_forward.why_not(decoder)
         held = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
-        layers = "in one call" if why is None else f"by torch around the kernels, for {why}"
-        return f"linears: cohort-cpu {kernels.isa}, {held}; layers: {layers}"
+        layers = "in one call" if why is None else f"by torch around the kernels, because of {why}"
+        return f"CPU kernels {kernels.isa}, {held}; layers: {layers}"
     if decoder.dtype is torch.float16:
-        return "float16 linears are slow on this CPU: --dtype bfloat16 is several times as fast"
+        return "float16 linear layers are slow on this CPU: --dtype bfloat16 is several times as fast"
     packed = " packed for oneDNN" if decoder.packed else ""
-    return f"linears: torch{packed}, slower than Cohort's kernels: {missing}"
+    return f"linear layers: torch{packed}, slower than Cohort's CPU kernels: {missing}"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -214,7 +214,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r}: there are {count} CUDA devices, the first of which is cuda:0")
+        raise ConfigError(f"device {name!r}: there are {count} CUDA devices, numbered from cuda:0")
     return device
 
 

@@ -196,7 +196,7 @@ def _left_out(
     )
     if not surplus:
         return None
-    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such"
+    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such tensor"
 
 
 def _some(names: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""Whole decoder layers by kernels of our own: one C++ call on a CPU, a few Triton kernels on a GPU."""
+"""Whole decoder layers by Cohort's own kernels: one C++ call on a CPU, a few Triton kernels on a GPU."""

@@ -1,7 +1,7 @@
 """`CpuForward`: all layers of a decoder in one call of the library, see `forward.h`.
 
-It computes what `Decoder.unified_forward` describes in torch for decoders of one kind (see `why_not`), with the residual
-stream in fp32 and results rounded once where torch rounds after every operation.
+It computes what `Decoder.unified_forward` defines in torch, for one kind of decoder (see `why_not`). The residual stream is
+fp32, and results are rounded once where torch rounds after every operation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The packed linears of one layer."""
+    """The packed linear layers of one decoder layer."""
 
     qkv: PackedWeight
     o: PackedWeight
@@ -65,14 +65,14 @@ class _Weights:
 
 
 def why_not(decoder: Decoder) -> str | None:
-    """Why a decoder is computed by torch around the kernels, None if `CpuForward` computes it."""
+    """Return why torch computes a decoder around the kernels, None if `CpuForward` computes it."""
     config = decoder.config
     family = config.family
     reasons = {
         "LayerNorm": family.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
-        "norms behind sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
-        "factors of sublayers": config.residual_scale != 1.0,
+        "norms after sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
+        "scaled sublayers": config.residual_scale != 1.0,
         "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
@@ -86,10 +86,10 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 class CpuForward:
-    """Callable on a step's tokens. Keeps the decoder's packed weights and tables alive."""
+    """Computes a step's tokens. Keeps the decoder's packed weights and tables alive."""
 
     def __init__(self, kernels: CpuKernels, decoder: Decoder) -> None:
-        """For a decoder that `why_not` has nothing against, whose linears are packed and whose tables are made."""
+        """The decoder must pass `why_not`, its linear layers must be packed and its tables must exist."""
         self._forward = kernels.forward
         self._embed = decoder.embed
         config = decoder.config
@@ -123,7 +123,7 @@ class CpuForward:
         )  # fmt: skip
 
     def _floats(self, decoder: Decoder, weight: torch.Tensor | None) -> int | None:
-        """Address of a norm's weight as it multiplies: fp32, of an "rms1" norm one more than stored."""
+        """Return the address of a norm's factor in fp32; for an "rms1" norm the factor is the stored weight plus one."""
         if weight is None:
             return None
         wide = weight.float() + (1.0 if decoder.config.family.norm == "rms1" else 0.0)
@@ -131,11 +131,11 @@ class CpuForward:
         return wide.data_ptr()
 
     def takes(self, attend: Attend) -> bool:
-        """Whether it can work with this attention: its own."""
+        """Return whether the forward supports this attention: only its own."""
         return isinstance(attend, CpuAttend)
 
     def __call__(self, inputs: ForwardInput) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm; only the wanted rows mean anything."""
+        """Compute hidden states [T, hidden] after the final norm; only the wanted rows are valid."""
         token_ids, positions, attend, wanted = (
             inputs.token_ids,
             inputs.positions,

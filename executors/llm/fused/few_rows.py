@@ -1,9 +1,9 @@
-"""`FewRows`: the products of a decoder's layers with norm, activation and residual in them, for steps of few tokens.
+"""`FewRows`: the products of a decoder's layers, fused with norm, activation and residual, for steps of few tokens.
 
-residual | norm, qkv | (norm heads, rotate, write KV) | (attention) | residual += o
-residual | norm, gate and up, act(gate) * up | residual += down
+    residual | norm, qkv | (norm heads, rotate, write KV) | (attention) | residual += o
+    residual | norm, gate and up, act(gate) * up | residual += down
 
-Six launches of a layer in place of nine, the two in brackets being `TritonForward`'s own.
+A layer takes six launches instead of nine. The two in brackets are those of `TritonForward`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def why_not(decoder: Decoder) -> str | None:
-    """Why steps of few tokens are computed as others are, None if `FewRows` computes them. Of a decoder that `TritonForward`
-    computes."""
+    """Return why steps of few tokens use the general kernels, None if `FewRows` computes them. The decoder is one that
+    `TritonForward` computes."""
     reasons = {
         f"{str(decoder.dtype).removeprefix('torch.')}": decoder.dtype not in DTYPES,
-        "norms behind sublayers": any(
+        "norms after sublayers": any(
             layer.attn_post_norm is not None or layer.mlp_post_norm is not None for layer in decoder.layers
         ),
         "experts": any(not isinstance(layer.mlp, Mlp) for layer in decoder.layers),
@@ -45,7 +45,7 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 class FewRows:
-    """Of a decoder that `why_not` has nothing against. Its layers are alike in shape, and so share one workspace."""
+    """Fused products of a decoder that passes `why_not`. Its layers have the same shapes and share one workspace."""
 
     def __init__(self, decoder: Decoder) -> None:
         config = decoder.config
@@ -57,19 +57,19 @@ class FewRows:
         self._workspace = FewRowsWorkspace(shapes, decoder.device)
 
     def takes(self, tokens: int) -> bool:
-        """Whether it computes a step of so many tokens: a graph's are those that it is padded to."""
+        """Return whether a step of that many tokens is computed; for a graph, the number includes padding."""
         return 0 < tokens <= MOST_ROWS
 
     def qkv(self, layer: Layer, residual: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> queries, keys and values [T, (heads + 2 kv_heads) * head_dim] of its norm."""
+        """Compute [T, hidden] -> queries, keys and values [T, (heads + 2 kv_heads) * head_dim] of the normed residual."""
         return self._normed(layer.attn_norm, layer.qkv, residual, None)
 
     def add_attention(self, layer: Layer, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """Add to `residual` [T, hidden] what `o` makes of `x` [T, heads * head_dim]."""
+        """Add the product of `o` and `x` [T, heads * head_dim] to `residual` [T, hidden]."""
         self._add(layer.o, x, residual)
 
     def add_mlp(self, layer: Layer, residual: torch.Tensor) -> None:
-        """Add to `residual` [T, hidden] what the MLP makes of its norm."""
+        """Add the MLP's output for the normed residual to `residual` [T, hidden]."""
         gate_up, down = layer.mlp.linears
         self._add(down, self._normed(layer.mlp_norm, gate_up, residual, self._activation), residual)
 

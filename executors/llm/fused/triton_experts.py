@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FEW, SOME, MANY = Tile(16, 64, 128, 1, 4, 4), Tile(64, 128, 64, 4, 4, 4), Tile(128, 128, 64, 8, 8, 3)
-"""By how many tokens an expert has. FEW and SOME read weights and little else; from 64 rows on Hopper's own matrix
-instructions take over. Compiled for Hopper no registers are spilled and two programs or three share a processor
-(tests/gpu/test_compiled.py); how fast they are was not measured."""
+"""Tiles by the number of tokens per expert. FEW and SOME mainly read weights; from 64 rows on, Hopper's own matrix
+instructions are used. Compiled for Hopper no registers are spilled and two or three programs share a processor
+(tests/gpu/test_compiled.py); their speed was not measured."""
 WIDE = Tile(16, 32, 32, 1, 4, 2), Tile(64, 64, 32, 4, 4, 2)
-"""The same for float32, which no matrix instruction computes exactly."""
+"""The same tiles for float32, which no matrix instruction computes exactly."""
 _TRIED = tuple(2**n for n in range(15))
-"""Numbers of tokens among which all plans occur."""
+"""Numbers of tokens that together cover all plans."""
 
 
 def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, steady: bool) -> Tile:
-    """The tile for a step of so many tokens. `steady`: one for all steps, for other tiles may be other instructions, which round
-    differently; rows within a tile never see each other."""
+    """Choose the tile for a step of that many tokens. `steady`: one tile for all steps, because other tiles may use other
+    instructions, which round differently. Rows within a tile do not affect each other."""
     each = tokens * top_k / experts
     if dtype == torch.float32:
         return WIDE[1] if steady or each > 8 else WIDE[0]
@@ -34,20 +34,20 @@ def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, stead
 
 
 class TritonExperts:
-    """In place of an `Experts`, whose weights it uses."""
+    """Replacement of an `Experts` that uses its weights."""
 
     def __init__(self, experts: Experts, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        """`gate_up` and `down`: of `Experts.stacked`, of one of DTYPES."""
+        """`gate_up` and `down`: from `Experts.stacked`, in one of DTYPES."""
         self._experts = experts
         self._gate_up = gate_up
         self._down = down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden], both contiguous, of the weights' dtype."""
+        """[T, hidden] -> [T, hidden], both contiguous, in the weights' dtype."""
         return self.mix(x, self._experts.router(x)) if len(x) else torch.empty_like(x)
 
     def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The same for T > 0, with what the router says of `x`: `logits` [T, experts], contiguous."""
+        """Compute the output for T > 0, given the router's `logits` [T, experts], contiguous."""
         tile, direct = self.plan(len(x))
         routing = route(logits, self._experts.moe.top_k, self._experts.moe.normalized)
         placing = place_directly(routing) if direct else place(routing, tile.rows)
@@ -55,15 +55,15 @@ class TritonExperts:
         return add_up(product(inner, self._down, routing, placing, tile, None), len(x))
 
     def plan(self, tokens: int) -> tuple[Tile, bool]:
-        """The tile for a step of so many tokens, and whether each pair gets its own: as long as few tokens share an expert,
-        sorting saves less than it costs. A single token's experts are all different."""
+        """Return the tile for a step of that many tokens, and whether each pair gets its own tile. It does as long as few
+        tokens share an expert, because sorting then saves less than it costs. A single token's experts are all different."""
         moe = self._experts.moe
         tile = choose_tile(tokens, moe.top_k, moe.num_experts, self._gate_up.dtype, self._experts.steady)
         return tile, tokens == 1 or tokens * moe.top_k <= moe.num_experts // 2
 
     def error(self) -> float:
-        """Run every plan once beside the module that it stands in for: the largest relative error of a token's result, infinity
-        where that is no number. The first run compiles the kernels, which takes seconds and is kept on disk."""
+        """Run every plan once beside the module that it replaces; return the largest relative error of a token's result,
+        infinity if that is not a number. The first run compiles the kernels, which takes seconds and is cached on disk."""
         worst = 0.0
         for tokens in self._plans():
             x, logits = self._made_up(tokens)
@@ -73,12 +73,11 @@ class TritonExperts:
         return worst
 
     def _plans(self) -> list[int]:
-        """The fewest tokens that each plan is for."""
+        """Return the smallest number of tokens of each plan."""
         return list({self.plan(tokens): tokens for tokens in reversed(_TRIED)}.values())
 
     def _made_up(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x` and `logits` for `mix`. Which experts a token chooses is beyond doubt: of those that are alike either may be
-        taken."""
+        """Make `x` and `logits` for `mix` with a clear choice of experts: among near-equal experts either could be chosen."""
         moe, noise = self._experts.moe, torch.Generator().manual_seed(tokens)
         x = torch.randn(tokens, self._gate_up.shape[2], generator=noise)
         places = torch.rand(tokens, moe.num_experts, generator=noise).topk(moe.top_k, 1).indices
@@ -89,7 +88,7 @@ class TritonExperts:
 
 
 def triton_experts(experts: Experts) -> TritonExperts | None:
-    """The kernels for these experts; None where their weights are not held in a form that they read."""
+    """Return the kernels for these experts; None if their weights are stored in a format that the kernels do not read."""
     stacked = experts.stacked()
     if stacked is None or stacked[0].dtype not in DTYPES:
         return None

@@ -1,9 +1,9 @@
-"""`TritonForward`: a decoder's layers as few, fat kernels: five of our own and four products each.
+"""`TritonForward`: a decoder's layers as a few large kernels: five of Cohort's own and four products each.
 
-residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
-residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
+    residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
+    residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
 
-Steps of at most 16 tokens take six, where the decoder allows it: see `few_rows.py`.
+Steps of at most 16 tokens take six launches if the decoder allows it: see `few_rows.py`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class PagedAttend(Protocol):
-    """An `Attend` in two halves, the first of which is done here: to write keys and values."""
+    """An `Attend` in two halves. The first half, writing keys and values, is done by `TritonForward`."""
 
     cache: KvCache
 
     @property
     def cells(self) -> torch.Tensor:
-        """int32 [T]: where each token's key and value go, negative for nowhere; see `rotate_and_store`."""
+        """int32 [T]: the cell of each token's key and value, negative for none; see `rotate_and_store`."""
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, heads, head_dim] of queries whose keys and values are in the cache."""
+        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
 
 
 def why_not(decoder: Decoder) -> str | None:
-    """Why torch computes a decoder around the attention kernels, None if `TritonForward` computes it."""
+    """Return why torch computes a decoder around the attention kernels, None if `TritonForward` computes it."""
     config = decoder.config
     family = config.family
     reasons = {
@@ -57,10 +57,10 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 class TritonForward:
-    """A `FusedForward` of a decoder that `why_not` has nothing against."""
+    """A `FusedForward` of a decoder that passes `why_not`."""
 
     def __init__(self, decoder: Decoder, few: FewRows | None = None) -> None:
-        """`few`: what computes steps of few tokens."""
+        """`few`: computes steps of few tokens."""
         self._decoder = decoder
         self.few = few
         self._plus_one = decoder.config.family.norm == "rms1"
@@ -71,15 +71,15 @@ class TritonForward:
 
     @property
     def experts(self) -> TritonExperts | None:
-        """Of a layer that has some: all are alike."""
+        """Experts of a layer that has some; all layers are alike."""
         return next((mlp for mlp in self._mlps if isinstance(mlp, TritonExperts)), None)
 
     def takes(self, attend: Attend) -> bool:
-        """Whether it can work with this attention."""
+        """Return whether the forward supports this attention."""
         return isinstance(attend, PagedAttend)
 
     def __call__(self, inputs: ForwardInput) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm."""
+        """Compute hidden states [T, hidden] after the final norm."""
         decoder, attend = self._decoder, inputs.attend
         assert isinstance(attend, PagedAttend)
         residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
@@ -111,12 +111,12 @@ class TritonForward:
         return self._norm(decoder.final_norm, None, residual)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        """What a sublayer returns as it is added."""
+        """Scale the output of a sublayer before it is added to the residual stream."""
         scale = self._decoder.config.residual_scale
         return x if scale == 1.0 else x * scale
 
     def _norm(self, norm: Norm, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-        """The norm of `residual`, to which `x` is added before; modifies it then."""
+        """Compute the norm of `residual`. If `x` is given, it is first added to `residual` in place."""
         if x is None:
             return rms_norm(residual, norm.weight, norm.eps, plus_one=self._plus_one)
         return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
@@ -129,7 +129,7 @@ class TritonForward:
     def _attend(
         self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
-        """[T, heads * head_dim] of what `layer.qkv` returns."""
+        """Compute [T, heads * head_dim] from the output of `layer.qkv`."""
         config, rope = self._decoder.config, layer.config.rope
         q = rotate_and_store(
             qkv, attend.cache.layers[index], attend.cells, config.num_heads,

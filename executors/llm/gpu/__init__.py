@@ -1,1 +1,1 @@
-"""How a step is run on a GPU: packed inputs, captured graphs, kernels checked before they serve."""
+"""How a step runs on a GPU: packed inputs, captured graphs, kernels that are checked before use."""

@@ -1,4 +1,4 @@
-"""Which `UnifiedRunner` a device gets, and what it samples with."""
+"""Chooses the `UnifiedRunner` of a device and its sampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def step_device(device: torch.device) -> StepDevice | None:
-    """What steps on this device need of it; None for a CPU, where the host computes them itself."""
+    """Return the device that steps run on; None for a CPU, where the host computes them itself."""
     return CudaDevice(device) if device.type == "cuda" else None
 
 
@@ -31,7 +31,8 @@ def unified_runner(
     runner: ModelRunner, source: LoadedModel, config: ExecutorConfig, max_model_len: int, compiler: GrammarCompiler,
     device: StepDevice | None,
 ) -> UnifiedRunner:  # fmt: skip
-    """For steps within the limits of `config`. Raises ConfigError where the host has no memory for tables of its slots."""
+    """Make the runner for steps within the limits of `config`. Raises ConfigError if the host has no memory for tables of its
+    slots."""
     slots, rows, width = sizing.num_slots(config), config.max_num_seqs, compiler.width
     try:
         if device is None or not runner.takes_packed:
@@ -60,7 +61,7 @@ def unified_runner(
 
 
 def _graph_share(device: torch.device) -> int:
-    """Bytes that graphs of many tokens may set aside: a thirty-second of the device."""
+    """Bytes that graphs of many tokens may reserve: 1/32 of the device."""
     if device.type != "cuda":
         return 1 << 62
     total: int = torch.cuda.mem_get_info(device)[1]
@@ -68,7 +69,7 @@ def _graph_share(device: torch.device) -> int:
 
 
 def _shaping_bytes(device: torch.device) -> int:
-    """Of the table that shapes logits: little of a small device."""
+    """Bytes of the table that shapes logits; smaller on a small device."""
     if device.type != "cuda":
         return TABLE_BYTES
     total: int = torch.cuda.mem_get_info(device)[1]
@@ -76,7 +77,8 @@ def _shaping_bytes(device: torch.device) -> int:
 
 
 def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch.dtype) -> DeviceSampler:
-    """Cohort's kernels where Triton is and they are right, else torch's calls. `dtype` of logits."""
+    """Return Cohort's kernels if Triton is available and they pass their check, else torch calls. `dtype`: that of the
+    logits."""
     if device.type == "cuda":
         try:
             if (lacking := triton_build.missing()) is not None:

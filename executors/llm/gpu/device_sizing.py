@@ -1,10 +1,11 @@
-"""KV of a device with memory of its own: as much as is really free once the largest step was run, and tried before it is kept.
+"""Sizes the KV of a device with its own memory: KV takes what is really free after the largest step has run, and is tested
+before it is kept.
 
-    profile    everything with a KV of a few blocks runs the largest steps        -> what a step takes
-    allocate   what is free is looked at anew, KV takes it, the largest steps run -> kept
-               somebody else was quicker, or it was not enough after all          -> less, a few times
+    profile    everything with a KV of a few blocks runs the largest steps          -> what a step takes
+    allocate   free memory is read again, KV takes it, the largest steps run        -> kept
+               another process took memory, or it was not enough after all          -> less, a few times
 
-Between two looks others may free memory, which is then there to be had as far as the share goes, or take some.
+Between two readings other processes may free memory, which may then be used within the share, or take some.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from executors.llm.model.api import LoadedModel
 _log = logging.getLogger(__name__)
 
 PROFILE_TOKENS = 1024
-"""Room of the KV that the profile is run with. Sequences share its blocks: what they read and write means nothing."""
+"""Size of the KV of the profile run, in tokens. Sequences share its blocks, so what they read and write is meaningless."""
 ATTEMPTS = 5
 GRAPH_BYTES = 16 << 20
-"""Of each captured graph: its nodes and what the driver keeps for them, some hundreds of kernels. An estimate, to be compared
-with what a device says."""
+"""Memory of each captured graph in bytes: its nodes and the driver's data for some hundreds of kernels. An estimate, not yet
+compared with a device's figures."""
 KEPT = 0.9
-"""Of the pool that did not fit, what the next attempt may have at most."""
+"""Largest share of a pool that did not fit that the next attempt may use."""
 PAUSE = 0.5
-"""Seconds before the next attempt, with a pool whose size is given: a process that is ending frees what it held."""
+"""Pause before the next attempt in seconds, if the pool's size is given: a process that is ending frees its memory
+meanwhile."""
 
 T = TypeVar("T")
 
 
 class DeviceSizing(Generic[T]):
-    """Makes a `T`, which is all that computes: the runners with a KV cache of a given plan."""
+    """Makes a `T`, which is everything that computes: the runners with a KV cache of a given plan."""
 
     def __init__(
         self,
@@ -55,8 +57,8 @@ class DeviceSizing(Generic[T]):
         close: Callable[[T], None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`assemble` and `run` raise OutOfMemory, or what torch raises. `run` leaves no sequence behind. `close` is for one that
-        is given up."""
+        """`assemble` and `run` raise OutOfMemory, or torch's errors. `run` leaves no sequence behind. `close` ends a `T` that
+        is discarded."""
         self._source = source
         self._config = config
         self._memory = memory
@@ -68,7 +70,8 @@ class DeviceSizing(Generic[T]):
         self._most_tokens = max(1, look(memory, config).usable // self._spec.bytes_per_token())
 
     def make(self) -> T:
-        """With KV of `kv_cache_memory_bytes` if that is given, else of what there is. Raises ConfigError with all figures."""
+        """Make it with KV of `kv_cache_memory_bytes` if given, else with the memory available. Raises ConfigError with all
+        figures."""
         if self._config.memory.kv_cache_memory_bytes is not None:
             return self._of_given_size()
         step = self._profile()
@@ -94,7 +97,8 @@ class DeviceSizing(Generic[T]):
     # -- the parts -------------------------------------------------------------------------------------------------------
 
     def _of_given_size(self) -> T:
-        """All or nothing: who asked for it knows, and the executor's next life must get what its first one had."""
+        """Make it with exactly the configured size. The operator chose the size, and a restarted executor must get the same
+        as the first."""
         config = self._config
         plan = plan_kv(self._spec, config, self._source.info.max_model_len)
         for attempt in range(ATTEMPTS):
@@ -118,7 +122,7 @@ class DeviceSizing(Generic[T]):
         )
 
     def _profile(self) -> int:
-        """Bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""
+        """Measure the bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""
         info, config = self._source.info, self._config
         size = config.attention.block_size
         layout = KvLayout(size, max(1, PROFILE_TOKENS // size), size * self._spec.bytes_per_token())
@@ -147,7 +151,7 @@ class DeviceSizing(Generic[T]):
             raise ConfigError(f"{error}; {room}") from None
 
     def _attempt(self, plan: KvPlan, try_out: bool = True) -> tuple[T | None, str]:
-        """What computes with that plan, or None and why there is no memory for it."""
+        """Return the `T` for that plan, or None and the reason why memory is insufficient."""
         try:
             made = self._assemble(plan)
         except Exception as error:
@@ -162,7 +166,7 @@ class DeviceSizing(Generic[T]):
         return made, ""
 
     def _tried(self, made: T, plan: KvPlan) -> str | None:
-        """Why there is no memory for the largest steps, None if there is."""
+        """Return why memory is insufficient for the largest steps, None if it is sufficient."""
         for batch in full_steps(self._config, plan.max_model_len, plan.layout.num_blocks, self._most_tokens):
             try:
                 self._run(made, batch)
@@ -175,8 +179,8 @@ class DeviceSizing(Generic[T]):
 
 
 def graph_bytes(config: ExecutorConfig) -> int:
-    """What captured graphs will take outside torch's allocator, an estimate. What is captured is computed in memory that was
-    set aside with everything else, and is part of what the profile measures."""
+    """Estimate the memory of captured graphs outside torch's allocator, in bytes. Captured work computes in memory that was
+    reserved with everything else, which the profile measures."""
     if config.optimization.enforce_eager:
         return 0
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens

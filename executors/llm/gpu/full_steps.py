@@ -1,4 +1,4 @@
-"""The largest steps that a configuration allows, of nothing: what their memory is measured with before KV is sized."""
+"""The largest steps that a configuration allows, with dummy contents. Their memory is measured before KV is sized."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ _PLAIN: _Settings = (
     SamplingParams(temperature=1.0, top_p=0.9),
     SamplingParams(temperature=1.0, top_k=40, min_p=0.01),
 )
-"""For rows in turn: what a device samples by itself."""
+"""Settings of rows in turn that a device samples itself."""
 _DESCRIBED: _Settings = (
     *(replace(one, logprobs=5) for one in _PLAIN),
     SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=5),
 )
-"""What takes more: log-probabilities and penalties, in float32."""
+"""Settings that take more memory: logprobs and penalties, in float32."""
 _HOSTED: _Settings = tuple(replace(one, typical_p=0.9) for one in _DESCRIBED)
-"""What goes the host's way, all of it."""
+"""Settings that all need the host."""
 
 
 def full_steps(
     config: ExecutorConfig, max_model_len: int, num_blocks: int, most_tokens: int
 ) -> Iterator[UnifiedBatch]:
-    """Steps at the limits of `config`, to be run one by one, each by an executor that knows no sequence:
+    """Yield steps at the limits of `config`. Each is to be run alone, by an executor that holds no sequence:
 
         as many prompts as there may be sequences, together all the tokens that a step may have, each sampled
         as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
         the last chunk of one sequence that long
 
-    the first two with settings that ask for little, for much, and for the host's help.
-    All their blocks are among the first `num_blocks`: what is written there means nothing, and it is written several times
-    over. `most_tokens` is more than KV will ever hold.
+    The first two have settings that need little memory, much memory, and the host's help.
+
+    All blocks are among the first `num_blocks`; they are overwritten several times and their contents are meaningless.
+    `most_tokens` exceeds what KV will ever hold.
     """
     size, budget = config.attention.block_size, config.max_num_batched_tokens
     most = min(config.max_num_seqs, budget)
@@ -56,7 +57,8 @@ def full_steps(
 def _step(
     number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: int, settings: _Settings
 ) -> UnifiedBatch:
-    """Sequences that compute `queries` int32 [n] tokens behind `past` others each, and a token is sampled for each."""
+    """Make a step of sequences that compute `queries` int32 [n] tokens after `past` others each; one token is sampled for
+    each."""
     count, longest = len(queries), past + int(queries.max())
     width = math.ceil(longest / block_size)
     slots = np.arange(count, dtype=np.int32)

@@ -1,14 +1,15 @@
-"""Captured graphs of whole steps: which shapes there are, when they are captured, and which one a step gets.
+"""Captured graphs of whole steps: which shapes exist, when they are captured, and which one a step gets.
 
     decode  1, 2, 4, 8, 16, ... 256, 320, ...   items of one token each, in order, every row sampled
     mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
 
-Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4 ms.
-Larger graphs lie closer, and take only steps that fill three quarters of them.
+Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4
+ms. Larger graphs are spaced more closely and take only steps that fill three quarters of them.
 
-Smallest first. The first few are there when the executor is ready. The others follow one at a time while nobody computes, and
-where that never happens between two steps, once a shape has been missed often enough, with one or two more that have been missed:
-each time the steps out have to end first. Never within a step.
+Small graphs are captured first. The first few exist when the executor is ready. The others follow one at a time while the
+device is idle. If it is never idle, a graph is captured between two steps once its shape has been missed often enough,
+together with one or two more that have been missed: each time the steps in flight must end first. No graph is captured within
+a step.
 """
 
 from __future__ import annotations
@@ -30,57 +31,57 @@ from executors.llm.gpu.inputs import Event, StepShape
 _log = logging.getLogger(__name__)
 
 AT_START = 4
-"""Graphs that are captured before the executor is ready."""
+"""Number of graphs captured before the executor is ready."""
 MISSES = 16
-"""Steps without the graph they want before one is captured between two of them: a capture takes as long as some tens of steps,
-and one of those that are launched call by call up to twice as long as one that is replayed."""
+"""Steps without their preferred graph before it is captured between two steps. A capture takes as long as some tens of steps,
+and a step launched call by call takes up to twice as long as a replayed one."""
 STARVED_S = 30.0
-"""Seconds to the next try after a capture that found no memory, twice as many after each: somebody else may be starting."""
+"""Seconds until the next attempt after a capture that found no memory, doubled after each: another process may be starting."""
 STARVED_TRIES = 5
-"""Of them, at most: a capture that fails keeps a little, and computes a step for nothing."""
+"""Largest number of such attempts: a failed capture keeps some memory and computes a step without use."""
 PER_STANDSTILL = 3
-"""Graphs that are captured between two steps, at most."""
+"""Largest number of graphs captured between two steps."""
 CLOSE_TO = 512
-"""Tokens from which on a step has to fill three quarters of its graph."""
+"""Number of tokens from which a step must fill three quarters of its graph."""
 LARGE_ROWS = (320, 384, 448, 512, 640, 768, 896, 1024)
-"""Of steps of nothing but decodes, above 256. A graph takes the driver's memory, so there are not more."""
+"""Rows of decode graphs above 256. A graph takes the driver's memory, so there are few."""
 MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
-"""Tokens of mixed steps that get a graph: prompts and budgets like to be as long as that."""
+"""Tokens of mixed steps that get a graph: common lengths of prompts and budgets."""
 _PADDING = 8
-"""Tokens more that such a graph has: one is what padding names, eight keep rows of products where cuBLAS likes them."""
+"""Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
-"""Chunks of a mixed step, at most: each has a tile of queries that is not full."""
+"""Largest number of chunks in a mixed step: each has a tile of queries that is not full."""
 
 
 class Graph(Protocol):
-    """Work that was recorded, over the memory that it was recorded with."""
+    """Recorded work, over the memory that it was recorded with."""
 
     def replay(self) -> None:
-        """Queue all of it."""
+        """Queue all of the work."""
 
 
 class StepDevice(Protocol):
-    """What steps need of their device beside tensors."""
+    """Operations that steps need of their device beside tensors."""
 
     pinned: bool
-    """Whether host memory that it copies from and to has to be pinned to be copied beside other work."""
+    """Whether host memory must be pinned so that copies run beside other work."""
     captures: bool
-    """Whether it has graphs."""
+    """Whether the device supports graphs."""
     compiles: bool
-    """Whether kernels are compiled, or loaded, when they are first launched."""
+    """Whether kernels are compiled, or loaded, at their first launch."""
 
     def event(self) -> Event:
-        """A new mark."""
+        """Make a new event."""
 
     def reserve(self, num_bytes: int) -> None:
-        """Set so much memory aside for all that is captured: without it every larger graph takes memory of its own."""
+        """Reserve memory for all captures. Otherwise every larger graph takes memory of its own."""
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        """Run it once, then record it."""
+        """Run the work once, then record it."""
 
 
 class CudaDevice:
-    """A `StepDevice`: torch's CUDA graphs, which share one pool of memory, for they never run at the same time."""
+    """A `StepDevice` with torch's CUDA graphs. They share one memory pool, because they never run at the same time."""
 
     pinned = True
     captures = True
@@ -90,9 +91,9 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._arena: torch.cuda.CUDAGraph | None = None
-        """Keeps the pool, and what was reserved in it."""
+        """Graph that keeps the pool and the memory reserved in it alive."""
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Kept: the end of one would free the stream's cuBLAS workspace, whose address other graphs hold."""
+        """Failed graphs, kept because freeing one would free the stream's cuBLAS workspace, whose address other graphs hold."""
 
     def event(self) -> Event:
         """See `StepDevice`."""
@@ -100,7 +101,8 @@ class CudaDevice:
         return event
 
     def reserve(self, num_bytes: int) -> None:
-        """See `StepDevice`: a graph that takes it all at once and gives it back, to the pool. Later ones are cut from it."""
+        """See `StepDevice`. A graph allocates all the memory at once and returns it to the pool, from which later graphs
+        allocate."""
         device = self._stream.device
 
         def take(size: int) -> None:
@@ -123,7 +125,8 @@ class CudaDevice:
         return graph
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Where it will be captured, which compiles and loads what is not there, and lets libraries allocate what they keep."""
+        """Run the work on the stream of the capture, which compiles and loads missing kernels and lets libraries allocate
+        what they keep."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         try:
@@ -155,8 +158,8 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What decides which graph a step fits: its tokens and items, tiles of queries of its chunks, how many of its items are
-    single tokens and how many are sampled, and pieces of the single tokens' keys."""
+    """Figures that decide which graph a step fits: its tokens and items, tiles of queries of its chunks, numbers of single
+    tokens and of sampled items, and pieces of the single tokens' keys."""
 
     tokens: int
     items: int
@@ -167,16 +170,16 @@ class StepFacts:
 
 
 Pieces = Callable[[int], int]
-"""Pieces, at most, of the keys of so many sequences."""
+"""Returns the largest number of pieces of the keys of a number of sequences."""
 
 
 def no_pieces(rows: int) -> int:
-    """`Pieces` where attention cuts keys by itself."""
+    """`Pieces` for attention that cuts keys itself."""
     return 0
 
 
 def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
-    """Of steps of nothing but decodes, for up to `max_rows` sequences."""
+    """Return the shapes of decode steps for up to `max_rows` sequences."""
     most = min(max_rows, LARGE_ROWS[-1])
     sizes = sorted({size for size in (1, 2, 4, *range(8, 257, 8), *LARGE_ROWS) if size <= most} | {most})
     return [StepShape(size, size, size, decodes=size, pieces=pieces(size)) for size in sizes]
@@ -185,7 +188,7 @@ def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
 def mixed_shapes(
     max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces
 ) -> list[StepShape]:
-    """Of steps with chunks in them. Each has tokens and an item more than it takes: what padding names."""
+    """Return the shapes of steps with chunks. Each has some more tokens and one more item than it accepts, for padding."""
     shapes = []
     for tokens in MIXED_TOKENS:
         if tokens <= max(max_tokens, MIXED_TOKENS[0]):
@@ -198,13 +201,13 @@ def mixed_shapes(
 def affordable(
     shapes: Sequence[StepShape], num_bytes: Callable[[StepShape], int], most: int
 ) -> list[StepShape]:
-    """The shapes without those of more than `CLOSE_TO` tokens that take over `most` bytes while they are computed: graphs share
-    memory, which nothing else can have."""
+    """Return the shapes without those of more than `CLOSE_TO` tokens that need over `most` bytes while they are computed.
+    Graphs share memory that is unavailable for other uses."""
     return [shape for shape in shapes if shape.tokens <= CLOSE_TO + _PADDING or num_bytes(shape) <= most]
 
 
 def fits(shape: StepShape, facts: StepFacts) -> bool:
-    """Whether a step can be padded to this shape, and it is worth it."""
+    """Return whether a step can be padded to this shape and gains from it."""
     if shape.tokens > CLOSE_TO + _PADDING and 4 * facts.tokens < 3 * (shape.tokens - _PADDING * shape.listed):
         return False
     # A row of padding has a piece as well, which writes its zeros.
@@ -221,8 +224,8 @@ def fits(shape: StepShape, facts: StepFacts) -> bool:
 class StepGraphs:
     """The graphs of one executor. Used by the thread that computes its steps.
 
-    `prepare(shape)` returns what is to be captured of a shape, over static memory. A failure to capture it ends all capturing,
-    and steps go on without; but for want of memory, which is tried again later.
+    `prepare(shape)` returns the work to capture for a shape, over static memory. If a capture fails, capturing ends and steps
+    run without graphs, except after a lack of memory, when the capture is tried again later.
     """
 
     def __init__(
@@ -239,32 +242,31 @@ class StepGraphs:
         self._starved = 0
         self._again_at = 0.0
         self.in_step = False
-        """A step is being put on its way: set by its owner."""
+        """Whether a step is being launched; set by the owner."""
 
     @property
     def note(self) -> str:
-        """How far it is, for `status()`."""
+        """Progress of capturing, for `status()`."""
         captured = f"graphs: {len(self._graphs)} of {len(self.shapes)} captured"
         if self.failure:
             return f"{captured}; no more: {self.failure}"
-        return (
-            f"{captured}; no memory for the next, tried again in {self.wait:.0f} s" if self.wait else captured
-        )
+        return f"{captured}; no memory for the next, retrying in {self.wait:.0f} s" if self.wait else captured
 
     @property
     def missing(self) -> StepShape | None:
-        """The smallest shape that is still to be captured."""
+        """Smallest shape that is still to be captured."""
         if self.failure:
             return None
         return next((shape for shape in self.shapes if shape not in self._graphs), None)
 
     @property
     def wait(self) -> float:
-        """Seconds until the next may be captured: one before it found no memory."""
+        """Seconds until the next capture is allowed, after a capture found no memory."""
         return max(0.0, self._again_at - monotonic()) if self._again_at else 0.0
 
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
-        """The graph for a step, a larger one where the best is missing, None if it has to do without. Counts what is missing."""
+        """Return the graph for a step: a larger one if the best is missing, None if there is no graph for it. Counts missing
+        graphs."""
         wanted = self._wanted(facts)
         if wanted is not None:
             if wanted in self._graphs:
@@ -275,12 +277,12 @@ class StepGraphs:
         return None if shape is None else (shape, self._graphs[shape])
 
     def settled(self, facts: StepFacts) -> bool:
-        """Whether a step has the best graph that it can have: `find` will answer the same from now on."""
+        """Return whether a step has the best graph that it can have, so that `find` will return the same from now on."""
         return self._wanted(facts) in self._graphs
 
     def overdue(self, facts: StepFacts) -> list[StepShape]:
-        """The shape for a step, if so many wanted it that it is to be captured before this one, and others that half as many
-        wanted. They follow in order, each unless the one before it failed."""
+        """Return the shape for a step if enough steps wanted it that it must be captured before this step, and other shapes
+        that half as many steps wanted. They are captured in order until one fails."""
         wanted = self._wanted(facts)
         if wanted is None or self._misses[wanted] < MISSES or wanted in self._graphs:
             return []
@@ -296,9 +298,10 @@ class StepGraphs:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)
 
     def capture(self, shape: StepShape) -> None:
-        """Capture one. Raises RuntimeError within a step: whoever waits for that would wait for this, too."""
+        """Capture a graph. Raises RuntimeError within a step, because a caller that waits for the step would also wait for
+        the capture."""
         if self.in_step:
-            raise RuntimeError("a graph was to be captured within a step")
+            raise RuntimeError("a graph cannot be captured within a step")
         try:
             self._graphs[shape] = self._device.capture(self._prepare(shape))
         except Exception as error:
@@ -309,13 +312,13 @@ class StepGraphs:
             pause = STARVED_S * 2**self._starved
             self._starved += 1
             self._again_at = monotonic() + pause
-            _log.warning("no memory for a graph of %s, tried again in %d s: %s", shape, pause, why)
+            _log.warning("no memory for a graph of %s, retrying in %d s: %s", shape, pause, why)
 
     def fail(self, what: str, error: Exception) -> None:
-        """Nothing more is captured, for this could not be done."""
+        """Stop capturing after a failure."""
         self.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         _log.warning(
-            "could not %s, and there will be no more graphs: steps are launched one by one: %s",
+            "could not %s; no more graphs are captured, and kernels are launched one by one: %s",
             what,
             self.failure,
             exc_info=error,  # torch raises what ending the capture says: the cause is the error before it

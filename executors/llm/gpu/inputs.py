@@ -1,11 +1,10 @@
-"""Everything the host says of a step, packed: one int32 array, one copy to the device.
+"""The host's data for a step, packed: one int32 array, one copy to the device.
 
     | token ids | source | positions | ... | tiles | decodes | pieces | rows | dest | settings |  `Tail`: changes of tables
       --------------------- StepLayout: fixed for a StepShape -----------------------------------  as many as there are
 
-A captured graph reads the first part at fixed places. What a step does not fill is padding, which computes nothing that
-anybody reads: tokens without a cell, items of length 0 in a slot that is nobody's, samples that go to a place of the token
-pool that is nobody's.
+A captured graph reads the first part at fixed places. Unused places hold padding, whose results are never read: tokens
+without a cell, items of length 0 in an unused slot, samples that go to an unused place of the token pool.
 """
 
 from __future__ import annotations
@@ -22,30 +21,32 @@ import torch
 from executors.llm.attention.key_pieces import WORDS
 
 _MERGED = 64
-"""Steps whose changes of block tables are kept one by one."""
+"""Number of steps whose changes of block tables are kept separately."""
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
-"""Places in a table, and their values."""
+"""An empty set of places in a table and their values."""
 _ALIGN = 4
-"""Sections begin at multiples of 16 bytes: the kernels' compiler asks whether pointers do, and int64 has to lie so."""
+"""Alignment of sections in int32 words: the kernels' compiler checks whether pointers are multiples of 16 bytes, and int64
+needs alignment too."""
 
 
 class Event(Protocol):
-    """A mark in the device's queue of work."""
+    """A mark in the device's work queue."""
 
     def record(self) -> None:
-        """Set it behind all that was queued so far."""
+        """Record the mark behind all work queued so far."""
 
     def query(self) -> bool:
-        """Whether the device has come past it; True if it was never set."""
+        """Return whether the device has passed the mark; True if it was never recorded."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the device has passed the mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Sizes of a step's arrays, padding included. `listed`: decode steps are named, for there are chunks beside them; else the
-    items are one token each, in order, and every row is sampled. `pieces` of the decode steps' keys: see `key_pieces.py`."""
+    """Sizes of a step's arrays, padding included. `listed`: decode items are listed, because there are chunks beside them;
+    otherwise the items are one token each, in order, and every row is sampled. `pieces` of the decode items' keys: see
+    `key_pieces.py`."""
 
     tokens: int
     items: int
@@ -58,7 +59,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`count` numbers of a type from word `begin` on; `pad` where a step has fewer, None: nothing is ever left over."""
+    """`count` numbers of a dtype from word `begin` on; `pad` fills up a step that has fewer, None: the section is always
+    full."""
 
     begin: int
     count: int
@@ -69,7 +71,7 @@ class Section:
 _KINDS: dict[str, type[np.generic]] = {
     "source": np.int64, "dest": np.int64, "temperature": np.float64, "top_p": np.float64, "min_p": np.float64, "u": np.float64,
 }  # fmt: skip
-"""Of sections that are not int32. `source` and `dest` are places in a token pool that may have more than 2^31."""
+"""Dtypes of sections that are not int32. `source` and `dest` are places in a token pool that may have more than 2^31."""
 _TORCH: dict[type[np.generic], torch.dtype] = {
     np.int32: torch.int32,
     np.int64: torch.int64,
@@ -79,7 +81,7 @@ _TORCH: dict[type[np.generic], torch.dtype] = {
 
 @lru_cache(maxsize=1024)
 def layout(shape: StepShape) -> dict[str, Section]:
-    """Where each section of a step of this shape begins, in words of 4 bytes."""
+    """Return the section offsets of a step of this shape, in words of 4 bytes."""
     chunks = shape.items if shape.listed else 0
     counts = {
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
@@ -100,45 +102,45 @@ def layout(shape: StepShape) -> dict[str, Section]:
 
 @lru_cache(maxsize=1024)
 def num_words(shape: StepShape) -> int:
-    """Words of all sections."""
+    """Return the number of words of all sections."""
     last = layout(shape)["u"]
     return last.begin + -(-last.words // _ALIGN) * _ALIGN
 
 
 def section_of(words: np.ndarray, shape: StepShape, name: str) -> np.ndarray:
-    """A section of an int32 array in which a step is packed, as the numbers that it holds."""
+    """Return a section of an int32 array that holds a packed step, in the section's dtype."""
     found = layout(shape)[name]
     return words[found.begin : found.begin + found.words].view(found.kind)
 
 
 def result_words(samples: int) -> int:
-    """Words of what comes back: int32 tokens, then a byte for each that says whether its row was bad."""
+    """Return the number of words of a result: int32 tokens, then one byte per token that marks a bad row."""
     return -(-samples // _ALIGN) * _ALIGN + -(-samples // 4)
 
 
 def result_views(result: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [samples] tokens and int8 [samples] flags in an int32 tensor of `result_words`."""
+    """Return int32 [samples] tokens and int8 [samples] flags as views of an int32 tensor of `result_words`."""
     begin = -(-samples // _ALIGN) * _ALIGN
     flags = result[begin : begin + -(-samples // 4)].view(torch.int8)
     return result[:samples], flags[:samples]
 
 
 def host_results(result: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """`result_views` of an int32 array."""
+    """Return `result_views` of an int32 array."""
     begin = -(-samples // _ALIGN) * _ALIGN
     flags = result[begin : begin + -(-samples // 4)].view(np.int8)
     return result[:samples], flags[:samples]
 
 
 class HostStep:
-    """A step being written into an int32 array."""
+    """Writer of a step into an int32 array."""
 
     def __init__(self, words: np.ndarray, shape: StepShape) -> None:
         self._words = words
         self._sections = layout(shape)
 
     def put(self, name: str, values: np.ndarray, pad: float = 0) -> None:
-        """A section's values (raveled if they are pairs), then `pad` to its end."""
+        """Write a section's values (raveled if they are pairs), then `pad` to its end."""
         section = self._sections[name]
         view = self._words[section.begin : section.begin + section.words].view(section.kind)
         view[: len(values)] = values
@@ -146,7 +148,7 @@ class HostStep:
             view[len(values) :] = pad
 
     def put_pairs(self, name: str, pairs: np.ndarray, pad: tuple[int, int]) -> None:
-        """As `put`, for sections of pairs; `pairs` int [k, 2]."""
+        """Do the same as `put` for sections of pairs; `pairs` int [k, 2]."""
         section = self._sections[name]
         view = self._words[section.begin : section.begin + section.words].reshape(-1, 2)
         view[: len(pairs)] = pairs
@@ -154,7 +156,7 @@ class HostStep:
 
 
 class DeviceStep:
-    """The same on the device: a tensor for each section, made once for a graph and anew for a step without one."""
+    """A packed step on the device: a tensor for each section, made once for a graph and anew for a step without one."""
 
     def __init__(self, words: torch.Tensor, shape: StepShape) -> None:
         self.shape = shape
@@ -177,17 +179,18 @@ class DeviceStep:
 
 
 class Settled(Protocol):
-    """Somebody who still needs what a buffer holds."""
+    """An object that still needs the contents of a buffer."""
 
     def settle(self) -> None:
-        """Wait for it and take it."""
+        """Wait for the contents and copy them."""
 
 
 class StepBuffer:
-    """Host memory of a step out: what went to the device, what comes back (`more` of the few that ask for more than tokens), and
-    when the device is done with both.
+    """Host memory of a step in flight: the inputs sent to the device, the results (`more` for the few items that request more
+    than tokens), and the event after which the device no longer uses either.
 
-    `owner`: whose results these are to be, until they have been taken."""
+    `owner`: the object that will take the results, None after it has.
+    """
 
     def __init__(self, words: int, results: int, pinned: bool, event: Event) -> None:
         self.event = event
@@ -200,35 +203,35 @@ class StepBuffer:
         self.words: np.ndarray = self.tensor.numpy()
 
     def fit_more(self, words: int) -> torch.Tensor:
-        """`more`, of so many words; what was in it is lost."""
+        """Return `more` with room for that many words; its contents are lost."""
         if words > len(self.more):
             with torch.inference_mode(False):  # steps are computed in it, results are read outside
                 self.more = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
         return self.more[:words]
 
     def fit(self, words: int) -> None:
-        """Have room for so many; what is in it is lost."""
+        """Make room for that many words; the contents are lost."""
         if words > len(self.words):
             self.tensor = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
             self.words = self.tensor.numpy()
 
 
 class BufferRing:
-    """Buffers for the steps out, taken in turn. One is free again when its step's event is past, for the copies of a step are
-    made by the device when it comes to them."""
+    """Buffers for the steps in flight, used in turn. A buffer is free once its step's event has passed, because the device
+    makes a step's copies when it reaches them."""
 
     def __init__(self, buffers: list[StepBuffer]) -> None:
         self._ring = deque(buffers)
 
     def take(self) -> StepBuffer:
-        """The one whose step is the oldest. Waits for that step where it is not done."""
+        """Return the buffer of the oldest step. Waits for that step if it is not done."""
         buffer = self._ring[0]
         self._ring.rotate(-1)
         self._free(buffer)
         return buffer
 
     def drain(self) -> None:
-        """Wait for all steps out."""
+        """Wait for all steps in flight."""
         for buffer in self._ring:
             self._free(buffer)
 
@@ -242,8 +245,8 @@ class BufferRing:
 
 
 class DeviceTables:
-    """All slots' block tables, int32 [slots + 1, blocks] on the device; the last row is nobody's. They follow those of the
-    host by what changed, which rides in the packed copy of the next step that is computed from them."""
+    """All slots' block tables, int32 [slots + 1, blocks] on the device; the last row belongs to no slot. Changes on the host
+    travel in the packed copy of the next step that uses the tables."""
 
     def __init__(self, host: np.ndarray, device: torch.device) -> None:
         self._host = host
@@ -253,7 +256,7 @@ class DeviceTables:
         self.nobody = slots
 
     def changed(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
-        """Entries `starts[i] .. + counts[i]` of the tables of `slots[i]` were written on the host."""
+        """Record that the host wrote entries `starts[i] .. + counts[i]` of the tables of `slots[i]`."""
         if len(slots):
             total = int(counts.sum())
             places = slots.astype(np.int64) * self._host.shape[1] + starts
@@ -264,7 +267,8 @@ class DeviceTables:
             self._changed = [np.unique(np.concatenate(self._changed))]
 
     def unsent(self) -> tuple[np.ndarray, np.ndarray]:
-        """int64 places in the flattened table that differ, and their int32 values. They stay so until `sent`."""
+        """Return the int64 places in the flattened table that differ, and their int32 values. They remain unsent until
+        `sent`."""
         if not self._changed:
             return _NOTHING
         places = self._changed[0]
@@ -273,18 +277,18 @@ class DeviceTables:
         return places, self._host.reshape(-1)[places]
 
     def sent(self) -> None:
-        """What was unsent is on its way."""
+        """Mark the unsent changes as sent."""
         self._changed.clear()
 
 
 class Tail:
-    """What is behind a step of `begin` words: `rows` int64 [k], of use to whoever asks for them, and changes of tables, of each
-    its places, then its values."""
+    """Data behind a step of `begin` words: `rows` int64 [k], for optional use, and changes of tables: for each table its
+    places, then its values."""
 
     def __init__(
         self, begin: int, changes: Sequence[tuple[torch.Tensor, np.ndarray, np.ndarray]], rows: np.ndarray | None = None
     ) -> None:  # fmt: skip
-        """`changes`: a contiguous table on the device, int64 places in it when it is flattened, int32 values."""
+        """`changes`: a contiguous table on the device, int64 places in the flattened table, int32 values."""
         self._rows = np.empty(0, np.int64) if rows is None else rows
         self._begin = begin
         begin += -(-2 * len(self._rows) // _ALIGN) * _ALIGN
@@ -296,7 +300,7 @@ class Tail:
         self.end = begin
 
     def write(self, words: np.ndarray) -> None:
-        """Into the packed step."""
+        """Write the data into the packed step."""
         words[self._begin : self._begin + 2 * len(self._rows)].view(np.int64)[:] = self._rows
         for begin, _, places, values in self._parts:
             middle = begin + 2 * len(places)
@@ -304,11 +308,11 @@ class Tail:
             words[middle : middle + len(values)] = values
 
     def rows(self, inputs: torch.Tensor) -> torch.Tensor:
-        """On the device, from the packed step."""
+        """Return the rows, read from the packed step on the device."""
         return inputs[self._begin : self._begin + 2 * len(self._rows)].view(torch.int64)
 
     def apply(self, inputs: torch.Tensor) -> None:
-        """On the device, from the packed step: change the tables."""
+        """Apply the changes of tables, read from the packed step on the device."""
         for begin, tensor, places, _ in self._parts:
             middle = begin + 2 * len(places)
             at, values = inputs[begin:middle].view(torch.int64), inputs[middle : middle + len(places)]

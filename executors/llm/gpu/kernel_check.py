@@ -1,8 +1,10 @@
-"""Are our own Triton kernels right, here, for this model? Each that is going to be used, on small inputs, against torch.
+"""Checks that Cohort's own Triton kernels compute correct results on this device for this model: each kernel in use runs on
+small inputs beside torch.
 
-Compilers and drivers have been wrong without a word, too, so what is launched is tried as a library is (`attention/check.py`): at
-the start, on GPUs, in the shapes and types of the model, for those decide what is compiled. Whoever is wrong is named, and torch
-computes in its place. Weights are made up: what a checkpoint has in them is nobody's fault here.
+Compilers and drivers have given wrong results without an error, so launched kernels are checked as libraries are
+(`attention/check.py`): at the start, on GPUs, in the shapes and dtypes of the model, because those decide what is compiled. A
+kernel that fails is named, and torch computes in its place. The check uses random weights, so that a checkpoint's values do
+not affect it.
 """
 
 from __future__ import annotations
@@ -51,28 +53,29 @@ if TYPE_CHECKING:
 
 _ROWS = 5
 _FEW = (1, 3, 16)
-"""Rows of products with norm and activation in them: one, some, and as many as they take."""
+"""Numbers of rows of products with norm and activation: one, some, and the maximum."""
 _PAGE = 16
 _E4M3_LIMIT = 0.1
-"""Of what is rounded to e4m3: a number between two of those may be rounded either way, which is an eighth of it."""
+"""Largest relative error of e4m3 results: a number between two e4m3 numbers may be rounded either way, which is an eighth of
+it."""
 _SCHEMES = ((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.6, 20, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (1.2, 0, 1.0, 0.05),
             (0.7, 40, 0.95, 0.01))  # fmt: skip
-"""Temperature, top-k, top-p, min-p."""
+"""Sampling settings to check: temperature, top-k, top-p, min-p."""
 _EACH = 3
-"""Rows of each of them."""
+"""Number of rows of each setting."""
 _MORE = 4
-"""Tokens of each sequence behind its chunk."""
+"""Number of tokens of each sequence after its chunk."""
 MOST_SPLITS = 49
 SPLITS = (1, 3, 17, MOST_SPLITS)
-"""Numbers of programs that share the keys of a sequence: one, few, no power of two, and what one sequence gets on a device of 132
-multiprocessors with eight key heads."""
+"""Numbers of programs that share the keys of a sequence: one, few, not a power of two, and the number for one sequence on a
+device of 132 multiprocessors with eight key heads."""
 Checks = Mapping[str, tuple[Callable[[], float], float]]
-"""What returns the largest error of a kernel, and its limit, by the kernel's name."""
+"""A function that returns the largest error of a kernel, and its limit, by the kernel's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """Random numbers, the same on every device: drawn by the host."""
+    """Random numbers that are the same on every device, because the host draws them."""
 
     dtype: torch.dtype
     device: torch.device
@@ -80,11 +83,11 @@ class _Draw:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device) -> _Draw:
-        """From the beginning."""
+        """Start from the beginning."""
         return cls(dtype, device, torch.Generator().manual_seed(0))
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        """Normally distributed."""
+        """Draw normally distributed numbers."""
         return torch.randn(*shape, generator=self.noise).to(self.dtype).to(self.device)
 
     def order(self, count: int) -> torch.Tensor:
@@ -93,12 +96,13 @@ class _Draw:
 
 
 def wanted(device: torch.device) -> bool:
-    """Whether kernels are to be tried before they are used: on GPUs. Interpreted nothing is compiled, and it takes minutes."""
+    """Return whether kernels are checked before use: on GPUs. The interpreter compiles nothing, and would take minutes."""
     return device.type == "cuda"
 
 
 def first_fault(checks: Checks) -> str | None:
-    """The first kernel that is wrong and in what way, None if all are right. Raises what says that there is no memory."""
+    """Return the first kernel that fails and its fault, None if all pass. Raises an error that says the device is out of
+    memory."""
     with torch.inference_mode():
         for name, (worst, limit) in checks.items():
             if (wrong := verdict(worst, limit)) is not None:
@@ -107,7 +111,7 @@ def first_fault(checks: Checks) -> str | None:
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest relative error of a row [..., n]; infinity where a result is no number."""
+    """Return the largest relative error of a row [..., n]; infinity if a result is not a number."""
     found, wanted = found.float(), wanted.float()
     error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
     return float(error.nan_to_num(torch.inf).max())
@@ -117,8 +121,8 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> str | None:
-    """Of the attention kernels, keys and values being written by ours as well. Takes some ten megabytes of the device, a hundred
-    for 64 heads."""
+    """Check the attention kernels, with keys and values written by Cohort's kernels as well. Takes some ten megabytes of the
+    device, a hundred for 64 heads."""
     problem = Problem(spec, block_size, PAST, [count + _MORE for count in CHUNKS])
     chunks = [count if count > 1 else 0 for count in CHUNKS]
     alone = [int(past == max(PAST)) for past in PAST]
@@ -150,7 +154,7 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
 
 
 def border_lengths(spec: KvSpec, page: int) -> list[int]:
-    """Tokens of sequences that end at, before and behind borders of pages and of the tiles in which keys are read, and of one in
+    """Lengths in tokens of sequences that end at, before and after borders of pages and of the tiles of keys, and of one in
     which each of MOST_SPLITS has a tile of its own."""
     # No tile is larger, and those that are smaller divide it: an end is on a border of theirs as well.
     tile = 64 if spec.head_dim > 64 else 128
@@ -159,15 +163,15 @@ def border_lengths(spec: KvSpec, page: int) -> list[int]:
 
 
 def border_problem(spec: KvSpec, page: int) -> Problem:
-    """Sequences of `border_lengths`, but for the last token of each."""
+    """Sequences of `border_lengths`, each without its last token."""
     lengths = border_lengths(spec, page)
     return Problem(spec, page, [length - 1 for length in lengths], [1] * len(lengths))
 
 
 def split_error(backend: TritonAttention, problem: Problem, splits: int) -> float:
-    """The largest relative error of decode steps whose keys are shared by so many programs, whatever the device would be given:
-    all items in order, as where a step is nothing but decodes, and named by a list, as beside prompts. The problem stays as it
-    is."""
+    """Return the largest relative error of decode steps whose keys are shared by `splits` programs, whatever number the
+    device would get. Checks all items in order, as in a step of decodes only, and items in a list, as beside prompts. The
+    problem is unchanged afterwards."""
     worst, past = 0.0, problem.past.copy()
     for listed in (False, True):
         worst = max(worst, problem.step(_Split(backend, splits, listed), [1] * len(past)))
@@ -177,7 +181,7 @@ def split_error(backend: TritonAttention, problem: Problem, splits: int) -> floa
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A `Backend` that splits the keys of decode steps in so many parts, `listed` or all in order."""
+    """A `Backend` that splits the keys of decode steps into `splits` parts, with items `listed` or all in order."""
 
     backend: TritonAttention
     splits: int
@@ -190,8 +194,8 @@ class _Split:
 
 
 def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:
-    """The same step of nothing but decodes, with the keys of each item in so many parts, or in as many as there are keys.
-    `listed`: items are named, the last one first."""
+    """Return the same step of decodes only, with the keys of each item in `splits` parts, or in as many as there are keys.
+    `listed`: items are listed, the last one first."""
     order = torch.arange(meta.num_decodes - 1, -1, -1, dtype=torch.int32, device=meta.lengths.device)
     lengths = meta.lengths.cpu().numpy()
     pieces = PieceRule(1, 1, count=splits).cut(lengths[::-1] if listed else lengths)
@@ -205,7 +209,7 @@ def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:
 
 
 def forward_fault(decoder: Decoder, experts: TritonExperts | None) -> str | None:
-    """Of the kernels around attention and products; `experts` of a layer that has some. Its rotary tables are made before."""
+    """Check the kernels around attention and products; `experts` of a layer that has some. The rotary tables must exist."""
     limit = LIMITS[decoder.dtype]
     turning = _E4M3_LIMIT if decoder.kv_dtype is not None else limit
     layers = {layer.config.rope: layer for layer in decoder.layers}.values()
@@ -277,8 +281,8 @@ def _gated(decoder: Decoder, inner: int) -> float:
 
 
 def few_rows_fault(decoder: Decoder, few: FewRows) -> str | None:
-    """Of the products with norm, activation and residual in them, with the weights of the first layer: others are alike. Both
-    kernels of a sublayer are tried in turn, each with few rows and with all that it takes."""
+    """Check the products with norm, activation and residual, with the weights of the first layer; other layers are alike.
+    Both kernels of a sublayer are checked in turn, each with few rows and with the maximum."""
     limit = LIMITS[decoder.dtype]
     layer = decoder.layers[0]
     return first_fault(
@@ -315,12 +319,13 @@ def _few_mlp(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
 
 
 def _as_large(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`x` as large as `other`: beside a larger residual what is wrong with a sum would not show."""
+    """Scale `x` to the size of `other`: beside a larger residual an error of a sum would not show."""
     return (x.float() * (other.float().norm() / x.float().norm())).to(x.dtype)
 
 
 def _added(residual: torch.Tensor, wanted: torch.Tensor, add: Callable[[torch.Tensor], None]) -> float:
-    """The error of what `add` adds to a residual. Twice: the first launch must leave the workspace as it found it."""
+    """Return the error of what `add` adds to a residual. It runs twice, because the first launch must leave the workspace as
+    it was."""
     worst = 0.0
     for _ in range(2):
         into = residual.clone()
@@ -335,7 +340,7 @@ def _added(residual: torch.Tensor, wanted: torch.Tensor, add: Callable[[torch.Te
 def sampler_fault(
     sampler: DeviceSampler, rows: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Of a sampler that is made for so many `rows` of `width` logits."""
+    """Check a sampler made for that many `rows` of `width` logits."""
     # Where a target lies next to a border, the neighbour may be drawn: one row may differ.
     count = min(rows, len(_SCHEMES) * _EACH)
     return first_fault({"sampler": (lambda: _sampled(sampler, count, width, dtype, device), 1.0 / count)})
@@ -344,7 +349,7 @@ def sampler_fault(
 def _sampled(
     sampler: DeviceSampler, rows: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """The share of rows whose token is another one; infinity where what is no number is not noticed."""
+    """Return the share of rows whose token differs; infinity if the sampler does not report a row that is not finite."""
     draw = _Draw.of(dtype, device)
     logits = 3.0 * draw(rows, width)
     columns = torch.tensor(
@@ -379,7 +384,7 @@ def _sampled(
 
 
 def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
-    """Every third row's: penalties, a bias, a ban for good and one until a length, and an input to be counted."""
+    """Shaping of every third row: penalties, a bias, a permanent ban and one until a length, and an input to be counted."""
     named = torch.tensor([row // 3 if row % 3 == 2 else -1 for row in range(rows)], dtype=torch.int32)
     table = torch.zeros(rows // 3 + 1, row_words(width), dtype=torch.int32)
     numbers = table.view(torch.float32)
@@ -402,7 +407,7 @@ def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
 
 
 def fp8_fault(device: torch.device) -> str | None:
-    """Of the kernels that linears in e4m3 are computed with."""
+    """Check the kernels of linear layers in e4m3."""
     draw = _Draw.of(torch.bfloat16, device)
     return first_fault(
         {

@@ -1,4 +1,4 @@
-"""`PendingDeviceStep`: a step that the device computes while the host goes on."""
+"""`PendingDeviceStep`: a step that the device computes while the host continues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from executors.llm.sampling.device_logprobs import Wanted
 
 
 class PendingDeviceStep:
-    """A `PendingStep` step, and the `owner` of its buffer. `sampled` bool [n]: items that get a token; `places` int64 of their
-    results among `samples`. `hear` is told the tokens, int32 [places]; `wanted` is in the buffer's `more`."""
+    """A `PendingStep` that is the `owner` of its buffer.
+
+    `sampled` bool [n]: items that get a token; `places` int64: the places of their results among `samples`. `hear` receives
+    the tokens, int32 [places]; `wanted` is in the buffer's `more`.
+    """
 
     def __init__(
         self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray,

@@ -1,4 +1,4 @@
-"""`DevicePlan`: a step between the engine's batch and the packed array that the device reads."""
+"""`DevicePlan`: the form of a step between the engine's batch and the packed array that the device reads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from executors.llm.step_arrays import StepArrays
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A step as it is to be packed. `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so
-    that none of them is begun when all others are over; `pieces` int32 [k, WORDS] of their keys, their rows being places in
-    `decodes`; `sampled` bool [n]; `needed`: columns of the block tables."""
+    """A step prepared for packing.
+
+    `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so that none of them starts when
+    all others have ended; `pieces` int32 [k, WORDS] of their keys, whose rows are places in `decodes`; `sampled` bool [n];
+    `needed`: columns of the block tables.
+    """
 
     step: StepArrays
     tiles: np.ndarray
@@ -28,12 +31,12 @@ class DevicePlan:
 
     @property
     def order(self) -> np.ndarray:
-        """int64 [n]: which item is which row, where items are a token each and not named."""
+        """int64 [n]: the item of each row, if items are one token each and not listed."""
         return self.decodes if len(self.decodes) else np.arange(self.facts.items)
 
     @property
     def shape(self) -> StepShape:
-        """Its own, without padding."""
+        """The step's own shape, without padding."""
         facts = self.facts
         listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
         return StepShape(
@@ -41,5 +44,6 @@ class DevicePlan:
         )
 
     def pieces_of(self, shape: StepShape) -> np.ndarray:
-        """int32 [k, WORDS]: pieces for a shape that has more rows, of length 0 each. What is left of the shape's is padding."""
+        """int32 [k, WORDS]: pieces for a shape that has more rows; each additional row has length 0. The rest of the shape's
+        pieces is padding."""
         return with_idle(self.pieces, len(self.decodes), shape.decodes if shape.pieces else 0)

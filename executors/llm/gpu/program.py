@@ -1,8 +1,8 @@
-"""What the device does in a step, from the packed inputs to the tokens: one sequence of calls, launched or captured.
+"""The device's work in a step, from the packed inputs to the tokens: one sequence of calls, launched or captured.
 
     token ids or the pool's -> embedding, layers, norm -> rows that are sampled -> lm_head -> sampler -> pool, results
 
-Nothing here depends on values, allocates by them or waits for them.
+No call depends on values, allocates memory according to them or waits for them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from executors.llm.step.runner import ModelRunner
 
 
 class DeviceProgram:
-    """The calls, and the memory that they share. `pool` int32, flat: the token pool, whose place `nobody` takes the tokens of
-    padding; `shaping` int32: the table of `device_shaping.py`; `inputs` int32: where packed inputs lie; `result` int32: tokens
-    and flags of the step computed last."""
+    """The calls and the memory that they share.
+
+    `pool` int32, flat: the token pool, whose place `nobody` receives the tokens of padding; `shaping` int32: the table of
+    `device_shaping.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
+    """
 
     def __init__(
         self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
@@ -51,11 +53,11 @@ class DeviceProgram:
         self._samples = 0
         attention = runner.attention
         self.packed = attention if isinstance(attention, PackedAttention) else None
-        """None: attention has inputs of its own, and there are no graphs."""
+        """The attention if it reads packed inputs; None if it has inputs of its own, in which case there are no graphs."""
 
     def reserve(self, words: int, samples: int, pieces: int) -> None:
-        """Have memory for steps of so many words of input, rows to sample and pieces of keys; called before anything is
-        captured."""
+        """Reserve memory for steps of that many words of input, sampled rows and pieces of keys. Called before the first
+        capture."""
         device = self.runner.device
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
@@ -64,8 +66,8 @@ class DeviceProgram:
             self.packed.reserve(pieces, self.runner.cache)
 
     def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
-        """Compute a step that lies on the device. `attend`: of attention that is not packed; else `blocks` says how many columns
-        of the block tables are looked at."""
+        """Compute a step that is on the device. `attend`: attention that is not packed; otherwise `blocks` is the number of
+        columns of the block tables to read."""
         shape = step.shape
         ids = self._token_ids(step)
         hidden = self.runner.forward_packed(ids, step["positions"], attend or self._attend(step, blocks))
@@ -80,8 +82,8 @@ class DeviceProgram:
         self.pool.index_copy_(0, step["dest"], tokens)
 
     def logits(self, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """[samples, V]: those of the step computed last, raw. With `hidden` states: what the next ones are written to, made when
-        the first step comes, for only the model knows the dtype."""
+        """Return the raw logits [samples, V] of the step computed last. With `hidden` states, return the tensor that the next
+        logits are written to; it is made at the first step, because only the model knows the dtype."""
         if self._logits is None:
             assert hidden is not None
             one = self.runner.model.logits(hidden[:1])
@@ -89,7 +91,7 @@ class DeviceProgram:
         return self._logits
 
     def captured(self, shape: StepShape) -> Callable[[], None]:
-        """What is to be captured of a shape: `run` over `inputs`, which hold padding alone at first."""
+        """Return the work to capture for a shape: `run` over `inputs`, which hold only padding at first."""
         begin = self.inputs[: num_words(shape)]
         begin.copy_(self.padding(shape))
         step = DeviceStep(begin, shape)
@@ -102,12 +104,12 @@ class DeviceProgram:
         return run
 
     def described(self, shape: StepShape, rows: torch.Tensor, most: int) -> torch.Tensor:
-        """See `device_logprobs.described`, of the step of this shape that was computed last."""
+        """See `device_logprobs.described`; applies to the step of this shape that was computed last."""
         tokens, _ = result_views(self.result, shape.samples)
         return device_logprobs.described(self.logits()[: shape.samples], tokens, rows, most)
 
     def padding(self, shape: StepShape) -> torch.Tensor:
-        """int32 words of a step of nothing but padding."""
+        """Return int32 words of a step that consists of padding."""
         words = torch.zeros(num_words(shape), dtype=torch.int32)
         step = DeviceStep(words, shape)
         step["source"].fill_(-1)
@@ -127,7 +129,7 @@ class DeviceProgram:
         return words
 
     def _token_ids(self, step: DeviceStep) -> torch.Tensor:
-        """int32 [T]: those the host knew, and those that only the pool knows. What a bad row left there may be anything."""
+        """int32 [T]: ids that the host knows, and ids from the pool. A bad row may have left an arbitrary id there."""
         source = step["source"]
         pending = self.pool.index_select(0, source.clamp_min(0))
         return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)

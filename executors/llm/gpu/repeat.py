@@ -1,8 +1,8 @@
-"""`RepeatedStep`: a decode step as it was packed, for the next one with the same sequences.
+"""`RepeatedStep`: a packed decode step that is reused for the next one with the same sequences.
 
-From one decode step to the next most of what is packed stays: slots, settings and padding. What moves on with every token is
-written anew from the batch, so that nothing of it can be stale. Behind a step that starts a sequence, and any other that does
-not repeat the one before, the next is packed from the beginning.
+From one decode step to the next most of the packed data stays: slots, settings and padding. Data that changes with every
+token is rewritten from the batch, so that none of it can be stale. After a step that starts a sequence, or that does not
+repeat the one before for another reason, the next step is packed from scratch.
 
     | token ids | source | positions | cells | slots | lengths | pieces | dest | shaped | ends | temperature, top k, ... | u |
         new        new       new       new             new      new      new             new                             new
@@ -25,16 +25,16 @@ from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
-"""Sections that are written anew with every step."""
+"""Sections that are rewritten in every step."""
 STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
-"""Sections that depend on the step's sequences alone. A step that repeats has no others."""
+"""Sections that depend only on the step's sequences. A step that repeats has no other sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the rows of a step have in common with those of the next, each array [n] in the order of rows: `pool` int64, where
-    each slot's tokens begin in the token pool; `tables` int64, where its blocks begin in the flattened block tables; `keys`
-    uint64 of its noise."""
+    """Data that the rows of a step share with those of the next, each array [n] in the order of rows: `pool` int64, the start
+    of each slot in the token pool; `tables` int64, the start of its blocks in the flattened block tables; `keys` uint64 of
+    its noise."""
 
     pool: np.ndarray
     tables: np.ndarray
@@ -43,8 +43,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _KeptPieces:
-    """Pieces that were cut when the first row had `first` keys, until it has `lasts` more. `places` int64 of the words with the
-    ends of rows' last pieces, which grow; `ends` int32: what they were then."""
+    """Pieces cut when the first row had `first` keys; they are valid until it has `lasts` more. `places` int64 of the words
+    with the ends of rows' last pieces, which grow; `ends` int32: their values at the cut."""
 
     first: int
     lasts: int
@@ -54,18 +54,20 @@ class _KeptPieces:
 
 class RepeatedStep:
     """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
-    result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of it, and has to be told what it
-    counts."""
+    result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of the step and must be told which
+    inputs to count."""
 
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
         cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
         words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
     ) -> None:  # fmt: skip
-        """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their rows;
-        `words` int32: how it was packed for the graph that is `found`, which is copied. `rows` is called if there is a step that
-        repeats this one, for many are followed by others.
-        `cut`: the pieces, int32 [k, WORDS], of rows of such lengths; `lasts`: see `PieceRule.lasts`."""
+        """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their
+        rows; `words` int32: the packed step for the graph in `found`; it is copied. `rows` is called only once a step repeats
+        this one, because many steps are followed by different ones.
+
+        `cut` returns the pieces, int32 [k, WORDS], of rows of given lengths; `lasts`: see `PieceRule.lasts`.
+        """
         self.shape, self.graph = found
         self.words = words[: num_words(self.shape)].copy()
         self.sampled = np.ones(len(batch), np.bool_)
@@ -87,14 +89,14 @@ class RepeatedStep:
 
     @cached_property
     def _of(self) -> dict[str, np.ndarray]:
-        """The sections that move on, without padding, by name."""
+        """Return the sections that are rewritten, without padding, by name."""
         found = {name: section_of(self.words, self.shape, name) for name in MOVING}
         # How many pieces there are may change.
         return {name: one if name == "pieces" else one[: len(self._order)] for name, one in found.items()}
 
     @cached_property
     def _in_order(self) -> bool:
-        """Items are rows as they come."""
+        """Whether rows are in the order of items."""
         return bool((self._order == np.arange(len(self._order))).all())
 
     @cached_property
@@ -105,19 +107,20 @@ class RepeatedStep:
 
     @cached_property
     def all_pending(self) -> bool:
-        """The host knows none of the step's tokens."""
+        """Whether the host knows none of the step's tokens."""
         return self._pending is not None and bool(self._pending.all())
 
     def following(self, slots: ShapedSlots) -> Following:
-        """The items whose settings look back. Slots keep their sequences for as long as there is a step to repeat."""
+        """Return the items whose settings depend on earlier tokens. Slots keep their sequences as long as there is a step to
+        repeat."""
         if self._following is None:
             self._following = slots.following(self._batch.slots)
         return self._following
 
     def repeats(self, batch: UnifiedBatch, width: int, longest: int) -> bool:
-        """Whether a step differs from this one in what is written anew alone. False also for one that has to be refused, with a
-        token that is none of the `width` logits or a sequence of more than `longest` tokens: its tables are still to be
-        checked."""
+        """Return whether a step differs from this one only in what is rewritten. Return False also for a step that must be
+        refused, because a token is not below `width` or a sequence has more than `longest` tokens. Its tables are checked
+        later."""
         offsets, before = batch.pos_offsets, self._batch.pos_offsets
         if batch.starts or _key(batch) != self._key or len(offsets) != len(before):
             return False
@@ -133,8 +136,8 @@ class RepeatedStep:
         return bool(known.min() >= 0 and known.max() < width)
 
     def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
-        """Write into `words` every section of `MOVING`, from a step that repeats this one. `tables` int32: the host's block
-        tables, flattened, of blocks of `size` tokens."""
+        """Rewrite every section of `MOVING` in `words` from a step that repeats this one. `tables` int32: the host's
+        flattened block tables, of blocks of `size` tokens."""
         rows, of = self._rows, self._of
         positions, lengths = of["positions"], of["lengths"]
         of["token_ids"][:] = self._ordered(batch.token_ids)
@@ -154,7 +157,7 @@ class RepeatedStep:
         of["u"][:] = noise.at(rows.keys, lengths.astype(np.uint64))
 
     def _move_pieces(self, words: np.ndarray, lengths: np.ndarray) -> None:
-        """Write the pieces of rows of these lengths. All rows grow by as much, so one of them says how far the cut lasts."""
+        """Write the pieces of rows of these lengths. All rows grow equally, so one row shows how long the cut is valid."""
         first, kept = int(lengths[0]), self._kept
         if kept is not None and 0 <= first - kept.first < kept.lasts:
             words[kept.places] = kept.ends + (first - kept.first)
@@ -169,7 +172,7 @@ class RepeatedStep:
         self._kept = _KeptPieces(first, self._lasts(lengths), last * WORDS + 2, pieces[last, 2])
 
     def write(self, words: np.ndarray) -> None:
-        """The step, as it is now, into the packed array of the next."""
+        """Copy the current step into the packed array of the next."""
         words[: len(self.words)] = self.words
 
     def _ordered(self, values: np.ndarray) -> np.ndarray:
@@ -177,8 +180,8 @@ class RepeatedStep:
 
 
 def _key(batch: UnifiedBatch) -> tuple[bytes, ...]:
-    """What is the same in steps that repeat each other, but for settings: who is in them, in which slots, with how many tokens
-    each, which of them are known, and what is asked of them."""
+    """Return a key that is equal for steps that repeat each other, apart from settings: the sequences, their slots and
+    numbers of tokens, which tokens are known, and what is requested of them."""
     return (
         batch.seq_ids.tobytes(), batch.slots.tobytes(), batch.num_q_tokens.tobytes(), batch.is_final_chunk.tobytes(),
         batch.num_draft_tokens.tobytes(), b"" if batch.pending is None else batch.pending.tobytes(),

@@ -1,10 +1,10 @@
-"""`DeviceUnifiedRunner`: steps that the host only describes. It packs them, launches them and does not wait.
+"""`DeviceUnifiedRunner`: the host packs and launches steps and does not wait for them.
 
-A step whose tokens can be chosen without the host takes this way: packed, copied once, a graph or the same calls one by one,
-and one copy back. Penalties, biases and bans are the device's as well (`shaped_slots.py`), and so are logprobs, behind the step
-(`device_logprobs.py`). Grammars, typical-p, words of several tokens that must not come, drafts, prompt logprobs and pooling need
-the host in the middle: such a step goes the way of `UnifiedRunner`, behind those launched before it, for the device takes them
-in order.
+A step whose tokens can be chosen without the host is packed, copied once, computed by a graph or the same calls one by one,
+and its results are copied back once. The device also applies penalties, biases and bans (`shaped_slots.py`) and computes
+logprobs after the step (`device_logprobs.py`). Grammars, typical-p, bad words of several tokens, drafts, prompt logprobs and
+pooling need the host within the step: such a step runs as in `UnifiedRunner`, after those launched before it, because the
+device executes them in order.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from executors.llm.step_arrays import StepArrays
 _log = logging.getLogger(__name__)
 
 RING = 3
-"""Steps whose buffers are kept apart: two out, and one being written."""
+"""Number of steps with buffers of their own: two in flight, and one being written."""
 _NO_PIECES = np.empty((0, WORDS), np.int32)
 _CHANGES = 1 << 12
-"""Changes of block tables that the memory for inputs has room for; a step with more gets memory of its own."""
+"""Number of changes of block tables for which the input memory has room; a step with more gets memory of its own."""
 
 
 class DeviceUnifiedRunner(UnifiedRunner):
@@ -71,18 +71,19 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     max_in_flight = 2
     queueing: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
-    """Entered around all that a step has the device do, from copy to copy: for who wants to know when it does it."""
+    """Context entered around the queueing of a step's work, from copy to copy, so that a caller can measure when the device
+    executes it."""
 
     def __init__(
         self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
         device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False, shaping: int = TABLE_BYTES,
     ) -> None:  # fmt: skip
-        """`max_tokens` of a step; `eager`: no graphs; `shaping`: bytes of the table of shaped slots, at most."""
+        """`max_tokens`: of a step; `eager`: no graphs; `shaping`: largest size of the table of shaped slots in bytes."""
         super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
         self._device = device
         self._max_tokens = max_tokens
         self._slow = np.zeros(num_slots, np.bool_)
-        """Slots whose tokens are not chosen without the host."""
+        """Marks slots whose tokens need the host to choose them."""
         self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
         self.shaped = ShapedSlots(
             num_slots, max_batch_size, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
@@ -104,7 +105,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
         self._blocks = self.slots.block_tables[0].reshape(-1)
         self._last: RepeatedStep | None = None
-        """The step launched last; None where it cannot be repeated, or one of its sequences was released."""
+        """Step launched last; None if it cannot be repeated or one of its sequences was released."""
         self._ring = BufferRing(
             [
                 StepBuffer(self._words, result_words(samples), device.pinned, device.event())
@@ -130,8 +131,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
     # -- graphs --------------------------------------------------------------------------------------------------------
 
     def reserve(self, num_bytes: int) -> None:
-        """Set memory aside for what graphs keep to themselves. Without that memory there is no start; where nothing can be
-        captured at all there are no graphs."""
+        """Reserve memory for graphs. If that memory is unavailable, the start fails; if the device cannot capture, there are
+        no graphs."""
         if self.graphs is not None:
             try:
                 self._device.reserve(num_bytes)
@@ -141,7 +142,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 self.graphs.fail("reserve memory for graphs", error)
 
     def capture_first(self) -> None:
-        """See `UnifiedRunner`: the smallest few; and nothing is left to be compiled when a step comes."""
+        """See `UnifiedRunner`. Captures the smallest few graphs and compiles all remaining kernels before the first step."""
         if self._device.compiles:
             self._compile()
         for _ in range(AT_START):
@@ -150,8 +151,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Run steps of nothing but padding, of all sizes that are padded to. A kernel that a step is the first to launch is
-        compiled within it: for seconds, where several are."""
+        """Run padding steps of all padded sizes. Otherwise the first step that launches a kernel compiles it, which takes
+        seconds for several kernels."""
         packed = self.program.packed
         if packed is None:
             return
@@ -172,7 +173,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self.report("kernels", len(wanted), len(wanted))
 
     def capture_next(self) -> bool:
-        """See `UnifiedRunner`: the smallest that is missing."""
+        """See `UnifiedRunner`. Captures the smallest missing graph."""
         shape = self.graphs.missing if self.graphs is not None else None
         if shape is not None:
             self._capture(shape)
@@ -198,7 +199,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For `status()`."""
+        """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
         return (graphs, f"sampling: on the device, {self.program.sampler.name}")
 
@@ -232,7 +233,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
 
     def _take_in_tables(self, batch: UnifiedBatch) -> None:
-        """`_take_in` of a step that repeats the one before it."""
+        """Do the same as `_take_in` for a step that repeats the one before it."""
         tables = batch.tables
         if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
             check_blocks(batch, self.runner.cache.num_blocks)
@@ -275,7 +276,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return self._put(batch, plan, graphs.find(plan.facts))
 
     def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> PendingStep:
-        """`launch` of a step that repeats the one before it, by the same graph."""
+        """Launch a step that repeats the one before it, by the same graph."""
         self._take_in_tables(batch)
         if last.shaped:
             self._prepare_again(batch, last)
@@ -288,7 +289,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
 
     def _prepare_again(self, batch: UnifiedBatch, last: RepeatedStep) -> None:
-        """Have shaped rows ready for a step that repeats the one before it."""
+        """Prepare shaped rows for a step that repeats the one before it."""
         items = last.following(self.shaped)
         if not (last.all_pending and self.shaped.advance(items, batch.pos_offsets[items.places])):
             step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
@@ -333,7 +334,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def _put(
         self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
     ) -> PendingDeviceStep:
-        """Pack a step and set the device to work."""
+        """Pack a step and launch it."""
         shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
@@ -358,26 +359,26 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, hear, wanted)
 
     def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
-        """int32 [k, WORDS]: of rows of these lengths, and of those that the shape has beside them."""
+        """int32 [k, WORDS]: pieces of rows of these lengths, and of the additional rows of the shape."""
         packed = self.program.packed
         assert packed is not None
         return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
 
     def _pieces_last(self, lengths: np.ndarray) -> int:
-        """Tokens by which rows may grow until their pieces are to be cut anew."""
+        """Number of tokens by which rows may grow before their pieces must be cut again."""
         packed = self.program.packed
         assert packed is not None
         return packed.pieces_last(lengths)
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
-        """Whether a step, which has a graph, is one of nothing but decodes whose followers may be alike."""
+        """Return whether a step with a graph consists of decodes only, so that the next steps may repeat it."""
         assert self.graphs is not None
         facts = plan.facts
         alike = not shape.listed and facts.samples == facts.decodes == facts.items
         return alike and self.graphs.settled(facts)
 
     def _rows(self, slots: np.ndarray) -> Rows:
-        """Of sequences in these `slots`."""
+        """Return the data of rows for sequences in these `slots`."""
         slots, settings = slots.astype(np.int64), self.sampling
         keys = noise.keys(settings.seed[slots], settings.choice[slots])
         width = self.slots.block_tables[0].shape[1]
@@ -387,8 +388,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],
         compute: Graph | Callable[[torch.Tensor], None],
     ) -> StepBuffer:  # fmt: skip
-        """Have a step written to host memory, and the device set to work. `compute`: the graph to be replayed, or what launches
-        calls over the packed step."""
+        """Write a step to host memory and launch it. `compute`: the graph to replay, or the function that launches calls over
+        the packed step."""
         changes = [(one.tensor, *one.unsent()) for one in (self._tables, self.shaped.sending)]
         tail = Tail(num_words(shape), changes, None if wanted is None else wanted.rows)
         buffer = self._ring.take()
@@ -410,7 +411,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None,
         compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
     ) -> None:  # fmt: skip
-        """All that the device is to do of a step, from copy to copy."""
+        """Queue all of a step's work on the device, from copy to copy."""
         static, begin, end = self.program.inputs, num_words(shape), tail.end
         inputs = static if end <= len(static) else torch.empty(end, dtype=torch.int32, device=static.device)
         inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
@@ -434,7 +435,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
             buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
 
     def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
-        """Who is to be told the tokens that a step samples for `slots`, at `positions` int64; None: nobody."""
+        """Return the function that receives the tokens sampled for `slots` at `positions` int64; None if they are not
+        needed."""
         return self._heard_by(self.shaped.hearing(slots, positions))
 
     def _heard_by(self, hearing: Hearing | None) -> Callable[[np.ndarray], None] | None:
@@ -447,7 +449,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
 
     def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: DevicePlan) -> None:
-        """Everything but the changes of block tables, padding included."""
+        """Write everything except the changes of block tables, padding included."""
         step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
         positions = step.positions
         slots = batch.slots.astype(np.int64)

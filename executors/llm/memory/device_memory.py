@@ -104,7 +104,7 @@ def retried(memory: DeviceMemory | None, compute: Callable[[], T]) -> T:
         why = no_device_memory(error)
         if why is None:
             raise
-        _log.warning("no memory on the device, once more with what the allocator had kept: %s", why)
+        _log.warning("out of memory on the device; retrying after emptying the allocator's cache: %s", why)
     # Out of the handler: the error held what the step had in hand.
     memory.empty_cache()
     return compute()
@@ -139,8 +139,8 @@ class Room:
     def __str__(self) -> str:
         """All figures in one line, with the settings that change them."""
         return (
-            f"{_gib(self.for_kv)} GiB for KV: of {_gib(self.total)} GiB a share of {self.share:g} "
-            f"(gpu_memory_utilization) less {_gib(self.ours)} that are taken, of which {_gib(self.free)} are free; less "
+            f"{_gib(self.for_kv)} GiB for KV: {_gib(self.total)} GiB times {self.share:g} "
+            f"(gpu_memory_utilization), minus {_gib(self.ours)} in use; {_gib(self.free)} are free; minus "
             f"{_gib(self.step)} for a step (max_num_batched_tokens, max_num_seqs), {_gib(self.graphs)} for graphs, "
             f"{_gib(self.margin)} as a margin"
         )

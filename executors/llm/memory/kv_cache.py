@@ -207,7 +207,7 @@ def plan_kv(
 
 def _beside(claims: Sequence[Claim]) -> str:
     most = max(claims, key=lambda claim: claim.num_bytes)
-    return f" (or a smaller {most.setting}: {most.value} keeps {most.num_bytes:,} bytes from KV)"
+    return f" (or a smaller {most.setting}: {most.value} reserves {most.num_bytes:,} bytes)"
 
 
 def _claims_too_much(claims: Sequence[Claim], free: int, kv_bytes: int) -> str:

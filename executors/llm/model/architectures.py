@@ -54,7 +54,7 @@ def _mismatch(architecture: str, family: Family, model_type: object) -> list[str
     if model_type is None or model_type in family.model_types or _of_type(model_type) is None:
         return []
     return [
-        f"model_type {model_type!r} is not used: it is not that of {architecture}, which architectures names"
+        f"model_type {model_type!r} is not used: architectures names {architecture}, whose model_type differs"
     ]
 
 

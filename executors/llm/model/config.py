@@ -161,7 +161,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
     if num_heads % num_kv_heads:
         raise ConfigError(
-            f"{where}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"{where}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     max_positions = fields.natural("max_position_embeddings")
     rotation = _ropes(fields, family, max_positions, head_dim)
@@ -217,7 +217,7 @@ def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     """
     inner = values.get(name)
     if not isinstance(inner, dict):
-        raise ConfigError(f"{where}: field {name} is missing or no object")
+        raise ConfigError(f"{where}: field {name} is missing or not an object")
     outer = {field: values[field] for field in _OF_THE_WHOLE if values.get(field) is not None}
     if _TIES in outer:
         outer[_TIES] = outer[_TIES] or inner.get(_TIES, outer[_TIES])

@@ -147,7 +147,9 @@ def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: 
     if not names:
         return []
     told = ", ".join(f"{name} {_short(outer[name])}" for name in names[:6])
-    return [f"not used, as in transformers: {told} beside {family.nested}, in which it would count"]
+    return [
+        f"not used, as in transformers: {told} beside {family.nested}, inside which it would have an effect"
+    ]
 
 
 def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> bool:

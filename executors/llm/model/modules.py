@@ -63,8 +63,8 @@ other bits. Arithmetic, tanh, exp and erf on their own do not (0 of 126, AVX2 an
 class Norm:
     """A norm over the last dimension, of `size` elements. `weight` and `bias` (LayerNorm only) are [size].
 
-    An "rms1" norm keeps its weight as the checkpoint stores it, minus one. It is applied in fp32 before rounding, as in
-    Gemma, because 1 + w in bf16 would lose most of w.
+    The checkpoint stores w for an "rms1" norm, whose factor is 1 + w, and so does `weight`. The factor is applied in fp32
+    before rounding, as in Gemma, because 1 + w in bf16 would lose most of w.
     """
 
     __slots__ = ("bias", "eps", "kind", "size", "weight")

@@ -58,7 +58,7 @@ def _compressed(value: dict[str, Any], where: str) -> Fp8Scheme:
         or not groups
         or not all(isinstance(one, dict) for one in groups.values())
     ):
-        raise ConfigError(f"{where}: quantization_config: config_groups is missing or no map of groups")
+        raise ConfigError(f"{where}: quantization_config: config_groups is missing or not a map of groups")
     schemes = {_group(one, where) for one in groups.values()}
     if len(schemes) > 1:
         raise _refused(where, "groups with and without blocks", "one of them")

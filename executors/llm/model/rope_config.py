@@ -89,7 +89,7 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
         name, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
         if scaling and parameters:
             notes.append(
-                "rope_scaling takes the place of rope_parameters, as in transformers"
+                "rope_scaling replaces rope_parameters, as in transformers"
                 + _lost_theta(parameters, scaling, fields)
             )
         sources = [_Source(name, values, fields.real("rope_theta", family.theta), _original(fields, family))]
@@ -108,7 +108,7 @@ def _lost_theta(parameters: dict[str, Any], scaling: dict[str, Any], fields: Fie
     theta = parameters.get("rope_theta")
     if theta is None or scaling.get("rope_theta") is not None or fields.get("rope_theta") == theta:
         return ""
-    return f"; the rope_theta {theta} in there is not used"
+    return f"; the rope_theta {theta} of rope_parameters is not used"
 
 
 def _original(fields: Fields, family: Family) -> int | None:

@@ -1,10 +1,11 @@
-"""Masks, bias and penalties: single logits of a few rows, changed before a token is chosen.
+"""Masks, biases and penalties: changes of single logits in a few rows, made before a token is chosen.
 
-`LogitEdits` is what one step changes, as flat lists over (row, token); `SlotShapers` makes it from what it keeps per slot.
-Slots whose settings change no logits are not in it at all. The order is that of `executors/contract/sampling.py`.
+`LogitEdits` holds the changes of one step as flat lists over (row, token); `SlotShapers` builds it from the state it keeps
+per slot. Slots whose settings change no logits do not appear in it. `executors/contract/sampling.py` defines the order of the
+changes.
 
-    most ids allowed       the row's few other changes are made where its logits lie
-    most ids not allowed   what is allowed is taken out of the row (allowed_token_ids; a grammar, most of the time)
+    most ids allowed       the row's few changes are made in place, in its logits
+    most ids not allowed   the allowed logits are copied out of the row (allowed_token_ids; usually a grammar)
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from executors.contract.token_history import TokenHistory
 from executors.llm.sampling.grammar import Mask
 
 _NARROWEST = 256
-"""Columns of a row of allowed ids, at least; then four times as many, and so on: how wide a row is depends on it alone."""
+"""Smallest width of a row of allowed ids, in columns; larger widths are this times powers of four. A row's width depends only
+on the row itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """Entries (row, place, value): `row` int64 indices into `EditedRows.rows`, rising; `place` int64, the column; `value`
+    """Entries (row, place, value): `row` int64 indices into `EditedRows.rows`, ascending; `place` int64, the column; `value`
     float32."""
 
     row: np.ndarray
@@ -35,8 +37,8 @@ class _Flat:
     """bool: repetition_penalty applies (penalties only)."""
 
     def within(self, at: torch.Tensor, width: int):
-        """On the device of `at`, which are the rows of some logits: index into `at`, place in the flattened logits, value
-        and `seen`."""
+        """Select the entries of the rows `at` of some logits, on the device of `at`: index into `at`, place in the flattened
+        logits, value and `seen`."""
         device = at.device
         row = torch.from_numpy(self.row).to(device)
         place = at[row] * width + torch.from_numpy(self.place).to(device)
@@ -50,11 +52,11 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class EditedRows:
-    """`rows` int64 [m], rising: rows of the step whose logits change. `penalties` float32 [m, 3]: repetition, frequency,
-    presence; in `counted` the value is the number of times the token is in the output.
+    """Rows of the step whose logits change: `rows` int64 [m], ascending. `penalties` float32 [m, 3]: repetition, frequency,
+    presence. In `counted` the value is the number of times the token is in the output.
 
-    `allowed` int64 [m, K]: the only ids of each row, rising, `lengths` int64 [m] of them (0 after those); columns of the
-    entries then count within them. None: all ids are allowed, and columns are ids.
+    `allowed` int64 [m, K]: the only ids of each row, ascending; `lengths` int64 [m]: how many there are (zeros follow).
+    Columns of the entries then index `allowed`. None: all ids are allowed, and columns are ids.
     """
 
     rows: np.ndarray
@@ -67,11 +69,11 @@ class EditedRows:
 
     @property
     def only_masks(self) -> bool:
-        """True if no logit gets another finite value: any float type will do."""
+        """True if no logit changes to another finite value; any float dtype is sufficient then."""
         return not (len(self.biased.row) or len(self.counted.row))
 
     def places(self, at: torch.Tensor, width: int) -> torch.Tensor:
-        """int64: the places in the flattened logits that change, some of them twice."""
+        """int64: the places in the flattened logits that change; a place may occur twice."""
         return torch.cat([part.within(at, width)[1] for part in (self.banned, self.biased, self.counted)])
 
     def apply(self, work: torch.Tensor, at: torch.Tensor) -> None:
@@ -93,7 +95,7 @@ class EditedRows:
             flat[place] = logit - frequency * count - presence * (count > 0)
 
     def taken_out(self, logits: torch.Tensor) -> torch.Tensor:
-        """float32 [m, K]: the raw logits of what is allowed in each row, -inf after them."""
+        """Copy the raw logits of each row's allowed ids: float32 [m, K], followed by -inf."""
         assert self.allowed is not None
         device, width = logits.device, logits.shape[1]
         place = self.allowed + self.rows[:, None] * width
@@ -104,26 +106,26 @@ class EditedRows:
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """`rows` int64, rising: all rows of the step whose logits change. Each is in one of `parts`: the one without `allowed`,
-    if there is one, comes first."""
+    """All edits of a step: `rows` int64, ascending, are all rows whose logits change. Each row is in one of `parts`; the part
+    without `allowed`, if there is one, comes first."""
 
     rows: np.ndarray
     parts: tuple[EditedRows, ...]
 
     @property
     def whole(self) -> EditedRows | None:
-        """Rows that keep all their ids."""
+        """Rows in which all ids are allowed."""
         return self.parts[0] if self.parts[0].allowed is None else None
 
     @property
     def narrowed(self) -> tuple[EditedRows, ...]:
-        """Rows of which only some ids are allowed."""
+        """Rows in which only some ids are allowed."""
         return self.parts if self.whole is None else self.parts[1:]
 
 
 @dataclass(slots=True)
 class _Entries:
-    """Entries in the making, an array for each row."""
+    """Builder of entries, with one array for each row."""
 
     rows: list[int] = field(default_factory=list)
     places: list[np.ndarray] = field(default_factory=list)
@@ -133,7 +135,7 @@ class _Entries:
     def add(
         self, row: int, places: np.ndarray, values: np.ndarray | None = None, seen: np.ndarray | None = None
     ) -> None:
-        """More entries of a row. The arrays are copied when the step's rows are complete: views will do until then."""
+        """Add entries of a row. The arrays are copied when the step's rows are complete, so views are sufficient until then."""
         if len(places):
             self.rows.append(row)
             self.places.append(places)
@@ -143,7 +145,7 @@ class _Entries:
                 self.seen.append(seen)
 
     def flat(self) -> _Flat:
-        """All entries as arrays."""
+        """Return all entries as arrays."""
         if not self.rows:
             none = np.empty(0, np.int64)
             return _Flat(none, none, none.astype(np.float32), none.astype(np.bool_))
@@ -158,7 +160,7 @@ class _Entries:
 
 @dataclass(slots=True)
 class _Part:
-    """`EditedRows` in the making."""
+    """Builder of `EditedRows`."""
 
     rows: list[int] = field(default_factory=list)
     allowed: list[np.ndarray] = field(default_factory=list)
@@ -168,7 +170,7 @@ class _Part:
     counted: _Entries = field(default_factory=_Entries)
 
     def build(self, width: int) -> EditedRows:
-        """`width` columns of allowed ids, 0 where all are."""
+        """Build the rows with `width` columns of allowed ids, 0 if all ids are allowed."""
         allowed, lengths = None, np.array([len(ids) for ids in self.allowed], np.int64)
         if width:
             allowed = np.zeros((len(self.rows), width), np.int64)
@@ -181,15 +183,15 @@ class _Part:
 
 
 class EditsBuilder:
-    """The edits of a step, put together row by row, rows rising."""
+    """Builds the edits of a step row by row, in ascending order of rows."""
 
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
-        """By the width of their rows: 0 where all ids are allowed."""
+        """Parts by the width of their rows: 0 if all ids are allowed."""
         self._rows: list[int] = []
 
     def add(self, row: int, shaper: Shaper, mask: Mask | None = None) -> None:
-        """A row sampled after all tokens of the shaper's history; `mask` of its grammar."""
+        """Add a row that is sampled after all tokens of the shaper's history; `mask` is that of its grammar."""
         allowed, banned = _allowed(shaper.allowed, mask), shaper.banned()
         if mask is not None and mask.negated:
             banned = np.concatenate([banned, mask.ids])
@@ -209,7 +211,7 @@ class EditsBuilder:
             part.counted.add(at, *_among(allowed, history.ids, counts, seen))
 
     def build(self) -> LogitEdits | None:
-        """The edits; None if no row was added."""
+        """Return the edits; None if no row was added."""
         if not self._rows:
             return None
         parts = tuple(self._parts[width].build(width) for width in sorted(self._parts))
@@ -217,7 +219,8 @@ class EditsBuilder:
 
 
 def _allowed(ids: np.ndarray | None, mask: Mask | None) -> np.ndarray | None:
-    """The only ids that a setting and a grammar leave, rising; None where all are allowed but for `mask`'s, if it is negated."""
+    """Return the ids that a setting and a grammar allow together, ascending; None if all ids are allowed, or all but those of
+    a negated `mask`."""
     if mask is None or mask.negated:
         return ids
     return mask.ids if ids is None else np.intersect1d(ids, mask.ids, assume_unique=True)
@@ -231,7 +234,7 @@ def _width(count: int) -> int:
 
 
 def _among(allowed: np.ndarray | None, ids: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The columns of `ids` and what belongs to them, without those that are not allowed."""
+    """Return the columns of `ids` and their values, without ids that are not allowed."""
     if allowed is None:
         return ids, *values
     places = np.searchsorted(allowed, ids)
@@ -240,7 +243,7 @@ def _among(allowed: np.ndarray | None, ids: np.ndarray, *values: np.ndarray) -> 
 
 
 class Shaper:
-    """One sequence's settings that change logits, ready to be used, and its history where they look back."""
+    """One sequence's settings that change logits, prepared for use, and its history if they depend on earlier tokens."""
 
     def __init__(self, params: SamplingParams, history: TokenHistory | None) -> None:
         self.params = params
@@ -254,7 +257,7 @@ class Shaper:
         self._stops = np.array(params.stop_token_ids, np.int64)
 
     def banned(self) -> np.ndarray:
-        """int64: ids that must not come next."""
+        """int64: ids that must not be sampled next."""
         if self.history is None:
             return self._never
         parts = [self._never]
@@ -266,8 +269,8 @@ class Shaper:
 
 
 class SlotShapers:
-    """`Shaper`s by slot. Its histories are rebuilt from the start a sequence comes with, follow the inputs of each step and
-    the tokens kept of it, and so outlive preemption. One writer: `UnifiedRunner`."""
+    """`Shaper`s by slot. Their histories are rebuilt from a sequence's start and follow the inputs of each step and the
+    tokens kept of it, so they survive preemption. Only `UnifiedRunner` writes them."""
 
     def __init__(self) -> None:
         self._of: dict[int, Shaper] = {}
@@ -276,7 +279,7 @@ class SlotShapers:
         return bool(self._of)
 
     def begin(self, start: SequenceStart, follows: bool = True) -> None:
-        """A sequence takes the slot. Not `follows`: its history comes later, if one is needed."""
+        """Assign the slot to a sequence. If `follows` is False, its history is set later, if it is needed."""
         self._of.pop(start.slot, None)
         params = start.sampling
         if params is None or start.pooling is not None:
@@ -286,28 +289,30 @@ class SlotShapers:
             self._of[start.slot] = Shaper(params, history)
 
     def follow(self, slot: int, history: TokenHistory) -> None:
-        """The history of a slot's sequence, to be kept from now on."""
+        """Set the history of a slot's sequence and keep it up to date from now on."""
         self._of[slot].history = history
 
     def drop(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self._of.pop(slot, None)
 
     def clear(self) -> None:
-        """All slots are free."""
+        """Free all slots."""
         self._of.clear()
 
     def items(self, slots: np.ndarray, counts: np.ndarray) -> list[int]:
-        """Those of a step's items that sample (`counts` above 0) and whose slot is here."""
+        """Return the items of a step that sample (`counts` above 0) and whose slot has a shaper."""
         return [i for i, slot in enumerate(slots.tolist()) if slot in self._of and counts[i]]
 
     def add_rows(
         self, builder: EditsBuilder, slot: int, first_row: int, inputs: tuple[int, list[int], list[bool] | None],
         num_drafts: int, masks: Sequence[Mask | None] | None = None,
     ) -> None:  # fmt: skip
-        """Edits of one item's rows: each sees the drafts before it. `inputs` are the item's position, its tokens (drafts
-        last) and which of them are pending; `masks`, a row each, are those of its grammar. Afterwards the history ends before
-        the drafts."""
+        """Add edits of one item's rows; each row sees the drafts before it.
+
+        `inputs` are the item's position, its tokens (drafts last) and which of them are pending; `masks` holds one mask per
+        row, from its grammar. Afterwards the history ends before the drafts.
+        """
         shaper, (position, tokens, pending) = self._of[slot], inputs
         known = len(tokens) - num_drafts
         if shaper.history is not None:
@@ -322,7 +327,7 @@ class SlotShapers:
             shaper.history.truncate(position + known)
 
     def keep(self, slot: int, tokens: list[int]) -> None:
-        """The tokens that a step's sampling and verification left of an item."""
+        """Append the tokens that sampling and verification of a step kept for an item."""
         history = self._of[slot].history
         if history is not None:
             for token in tokens:

@@ -1,11 +1,11 @@
-"""Grammars that output must keep to: compiled once by llguidance, then followed token by token.
+"""Grammars that constrain the output: compiled once by llguidance, then followed token by token.
 
     text  --compile (any thread)-->  LLMatcher, kept as a prototype  --copy-->  one `GrammarState` per sequence
 
-Grammars are about bytes: any spelling of a text in tokens is as good as another. llguidance by itself would insist on the
-tokenizer's own spelling wherever the grammar leaves only one text, and that spelling has a special token where a JSON string
-merely contains the characters of one. `_SPELLED_FREELY` turns that off; special tokens then come only where a Lark grammar
-names one, as <name>.
+A grammar constrains bytes: every tokenization of a text is valid. By default llguidance requires the tokenizer's own
+tokenization wherever the grammar allows only one text, and that tokenization has a special token where a JSON string merely
+contains its characters. `_SPELLED_FREELY` turns this off. Special tokens then occur only where a Lark grammar names one, as
+<name>.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_GRAMMARS = 32
-"""Compiled grammars that are kept, some tens of megabytes each at worst; sequences hold copies of their own."""
+"""Number of compiled grammars kept, some tens of megabytes each at worst. Sequences hold copies of their own."""
 MOST_WAITING = 128
-"""Compiled grammars that are kept beside those because a sequence that has not begun yet is to follow them: to compile them anew
-would hold up a step, and with it everybody."""
+"""Number of additional compiled grammars kept for sequences that have not begun yet. Compiling them again would delay a step,
+and with it every sequence."""
 MOST_SOURCE_BYTES = 8 << 20
-"""Their texts together; what is compiled takes several times that."""
+"""Largest total size of the grammars' texts, in bytes; the compiled form takes several times that."""
 _MOST_LEXER_STATES = 50_000
-"""One or two kilobytes each. They are made as the grammar is followed, and all that follow it share them: a matcher that has
-used them up spoils those beside it, and who compiles the grammar again goes on."""
+"""Limit on lexer states, of one or two kilobytes each. They are created while the grammar is followed, and all its followers
+share them: a matcher that uses them up disturbs the others, and a sequence that compiles the grammar again can continue."""
 _SPELLED_FREELY = {
     "name": "cohort_spelled_freely",
     "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"',
 }
-"""Nothing refers to this grammar: its setting is for all that are compiled with it."""
+"""Grammar that no other refers to: its setting applies to all grammars compiled with it."""
 
 
 class Mask(NamedTuple):
-    """Which ids may come: `ids` int64, rising, and nothing else; or, `negated`, everything but them."""
+    """Ids that may come next: `ids` int64, ascending, and no others; or, if `negated`, all ids except these."""
 
     ids: np.ndarray
     negated: bool
 
     def allows(self, token: int) -> bool:
-        """True if the id may come."""
+        """Return whether the id may come next."""
         place = int(np.searchsorted(self.ids, token))
         return (place < len(self.ids) and int(self.ids[place]) == token) != self.negated
 
 
 class Vocabulary(NamedTuple):
-    """`tokenizer` of llguidance; ids from `num_tokens` on are no tokens; `ends`: those that look like end tokens; `special`:
-    int64, rising, all special tokens."""
+    """llguidance's `tokenizer`; ids from `num_tokens` on are not tokens. `ends`: ids that look like end tokens. `special`:
+    int64, ascending, all special tokens."""
 
     tokenizer: LLTokenizer
     num_tokens: int
@@ -65,10 +65,10 @@ class Vocabulary(NamedTuple):
 
 
 class GrammarCompiler:
-    """The tokenizer that grammars are about, and what was compiled for it, the least recently used dropped first.
+    """The tokenizer that grammars apply to, and the grammars compiled for it; the least recently used are dropped first.
 
-    Used from any thread. The tokenizer is read with the first grammar: it takes a third of a second where there are 150k
-    tokens, and 80 MiB. `unsupported` says why there are no grammars here, None if there are.
+    May be used from any thread. The tokenizer is read with the first grammar, which takes a third of a second and 80 MiB for
+    150k tokens. `unsupported` says why grammars are unavailable, None if they are available.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GrammarCompiler:
         most_grammars: int = MOST_GRAMMARS,
         most_bytes: int = MOST_SOURCE_BYTES,
     ) -> None:
-        """`width`: logits of a row. `directory` holds tokenizer.json; None where there is none."""
+        """`width`: logits of a row. `directory` contains tokenizer.json; None if there is none."""
         self.width = width
         self._file = (directory or Path()) / "tokenizer.json"
         self.unsupported = "grammars need a tokenizer" if directory is None else _missing(self._file)
@@ -89,30 +89,31 @@ class GrammarCompiler:
         self._unreadable: str | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._waiting: dict[str, int] = {}
-        """How many sequences are still to begin with a grammar. Some never do: the number of grammars is limited all the same."""
+        """Number of sequences per grammar that have not begun yet. Some never begin, so the number of grammars is limited
+        regardless."""
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        """Grammars that are compiled, or about to be."""
+        """Number of grammars that are compiled or about to be."""
         return len(self._compiled)
 
     def compile(self, grammar: str) -> None:
-        """Have a grammar ready for one `begin`. Raises InvalidInput for what is no grammar, Unsupported without a tokenizer."""
+        """Compile a grammar for one `begin`. Raises InvalidInput for an invalid grammar, Unsupported without a tokenizer."""
         self._prototype(grammar, waiting=1)
 
     def begin(self, grammar: str, ends: tuple[int, ...]) -> GrammarState:
-        """The start of a grammar, compiled now if it is not; `ends` as in `GrammarState`. Raises as `compile`."""
+        """Return the start state of a grammar and compile it if necessary; `ends` as in `GrammarState`. Raises as `compile`."""
         return GrammarState(self._prototype(grammar, waiting=-1), self.vocabulary(), ends, self.width)
 
     def discard(self, grammar: str, state: GrammarState) -> None:
-        """Have the grammar compiled again for who begins next, unless that has happened since `state` began."""
+        """Make the next sequence compile the grammar again, unless it has been compiled since `state` began."""
         with self._lock:
             future = self._compiled.get(grammar)
             if future is not None and future.done() and future.result() is state.prototype:
                 self._drop(grammar)
 
     def vocabulary(self) -> Vocabulary:
-        """Read when first asked for. Raises Unsupported for a file that llguidance cannot use."""
+        """Return the vocabulary, read on first use. Raises Unsupported for a file that llguidance cannot use."""
         if self.unsupported is not None:
             raise Unsupported(self.unsupported)
         with self._reading:
@@ -126,7 +127,7 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _prototype(self, grammar: str, waiting: int) -> LLMatcher:
-        """`waiting`: how many sequences more are to begin with it."""
+        """`waiting`: change in the number of sequences that are still to begin with the grammar."""
         tokenizer = self.vocabulary().tokenizer
         with self._lock:
             if (now := self._waiting.pop(grammar, 0) + waiting) > 0:
@@ -151,7 +152,7 @@ class GrammarCompiler:
         return future.result()
 
     def _evict(self) -> None:
-        """Those that nobody waits for go first; the one that was just asked for stays."""
+        """Drop grammars over the limits. Those that no sequence waits for go first; the one just requested stays."""
         while len(self._compiled) > 1:
             *others, _ = self._compiled
             idle = [one for one in others if one not in self._waiting]
@@ -170,7 +171,7 @@ class GrammarCompiler:
 
 
 def _missing(file: Path) -> str | None:
-    """What grammars would need and is not there, None if nothing."""
+    """Return what grammars would need and this system lacks, None if nothing is missing."""
     try:
         import llguidance  # noqa: F401
     except ImportError as error:
@@ -214,7 +215,7 @@ def _one_line(text: str) -> str:
 
 
 def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at its start. Raises InvalidInput."""
+    """Return a matcher at its start. Raises InvalidInput."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False)
@@ -232,13 +233,14 @@ def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _freely_spelled(grammar: str) -> str:
-    """The grammar as JSON, with one more that carries a setting for all. Raises InvalidInput for broken JSON."""
+    """Return the grammar as JSON with an additional grammar that carries a setting for all. Raises InvalidInput for invalid
+    JSON."""
     if not grammar.lstrip().startswith("{"):
         return json.dumps({"grammars": [{"lark_grammar": grammar}, _SPELLED_FREELY]})
     try:
         whole: dict[str, Any] = json.loads(grammar)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the grammar is no JSON: {error}") from None
+        raise InvalidInput(f"the grammar is not valid JSON: {error}") from None
     parts = whole.get("grammars")
     if not isinstance(parts, list) or not parts:
         raise InvalidInput('the grammar has no list of "grammars"')
@@ -246,13 +248,13 @@ def _freely_spelled(grammar: str) -> str:
 
 
 class GrammarState:
-    """Where one sequence's output stands in its grammar. Used on one thread at a time.
+    """The position of one sequence's output in its grammar. May be used on one thread at a time.
 
         output    a  b  c  e  e        a matcher has taken the first three; e, an end token, came where the text was allowed
                         |  |           to end, and only end tokens can follow it
 
-    - `ends`: ids that end the sequence. They are allowed exactly where the grammar can end, besides where it has them
-      itself; what looks like the tokenizer's end token stands in for them if none are known.
+    - `ends`: ids that end the sequence. They are allowed wherever the grammar can end, in addition to where it contains
+      them itself; if none are known, ids that look like the tokenizer's end token replace them.
     """
 
     def __init__(
@@ -270,17 +272,17 @@ class GrammarState:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._words = np.zeros(max(self._num_words, -(-width // 32)), np.uint32)
         self._last: tuple[np.ndarray, Mask] | None = None
-        """Inside a string, say, one token after the other has the same mask."""
+        """Last state and its mask. Within a string, for example, consecutive tokens have the same mask."""
         self._taken = 0
         self._ended_after: int | None = None
-        """Tokens that the matcher took before the first end token."""
+        """Number of tokens that the matcher took before the first end token."""
 
     def __len__(self) -> int:
-        """Tokens of the output that it has taken."""
+        """Number of output tokens taken."""
         return self._taken
 
     def take(self, token: int) -> bool:
-        """Go on by one token; False, and nothing has changed, if the grammar forbids it."""
+        """Advance by one token; return False and change nothing if the grammar forbids it."""
         if self._ended_after is not None:
             allowed = token in self._end_set
         elif token in self._end_set and self._matcher.is_accepting():
@@ -294,7 +296,8 @@ class GrammarState:
         return allowed
 
     def _take_named_end(self, token: int) -> bool:
-        """llguidance's own end token, which a Lark grammar may name: there it is taken, though not on trial."""
+        """Take llguidance's own end token, which a Lark grammar may name. The matcher takes it there, but does not accept it
+        on trial."""
         trial = self._matcher.deep_copy()
         if token >= self._num_tokens or trial.is_accepting() or not trial.consume_token(token):
             return False
@@ -302,7 +305,7 @@ class GrammarState:
         return True
 
     def rewind(self, length: int) -> None:
-        """Go back to the first `length` tokens."""
+        """Return to the first `length` tokens."""
         inside = self._taken if self._ended_after is None else self._ended_after
         if length < inside:
             self._matcher.rollback(inside - length)
@@ -311,7 +314,7 @@ class GrammarState:
         self._taken = min(self._taken, length)
 
     def mask(self) -> Mask:
-        """What may come next, none of it past the logits' width."""
+        """Return the ids that may come next, limited to the logits' width."""
         if self._ended_after is not None:
             return Mask(self._ends, False)
         words = self._words
@@ -328,16 +331,16 @@ class GrammarState:
         return self._last[1]
 
     def _refuse_special(self, words: np.ndarray) -> None:
-        """Take out special tokens that the mask allows and the matcher would not take: to a negated pattern such as `~/a/` their
-        bytes are as good as any, until one is consumed."""
+        """Remove special tokens that the mask allows and the matcher would refuse. A negated pattern such as `~/a/` allows
+        their bytes like any others until one is consumed."""
         special = self._special
         for token in special[(words[special >> 5] & _bits(special)) != 0].tolist():
             if token not in self._own_ends and self._matcher.validate_tokens([token]) != 1:
                 words[token >> 5] &= ~np.uint32(1 << (token & 31))
 
     def failure(self) -> ItemOutput | None:
-        """What the item gives instead of tokens if the matcher cannot go on: its limits were reached, or the library has a
-        fault. None if it can."""
+        """Return the item's output if the matcher cannot continue because its limits were reached or the library failed. None
+        if it can continue."""
         if not self._matcher.is_error():
             return None
         return ItemOutput.failed(ItemFault.GRAMMAR_TOO_LARGE, _one_line(self._matcher.get_error()))
@@ -349,7 +352,7 @@ def _bits(ids: np.ndarray) -> np.ndarray:
 
 
 def _set_bits(words: np.ndarray) -> np.ndarray:
-    """int64, rising: the places of the bits that are set. Masks are nearly empty or nearly full: most words are skipped."""
+    """int64, ascending: the positions of the set bits. Masks are nearly empty or nearly full, so most words are skipped."""
     at = np.flatnonzero(words)
     bits = np.flatnonzero(np.unpackbits(words[at].astype("<u4").view(np.uint8), bitorder="little"))
     return at[bits >> 5] * 32 + (bits & 31)

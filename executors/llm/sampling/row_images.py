@@ -1,4 +1,4 @@
-"""Rows of a table on the device that the host writes anew."""
+"""Rows of a table on the device that the host rewrites."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
-"""Places in a table, and their values."""
+"""An empty set of places in a table and their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowImage:
-    """A row of a table: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places."""
+    """New contents of a table row: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places."""
 
     places: np.ndarray
     values: np.ndarray
@@ -21,21 +21,21 @@ class RowImage:
 
 
 class UnsentRows:
-    """Rows of a `tensor` int32 [rows, words] on the device that are to be written before the next step."""
+    """Rows of a `tensor` int32 [rows, words] on the device that must be written before the next step."""
 
     def __init__(self, tensor: torch.Tensor, header: int, used: int) -> None:
-        """`header`: words of a row that are 0 otherwise; `used`: words of a row that are written at all."""
+        """`header`: words at the start of a row that are 0 unless given; `used`: words of a row that are written."""
         self.tensor = tensor
         self._header = header
         self._used = used
         self._rows: dict[int, RowImage] = {}
 
     def put(self, row: int, image: RowImage) -> None:
-        """Write a row, in place of what it was to be before."""
+        """Schedule a row to be written, replacing an earlier image of it."""
         self._rows[row] = image
 
     def unsent(self) -> tuple[np.ndarray, np.ndarray]:
-        """As of `DeviceTables`."""
+        """See `DeviceTables`."""
         images = self._rows.values()
         if not images:
             return _NOTHING
@@ -45,12 +45,12 @@ class UnsentRows:
         )
 
     def clean(self) -> None:
-        """Fill the rows, on the device, before `unsent` is written."""
+        """Fill the rows on the device before `unsent` is written."""
         for row, image in self._rows.items():
             self.tensor[row, : self._used].fill_(image.otherwise)
             if image.otherwise:
                 self.tensor[row, : self._header].zero_()
 
     def sent(self) -> None:
-        """As of `DeviceTables`."""
+        """See `DeviceTables`."""
         self._rows.clear()

@@ -1,12 +1,12 @@
-"""Sampling for all rows of a step at once; `executors/contract/reference_sampler.py` says, row by row, what the answer is.
+"""Sampling for all rows of a step at once; `executors/contract/reference_sampler.py` defines the result row by row.
 
 The token at a position is the first id, in vocabulary order, at which the cumulative probability of the processed
-distribution exceeds u(seed, choice, position). What the settings do and in which order: `executors/contract/sampling.py`.
+distribution exceeds u(seed, choice, position). `executors/contract/sampling.py` defines the settings and their order.
 
     all rows greedy, no edits       one maximum
-    rows whose logits are edited    as the others, after `edits.py` has changed a few logits: of float32, or with
-                                    -inf, where they lie (and they are restored), else in a float32 copy of the batch
-    rows with few allowed ids       as the others, but of nothing but their ids
+    rows whose logits are edited    as the others, after `edits.py` has changed a few logits: in place for float32 or if
+                                    only -inf is written (they are restored), else in a float32 copy of the batch
+    rows with few allowed ids       as the others, but only over their ids
     all others                      block maxima, candidates, sums: `draw.py`
 
 Settings that are neutral in every row cost nothing. Logprobs are those of the raw logits.
@@ -28,7 +28,7 @@ from executors.llm.sampling.edits import EditedRows, LogitEdits
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Settings of n rows. `temperature`, `top_p`, `min_p`, `typical_p` float64, `top_k` int64, `seed`, `choice` uint64,
-    `logprobs` int64 with -1 for none; `positions` int64 are those of the tokens being sampled."""
+    `logprobs` int64 with -1 for none; `positions` int64 are those of the sampled tokens."""
 
     temperature: np.ndarray
     top_k: np.ndarray
@@ -55,7 +55,7 @@ class SamplingTable:
         self.typical_p = np.ones(num_slots, np.float64)
 
     def set(self, slot: int, params: SamplingParams) -> None:
-        """Take in one sequence's settings."""
+        """Store one sequence's settings."""
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
@@ -67,14 +67,14 @@ class SamplingTable:
 
     @staticmethod
     def of(params: list[SamplingParams]) -> SamplingTable:
-        """A table with a slot for each of the given settings."""
+        """Make a table with a slot for each of the given settings."""
         table = SamplingTable(len(params))
         for slot, one in enumerate(params):
             table.set(slot, one)
         return table
 
     def rows(self, slots: np.ndarray, positions: np.ndarray) -> SamplingRows:
-        """Settings of rows that belong to `slots`."""
+        """Return the settings of rows that belong to `slots`."""
         return SamplingRows(
             self.temperature[slots], self.top_k[slots], self.top_p[slots],
             self.seed[slots], self.choice[slots], self.logprobs[slots], self.min_p[slots], self.typical_p[slots],
@@ -84,8 +84,8 @@ class SamplingTable:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`tokens` int64 [n]; `bad` bool [n]: the row's logits were not finite, or every token was masked, and its token
-    means nothing; `described` for rows that asked for logprobs."""
+    """Result of sampling. `tokens` int64 [n]; `bad` bool [n]: the row's logits were not finite or every token was masked, and
+    its token is meaningless; `described` for rows that requested logprobs."""
 
     tokens: np.ndarray
     bad: np.ndarray
@@ -99,9 +99,9 @@ def sample(
     edits: LogitEdits | None = None,
     maxima: torch.Tensor | None = None,
 ) -> Sampled:
-    """A token for each row of raw `logits` [n, V] (any float dtype; after the call they are what they were).
+    """Sample a token for each row of raw `logits` [n, V] (any float dtype). The logits are unchanged after the call.
 
-    `maxima` [n, blocks] of the logits' blocks where they are known, see `Blocks`.
+    `maxima` [n, blocks] are those of the logits' blocks, if known, see `Blocks`.
     """
     if edits is None and not rows.temperature.any():
         blocks = Blocks(logits, maxima=maxima)
@@ -121,7 +121,7 @@ def sample(
 def _choose_all(
     logits: torch.Tensor, rows: SamplingRows, edits: LogitEdits | None, maxima: torch.Tensor | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int64 [n] and which rows are bad, bool [n]."""
+    """Return tokens int64 [n] and which rows are bad, bool [n]."""
     u = noise.uniform(rows.seed, rows.choice, rows.positions.astype(np.uint64))
     whole = None if edits is None else edits.whole
     # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
@@ -144,7 +144,7 @@ def _choose_all(
 def _choose_in_place(
     blocks: Blocks, rows: SamplingRows, edits: EditedRows, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
 ) -> None:
-    """Write tokens and bad of the edited rows: the few logits that change are changed where they lie, and restored."""
+    """Write `tokens` and `bad` of the edited rows: the few logits that change are changed in place and then restored."""
     logits = blocks.logits
     at = torch.from_numpy(edits.rows).to(logits.device)
     places = edits.places(at, logits.shape[1])
@@ -162,7 +162,7 @@ def _choose_in_place(
 def _choose_among(
     logits: torch.Tensor, rows: SamplingRows, edits: EditedRows, u: np.ndarray, tokens: np.ndarray, bad: np.ndarray
 ) -> None:  # fmt: skip
-    """Write tokens and bad of rows that may choose among some ids only."""
+    """Write `tokens` and `bad` of rows in which only some ids are allowed."""
     assert edits.allowed is not None
     work = edits.taken_out(logits)
     edits.apply(work, torch.arange(len(work), device=work.device))
@@ -194,10 +194,10 @@ def _choose(
 def describe(
     logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray, ranked: bool = False
 ) -> list[SampledToken]:
-    """Each row's token with its logprob and the `counts` most likely alternatives, best first (lower id on a tie);
-    `ranked`: with its place in that order, too.
+    """Return each row's token with its logprob and the `counts` most likely alternatives, best first (lower id on a tie).
+    With `ranked`, include the token's rank in that order.
 
-    fp32 log-softmax of raw logits [n, V].
+    Logprobs are the fp32 log-softmax of raw logits [n, V].
     """
     wide = logits.float()
     # Not logsumexp: torch shares the sum of one long row between threads, whose order is another than among many rows.
@@ -217,7 +217,7 @@ def describe(
 
 
 def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
-    """How many of each row's float32 logits come before its token's, and one more."""
+    """Return the rank of each row's token: one more than the number of float32 logits that come before it."""
     if logits.device.type == "cpu":
         # Row by row in the cache: torch writes all comparisons out first, and took 40 times as long (64 rows of 152k).
         pairs = list(zip(logits.numpy(), tokens.tolist(), strict=True))
@@ -232,7 +232,7 @@ def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
 
 
 def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` largest logits of each row, largest first, lower id first on a tie."""
+    """Return the ids of the `count` largest logits of each row, largest first, lower id first on a tie."""
     candidates = count + 16
     if candidates >= logits.shape[1]:
         return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -1,4 +1,4 @@
-"""Memory for the sampler's work, kept from step to step: on a processor fresh pages cost more than what is written to them."""
+"""Memory for the sampler's work, kept from step to step: on a CPU fresh pages cost more than writing to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _held = threading.local()
 
 
 def scratch(name: str, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """float32 [rows, columns], not initialised, good until this thread's next call with the same name.
+    """Return float32 [rows, columns], not initialised, valid until this thread's next call with the same name.
 
-    An accelerator's allocator keeps its memory anyway, so there it is simply allocated.
+    An accelerator's allocator caches its memory itself, so the tensor is simply allocated there.
     """
     if device.type != "cpu":
         return torch.empty(rows, columns, dtype=torch.float32, device=device)

@@ -1,11 +1,12 @@
-"""`ShapedSlots`: which slots' logits the device shapes by itself, and what the host has to tell it.
+"""`ShapedSlots`: the slots whose logits the device shapes itself, and the updates that the host sends for them.
 
     begin     a sequence takes a row of the table, if its settings fit into one
-    prepare   before a step: which inputs the device is to count; what it was never told, or what is no longer true (another
-              token at a position, a shorter sequence), is written into the row anew
-    heard     behind a step: the tokens it sampled, so that a row can be written anew, or the host can take over
+    prepare   before a step: selects the inputs that the device counts; rewrites rows that the device does not know or whose
+              contents changed (another token at a position, a shorter sequence)
+    heard     after a step: records the tokens it sampled, so that a row can be rewritten or the host can take over
 
-Most steps tell the device nothing but who is who: it counts what it has sampled by itself (`device_shaping.py`).
+For most steps the host only sends which item uses which row: the device counts the tokens that it has sampled
+(`device_shaping.py`).
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ from executors.llm.sampling.row_images import RowImage, UnsentRows
 from executors.llm.step_arrays import StepArrays
 
 TABLE_BYTES = 512 << 20
-"""Of the device's memory, at most; a sequence without a row is shaped by the host."""
+"""Largest size of the table in the device's memory, in bytes; the host shapes a sequence without a row."""
 _ROWS = 2
-"""For each sequence of the largest batch: those that are preempted keep theirs."""
+"""Rows per sequence of the largest batch: preempted sequences keep their rows."""
 _LARGEST = 1e30
-"""Biases and penalties up to this leave finite logits finite."""
+"""Largest bias or penalty that keeps finite logits finite."""
 _NEVER = np.iinfo(np.int32).max
 _FORBIDDEN = 1
-"""The entry that forbids a token for good."""
+"""Entry that forbids a token permanently."""
 _UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Of one sequence: `ids` int64, rising, and for each `numbers` int32 of its entry (0: may be sampled as it is). `biases`
-    float32 and `until` int32 of the entries, from the first. `otherwise`: the entry of all other ids."""
+    """Entries of one sequence: `ids` int64, ascending, and for each the int32 number of its entry in `numbers` (0: the token
+    may be sampled unchanged). `biases` float32 and `until` int32 are the contents of the entries, from the first.
+    `otherwise`: the entry of all other ids."""
 
     ids: np.ndarray
     numbers: np.ndarray
@@ -55,7 +57,7 @@ class _Slot:
     params: SamplingParams
     entries: _Entries
     hosted: TokenHistory | None = None
-    """What the host keeps up to date, since a step that went its way."""
+    """History that the host keeps up to date since a step that the host sampled; None if there was none."""
 
     @property
     def prompt_len(self) -> int:
@@ -64,7 +66,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """Sampled tokens that are to be kept: their `places` in the step's samples, and `slots`, `positions`, `turns` of each."""
+    """Sampled tokens to record: their `places` in the step's samples, and `slots`, `positions`, `turns` of each."""
 
     places: np.ndarray
     slots: np.ndarray
@@ -74,8 +76,8 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Items whose settings look back, of steps with the same sequences: their `places` in the batch, `slots` and `turns` of
-    each."""
+    """Items whose settings depend on earlier tokens, in steps with the same sequences: their `places` in the batch, `slots`
+    and `turns` of each."""
 
     places: np.ndarray
     slots: np.ndarray
@@ -83,19 +85,22 @@ class Following:
 
 
 def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES) -> int:
-    """Of a table for batches of so many sequences, `width` logits each."""
+    """Return the bytes of a table for batches of `max_batch_size` sequences, `width` logits each."""
     return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width))
 
 
 class ShapedSlots:
-    """One writer, the executor's step. `table` int32 [rows + 1, row_words] on the device, the last row nobody's; `sending` goes
-    to it with the next step. `settle`: have all steps out heard."""
+    """Device tables of shaped slots. Only the executor's step writes them.
+
+    `table` int32 [rows + 1, row_words] on the device; the last row belongs to no slot. The next step transfers `sending` to
+    it. `settle` waits until all steps in flight are recorded.
+    """
 
     def __init__(
         self, num_slots: int, max_batch_size: int, max_model_len: int, width: int, device: torch.device,
         settle: Callable[[], None], limit: int = TABLE_BYTES,
     ) -> None:  # fmt: skip
-        """`limit` of the table's bytes."""
+        """`limit`: largest size of the table in bytes."""
         words = layout.row_words(width)
         rows = min(num_slots, table_bytes(max_batch_size, width, limit) // (4 * words))
         if max_model_len >= layout.IN_PROMPT:
@@ -108,20 +113,20 @@ class ShapedSlots:
         self._free = list(range(rows))[::-1]
         self._slots: dict[int, _Slot] = {}
         self._follows = np.zeros(num_slots, np.bool_)
-        """Slots whose settings look back."""
+        """Slots whose settings depend on earlier tokens."""
         self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
-        """Of the output, by position: of those sampled, `_UNKNOWN` until they are heard."""
+        """Output tokens by position; sampled ones are `_UNKNOWN` until they are recorded."""
         self._length = np.zeros(num_slots, np.int64)
-        """Tokens of the prompt, and of the output as far as `_tokens` goes."""
+        """Number of tokens of the prompt, plus those of the output that `_tokens` covers."""
         self._counted = np.full(num_slots, -1, np.int64)
-        """Inputs that the row accounts for; -1: it is to be written anew."""
+        """Number of inputs that the row accounts for; -1: the row must be rewritten."""
         self._turn = np.zeros(num_slots, np.int64)
-        """How often the slot was taken: what is heard of the sequence before is nobody's."""
+        """Number of times that the slot was taken; results for an earlier sequence of the slot are ignored."""
 
     # -- sequences -------------------------------------------------------------------------------------------------------
 
     def begin(self, start: SequenceStart) -> bool:
-        """Whether the device will shape the logits of this sequence."""
+        """Return whether the device will shape the logits of this sequence."""
         self.drop(start.slot)
         params = start.sampling
         if params is None or not self._free or not _fits(params):
@@ -142,7 +147,7 @@ class ShapedSlots:
         return True
 
     def drop(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self._turn[slot] += 1
         if self._slots.pop(slot, None) is not None:
             self._free.append(int(self.row_of[slot]))
@@ -150,14 +155,14 @@ class ShapedSlots:
             self._follows[slot] = False
 
     def clear(self) -> None:
-        """All slots are free."""
+        """Free all slots."""
         for slot in list(self._slots):
             self.drop(slot)
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: UnifiedBatch, step: StepArrays, sampled: np.ndarray) -> None:
-        """Have the rows of the items that are `sampled`, bool [n], ready for this step. Raises InvalidInput as
+        """Prepare the rows of the items that are `sampled`, bool [n], for this step. Raises InvalidInput as
         `TokenHistory.sync`."""
         slots = batch.slots
         shaped = sampled & (self.row_of[slots] >= 0)
@@ -184,13 +189,13 @@ class ShapedSlots:
             self._follow(batch, step, i)
 
     def following(self, slots: np.ndarray) -> Following:
-        """Of a batch with items in these `slots`, which was prepared; good until a sequence begins or ends."""
+        """Return the followed items of a prepared batch with items in these `slots`; valid until a sequence begins or ends."""
         places = np.flatnonzero(self._follows[slots])
         return Following(places, slots[places], self._turn[slots[places]])
 
     def advance(self, items: Following, positions: np.ndarray) -> bool:
-        """As `prepare`, for another step of the batch that `items` are of, with one pending input for each. `positions`
-        [items] of these inputs. False, with nothing changed, where `prepare` has more to do."""
+        """Do the same as `prepare` for another step of the batch that `items` belong to, with one pending input for each.
+        `positions` [items] are those of the inputs. Return False and change nothing if `prepare` has more to do."""
         slots = items.slots
         if (self._counted[slots] != positions).any():
             return False
@@ -200,27 +205,27 @@ class ShapedSlots:
         return True
 
     def hearing_of(self, items: Following, positions: np.ndarray) -> Hearing | None:
-        """As `hearing`, of all `items`, at `positions` [items]."""
+        """Do the same as `hearing` for all `items`, at `positions` [items]."""
         if not len(items.places):
             return None
         self._tokens[items.slots, positions] = _UNKNOWN
         return Hearing(items.places, items.slots, positions, items.turns)
 
     def hearing(self, slots: np.ndarray, positions: np.ndarray) -> Hearing | None:
-        """What is to be kept of a step that samples for `slots`, at `positions` int64; None: nothing."""
+        """Return what to record of a step that samples for `slots` at `positions` int64; None if nothing."""
         items = self.following(slots)
         return self.hearing_of(items, positions[items.places])
 
     def heard(self, hearing: Hearing, tokens: np.ndarray) -> None:
-        """Keep what is to be kept of all `tokens`, int32 [n], that a step sampled."""
+        """Record tokens out of all `tokens`, int32 [n], that a step sampled."""
         still, tokens = self._turn[hearing.slots] == hearing.turns, tokens[hearing.places]
         slots, positions = hearing.slots[still], hearing.positions[still]
         self._tokens[slots, positions] = tokens[still]
         self._length[slots] = np.maximum(self._length[slots], positions + 1)
 
     def histories(self, batch: UnifiedBatch, sampled: np.ndarray) -> dict[int, TokenHistory]:
-        """By slot: what the host has to know to shape the logits of this step's `sampled` items, and is to keep up to date until
-        the device does so again."""
+        """Return, by slot, the histories that the host needs to shape the logits of this step's `sampled` items. The host
+        keeps them up to date until the device shapes the slot again."""
         found: dict[int, TokenHistory] = {}
         slots = batch.slots[sampled]
         for slot in slots[self._follows[slots]].tolist():
@@ -240,7 +245,7 @@ class ShapedSlots:
     # -- the uncommon ----------------------------------------------------------------------------------------------------
 
     def _follow(self, batch: UnifiedBatch, step: StepArrays, i: int) -> None:
-        """An item of several inputs, or one whose row does not account for what is before it."""
+        """Follow an item with several inputs, or one whose row does not account for the tokens before it."""
         slot, begin = int(batch.slots[i]), int(step.pos_offsets[i])
         one, end = self._slots[slot], int(step.pos_offsets[i] + step.q_lens[i])
         part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
@@ -276,7 +281,7 @@ class ShapedSlots:
         self._length[slot] = len(history)
 
     def _write(self, slot: int, length: int) -> None:
-        """A row, anew, for a sequence whose first `length` tokens were told or sampled."""
+        """Rewrite the row of a sequence whose first `length` tokens were given or sampled."""
         one, row = self._slots[slot], int(self.row_of[slot])
         if self._follows[slot] and self._unheard(slot, np.arange(one.prompt_len, length)).any():
             self._settle()
@@ -308,7 +313,7 @@ class ShapedSlots:
 
 
 def _fits(params: SamplingParams) -> bool:
-    """Whether a row of the table can say what these settings do, if they have few enough entries."""
+    """Return whether a row of the table can express these settings, provided that they have few enough entries."""
     if not params.edits_logits or any(len(word) > 1 for word in params.bad_words):
         return False
     numbers = [params.frequency_penalty, params.presence_penalty, *(bias for _, bias in params.logit_bias)]
@@ -316,7 +321,7 @@ def _fits(params: SamplingParams) -> bool:
 
 
 def _entries(params: SamplingParams, prompt_len: int) -> _Entries:
-    """What these settings do to single tokens, whatever came before."""
+    """Return the effects of these settings on single tokens that do not depend on earlier tokens."""
     biases = dict(params.logit_bias)
     never = {word[0] for word in params.bad_words}
     until = min(prompt_len + params.min_tokens, _NEVER)

@@ -4,8 +4,8 @@
     main      |------ forward (no GIL) ------| logits   |  sample under the masks, note what was kept
     thread    |-- take last step's tokens, masks --|
 
-A sequence's state follows the inputs of each step, so it survives preemption and rejected drafts, and it is made anew from
-the start a sequence comes with.
+A sequence's state follows the inputs of each step, so it survives preemption and rejected drafts. It is rebuilt from the
+sequence's start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 
 
 class Inputs(NamedTuple):
-    """What an item computes: `tokens` from `position` on, the last `num_drafts` of them drafts, and which of them are pending
+    """Inputs of an item: `tokens` from `position` on, the last `num_drafts` of them drafts, and which of them are pending
     (their ids are those sampled last)."""
 
     position: int
@@ -34,15 +34,15 @@ class Inputs(NamedTuple):
 
 
 class ItemMasks(NamedTuple):
-    """A mask for each sampled row of an item, None for rows that cannot be kept; or, in `failed`, what the item gives instead of
-    tokens."""
+    """A mask for each sampled row of an item, None for rows that cannot be kept; or, in `failed`, the item's output instead
+    of tokens."""
 
     masks: list[Mask | None]
     failed: ItemOutput | None = None
 
 
 class _Output(TokenHistory):
-    """Knows how far back it went since somebody looked."""
+    """Output that records how far it was truncated since the last check."""
 
     def __init__(
         self, prompt: Sequence[int] | NDArray[np.integer], output: Sequence[int] | NDArray[np.integer]
@@ -57,7 +57,7 @@ class _Output(TokenHistory):
 
 
 class _Follower:
-    """One sequence's grammar. The matcher is behind the output by what was kept of the last step."""
+    """Follower of one sequence's grammar. The matcher lags behind the output by the tokens kept of the last step."""
 
     def __init__(self, start: SequenceStart, grammar: str, ends: tuple[int, ...]) -> None:
         self.output = _Output(start.prompt_token_ids, start.output_token_ids)
@@ -65,7 +65,8 @@ class _Follower:
         self._state: GrammarState | None = None
 
     def masks(self, compiler: GrammarCompiler, inputs: Inputs) -> ItemMasks:
-        """For the row after the inputs and those after each draft. Raises InvalidInput for inputs that cannot be."""
+        """Compute masks for the row after the inputs and for the rows after each draft. Raises InvalidInput for impossible
+        inputs."""
         known = len(inputs.tokens) - inputs.num_drafts
         self.output.sync(inputs.position, inputs.tokens[:known], inputs.pending)
         try:
@@ -91,14 +92,16 @@ class _Follower:
         state.rewind(self.output.shortest)
         for token in output[len(state) :]:
             if not state.take(token):
-                stray = f"token {len(state)} of the output, {token}, is not of its grammar"
+                stray = f"token {len(state)} of the output, {token}, violates its grammar"
                 return ItemMasks([], state.failure() or ItemOutput(error=stray))
         self.output.shortest = len(output)
         masks: list[Mask | None] = [state.mask()]
         for draft in drafts:
             if not state.take(draft):
                 if state.failure() is None and masks[-1] is not None and masks[-1].allows(draft):
-                    return ItemMasks([], ItemOutput(error=f"draft {draft} was allowed and yet not taken"))
+                    return ItemMasks(
+                        [], ItemOutput(error=f"the grammar allowed draft {draft} and then refused it")
+                    )
                 break
             masks.append(state.mask())
         # The row before a forbidden draft samples another token: those after it are computed for nothing.
@@ -108,7 +111,8 @@ class _Follower:
 
 
 class SlotGrammars:
-    """By slot. One writer: `UnifiedRunner`, and between `start` and the result of what it returns the thread."""
+    """Grammars by slot. `UnifiedRunner` is the only writer, except for the thread between `start` and the result of its
+    future."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self.compiler = compiler
@@ -116,17 +120,17 @@ class SlotGrammars:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, start: SequenceStart) -> None:
-        """A sequence takes the slot."""
+        """Assign the slot to a sequence."""
         self._of.pop(start.slot, None)
         if start.grammar is not None and start.sampling is not None and start.pooling is None:
             self._of[start.slot] = _Follower(start, start.grammar, start.sampling.stop_token_ids)
 
     def drop(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self._of.pop(slot, None)
 
     def clear(self) -> None:
-        """All slots are free."""
+        """Free all slots."""
         self._of.clear()
 
     def close(self) -> None:
@@ -143,7 +147,8 @@ class SlotGrammars:
         return slot in self._of
 
     def start(self, asked: dict[int, tuple[int, Inputs]]) -> Future[dict[int, ItemMasks]]:
-        """Have the masks of some items computed: {item: (slot, inputs)}. Nobody may touch this until there is the result."""
+        """Start computing the masks of some items: {item: (slot, inputs)}. Do not use this object until the result is
+        available."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         work = [(item, self._of[slot], inputs) for item, (slot, inputs) in asked.items()]
@@ -152,7 +157,7 @@ class SlotGrammars:
         )
 
     def keep(self, slot: int, tokens: list[int]) -> None:
-        """The tokens that a step's sampling and verification left of an item."""
+        """Append the tokens that sampling and verification of a step kept for an item."""
         output = self._of[slot].output
         for token in tokens:
             output.append(token)

@@ -97,7 +97,7 @@ class DirectRunner:
 
     def _prefill_item(self, one: PrefillInput) -> _Item:
         if one.want_attention_weights:
-            raise Unsupported("attention weights are not kept: no row of them is ever whole in memory")
+            raise Unsupported("attention weights are unavailable: the kernels never hold a whole row of them")
         if one.adapter is not None:
             raise Unsupported(f"this executor cannot use adapter {one.adapter!r}")
         if one.attention_mask is not None:

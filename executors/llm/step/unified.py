@@ -179,7 +179,7 @@ class UnifiedRunner:
         if len(tables.slots):
             if tables.groups.any() or tables.starts.min() < 0 or tables.counts.min() < 0:
                 raise InvalidInput(
-                    "table updates: there is one KV group, and starts and counts are not negative"
+                    "table updates: groups must be 0, and starts and counts must not be negative"
                 )
             if tables.slots.min() < 0 or tables.slots.max() >= self.slots.num_slots:
                 raise InvalidInput(f"table updates: slots must be within 0..{self.slots.num_slots - 1}")
@@ -192,7 +192,7 @@ class UnifiedRunner:
                 raise InvalidInput(f"sequence {start.seq_id}: adapter {start.adapter!r} is not loaded")
             if start.grammar is not None and self.grammars.compiler.unsupported is not None:
                 why = self.grammars.compiler.unsupported
-                raise InvalidInput(f"sequence {start.seq_id}: this executor has no grammars: {why}")
+                raise InvalidInput(f"sequence {start.seq_id}: this executor does not support grammars: {why}")
             if start.pooling not in (None, "last", "mean"):
                 raise InvalidInput(
                     f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: last, mean"

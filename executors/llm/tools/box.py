@@ -1,5 +1,4 @@
-"""What `cohort doctor` tells of the machine: CPU, cgroups, memory. Standard library only, for it must answer where torch
-does not."""
+"""Facts about the machine for `cohort doctor`: CPU, cgroups, memory. Standard library only, so that it works without torch."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
     "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve",
 )  # fmt: skip
-"""CPU flags that matter to matrix products, as /proc/cpuinfo of x86 and of Arm calls them."""
+"""CPU flags that affect matrix products, as named in /proc/cpuinfo of x86 and of Arm."""
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
-    """All of it; `job` is not read."""
+    """Return all facts; `job` is not used."""
     return facts()
 
 
 def facts(root: Path = cgroup.ROOT) -> dict[str, Any]:
-    """Bytes and CPUs as the executor counts them, and the limits behind that. `root`: where /proc and /sys are."""
+    """Return bytes and CPUs as the executor counts them, and the limits that determine them. `root` contains /proc and /sys."""
     limit = cgroup.memory_limit(root)
     return {
         "cpu": cpu(root),
@@ -43,7 +42,7 @@ def facts(root: Path = cgroup.ROOT) -> dict[str, Any]:
 
 
 def cpu(root: Path) -> dict[str, Any]:
-    """Model name, logical CPUs, physical cores (None where the kernel does not say), and which of FLAGS it has."""
+    """Return the model name, logical CPUs, physical cores (None if the kernel does not report them), and the CPU's FLAGS."""
     model, flags, count = "", set[str](), 0
     cores: set[tuple[str, str]] = set()
     package = ""
@@ -69,7 +68,7 @@ def cpu(root: Path) -> dict[str, Any]:
 
 
 def cgroup_version(root: Path) -> str:
-    """v1, v2, v1 and v2 (memory and CPU of v1 count then), or none."""
+    """Return v1, v2, v1 and v2 (memory and CPU limits are those of v1 then), or none."""
     lines = _read(root / "proc/self/cgroup").splitlines()
     kinds = {"v2" if line.startswith("0::") else "v1" for line in lines}
     return " and ".join(sorted(kinds)) or "none"

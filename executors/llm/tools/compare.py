@@ -1,10 +1,10 @@
-"""What `cohort verify` computes: the executor beside transformers, on the same checkpoint.
+"""Computation for `cohort verify`: the executor beside transformers, on the same checkpoint.
 
-Whole prompts, prompts in chunks, and greedy tokens, for which all prompts run in one batch.
+It compares whole prompts, prompts in chunks, and greedy tokens, for which all prompts run in one batch.
 
-Logits are judged by their distance from those in float64, the largest difference of any logit of any prompt. Allowed is
-twice the distance of transformers' own logits in the executor's dtype, for no rounding is the right one, and never less
-than FLOOR of the largest logit; or a tolerance that was given. Greedy tokens are compared with transformers in float32.
+Logits are judged by their distance from those in float64: the largest difference of any logit of any prompt. The limit is
+twice the distance of transformers' own logits in the executor's dtype, because no rounding is the only correct one, and never
+less than FLOOR of the largest logit; or a given tolerance. Greedy tokens are compared with transformers in float32.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText,
 from executors.testing.driver import Driver, Feed
 
 CHUNK = 7
-"""Tokens: odd, so that chunks end within blocks."""
+"""Chunk length in tokens; odd, so that chunks end within blocks."""
 FLOOR = 5e-6
-"""Share of the largest logit that is allowed at least: small models lose little, and by chance very little."""
+"""Smallest limit as a share of the largest logit: small models lose little, and by chance very little."""
 _RANDOM_PROMPTS = (1, 12, 40)
-"""Lengths of the prompts for a model without tokenizer."""
+"""Lengths in tokens of the prompts for a model without tokenizer."""
 
 Stage = Callable[[str], None]
 Logits = list[np.ndarray]
-"""Of each prompt: float32 [len, V]. Those computed in float64 are rounded once, as every float32 logit is."""
+"""Logits of each prompt: float32 [len, V]. Those computed in float64 are rounded once, as every float32 logit is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ours:
-    """The executor's answers: per prompt, logits whole and in chunks [len, V], and greedy tokens."""
+    """The executor's results: per prompt, logits whole and in chunks [len, V], and greedy tokens."""
 
     whole: Logits
     chunked: Logits
@@ -51,9 +51,9 @@ class _Ours:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """By how much a logit may differ from float64's, and why.
+    """Limit of a logit's difference from float64, with its reason.
 
-    `own`: the distance of transformers in the executor's dtype, None where a tolerance was given. `float32`: that of
+    `own`: the distance of transformers in the executor's dtype, None if a tolerance was given. `float32`: that of
     transformers in float32. `largest`: the largest logit.
     """
 
@@ -64,11 +64,11 @@ class Bound:
 
     @classmethod
     def of(cls, given: float | None, own: float | None, float32: float, largest: float) -> Bound:
-        """`given` or, where it is None, as the module says."""
+        """Return the limit: `given`, or if it is None, the limit defined in the module's docstring."""
         return cls(max(2 * (own or 0.0), FLOOR * largest) if given is None else given, own, float32, largest)
 
     def tie(self) -> float:
-        """Two tokens whose logits are nearer in transformers' float32 may change places: each of the four logits is off."""
+        """Largest difference in transformers' float32 at which two tokens may swap: each of the four logits has an error."""
         return 2 * (self.tolerance + self.float32)
 
 
@@ -100,13 +100,13 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
 
 
 def _check_head(directory: Path) -> None:
-    """Raises ConfigError for a checkpoint without a head: transformers would make a random one."""
+    """Raise ConfigError for a checkpoint without a head: transformers would create a random one."""
     try:
         headless = settle_head(read_config(directory), directory).headless
     except ConfigError:
         return  # told where it is loaded
     if headless:
-        raise ConfigError(f"{directory}: there is no lm_head, and so there are no logits to compare")
+        raise ConfigError(f"{directory}: the checkpoint has no lm_head, so there are no logits to compare")
 
 
 def _prompts(job: dict[str, Any]) -> list[list[int]]:
@@ -121,7 +121,7 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
         highest = max((max(ids) for ids in prompts), default=0)
         if highest >= shape.vocab_size:
             raise ConfigError(
-                f"the tokenizer makes id {highest}, and the model has {shape.vocab_size} of them"
+                f"the tokenizer produces id {highest}, but the model's vocabulary has {shape.vocab_size} tokens"
             )
         return prompts
     rng = np.random.default_rng(1)
@@ -131,7 +131,7 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
 def _reference(
     directory: Path, dtype: str, given: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
 ) -> tuple[Logits, list[Greedy], Bound]:
-    """Logits in float64, greedy tokens in float32. One model is in memory at a time, and none afterwards."""
+    """Return logits in float64 and greedy tokens in float32. One model is in memory at a time, and none afterwards."""
     model = ReferenceModel(directory, torch.float32)
     stage("reference logits in float64")
     exact = [model.exact_logits(ids) for ids in prompts]
@@ -153,7 +153,7 @@ def _reference(
 
 
 def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits) -> float:
-    """Distance of the model's logits from `exact`; prompts for which it is not a number allow nothing."""
+    """Return the distance of the model's logits from `exact`. Prompts whose distance is not a number do not raise the limit."""
     return max(
         (_distance(model.logits(ids), one) or 0.0 for ids, one in zip(prompts, exact, strict=True)),
         default=0.0,
@@ -184,7 +184,7 @@ async def _executor_answers(
 
 
 async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int) -> np.ndarray:
-    """float32 [len(ids), V], over blocks in descending order: a table that is not counted through shows."""
+    """Return float32 [len(ids), V], computed over blocks in descending order, so that a wrong use of the block table shows."""
     layout = executor.kv_layout()
     blocks = np.arange(layout.num_blocks, dtype=np.int32)[::-1][: -(-len(ids) // layout.block_size)].copy()
     rows = []
@@ -199,7 +199,7 @@ async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int) -> np.nd
 
 
 async def _generate(driver: Driver, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """`count` tokens for every prompt, all in the same steps, the prompts in chunks."""
+    """Generate `count` tokens for every prompt, all in the same steps, with the prompts in chunks."""
     sequences = [driver.add(ids) for ids in prompts]
     while waiting := [seq for seq in sequences if len(seq.output) < count]:
         await driver.step(
@@ -211,7 +211,7 @@ async def _generate(driver: Driver, prompts: Sequence[list[int]], count: int) ->
 def _judged(
     ids: list[int], exact: np.ndarray, greedy: Greedy, ours: _Ours, i: int, bound: Bound, text: ReferenceText | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One prompt's report. A difference of None: not a number, or not of the same shape."""
+    """Return one prompt's report. A difference of None: not a number, or a different shape."""
     agreed = 0
     for mine, theirs in zip(ours.greedy[i], greedy.tokens, strict=True):
         if mine != theirs:

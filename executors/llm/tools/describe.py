@@ -1,7 +1,7 @@
-"""What `cohort info` tells of a checkpoint: sizes, KV, and how many sequences fit. No weight is read.
+"""Facts about a checkpoint for `cohort info`: sizes, KV, and how many sequences fit. No weight is read.
 
-The model is built on torch's meta device, where tensors have shapes and no memory; sizes and the plan of the KV memory come
-from the code that the executor loads with, so that both say the same.
+The model is built on torch's meta device, where tensors have shapes and no memory. Sizes and the plan of the KV memory come
+from the code that the executor loads with, so that both report the same.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.linear import can_pack_onednn
 
 SERVER_BYTES = 120 << 20
-"""For the serving process beside the executor's: 90 MiB resident with the embedded model and nothing to do, and room."""
+"""Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
+reserve."""
 LENGTHS = tuple(512 * 4**n for n in range(12))
-"""Tokens: 512, 2k, 8k, 32k, ... A row each in the table, up to the context."""
+"""Sequence lengths in tokens: 512, 2k, 8k, 32k, ... The table has one row for each, up to the context."""
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's.
 
-    Raises ConfigError for what cannot be served at all; weights that are not there and memory that does not suffice are
-    told in the answer.
+    Raises ConfigError for a checkpoint that cannot be served. Missing weights and insufficient memory are reported in the
+    result.
     """
     return describe(msgspec.convert(job["config"], ExecutorConfig), job.get("memory"))
 
@@ -95,7 +96,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
 def sketch_model(
     config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None
 ) -> LoadedModel:
-    """What `load_model` would return, with a model that has a KV shape and nothing else."""
+    """Return what `load_model` would return, with a model that only has a KV shape."""
     directory = Path(config.model)
     if config.dtype == "auto" and shape.dtype is None and not stored_dtype:
         config = replace(config, dtype="float32")
@@ -124,7 +125,7 @@ def sketch_model(
 def _bytes_when_loaded(
     config: ExecutorConfig, decoder: Decoder, device: torch.device, kernels: CpuKernels | None
 ) -> int:
-    """What the weights of an unpacked `decoder` will take on `device`, packed as they would be there."""
+    """Return the bytes that the weights of an unpacked `decoder` will take on `device`, packed as they would be there."""
     held, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
     tied, dummy = decoder.config.tied, config.load_format == "dummy"
     if kernels is None:
@@ -138,8 +139,8 @@ def _bytes_when_loaded(
 
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
-    """From the headers of the weight files, or the index alone where only that was fetched; and `shape` with the head that is
-    there."""
+    """Return facts from the headers of the weight files, or from the index alone if only the index was downloaded, and
+    `shape` with the head that the checkpoint has."""
     facts: dict[str, Any] = {"bytes": None, "dtype": None, "files": 0, "problem": None}
     try:
         checkpoint = Checkpoint(directory)
@@ -188,7 +189,7 @@ def _kv_facts(spec: KvSpec) -> dict[str, Any]:
 
 
 def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> dict[str, Any]:
-    """The KV plan and what it means for sequences of some lengths; {"problem": ...} when nothing can be served."""
+    """Return the KV plan and its capacity for sequences of some lengths; {"problem": ...} if nothing can be served."""
     claims = sizing.claims(config, sketch)
     explicit = config.memory.kv_cache_memory_bytes
     free, share = free_after_loading(config, sketch, memory)
@@ -200,7 +201,7 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
     if free < 0 and explicit is None:
         weights = sketch.parameter_bytes
         rest = "" if memory is None else f" beside {memory - free - weights:,} for the processes"
-        problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than there are"
+        problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than are available"
         return {**facts, "problem": problem}
     try:
         plan = plan_for(sketch.model.kv_spec, config, sketch.info.max_model_len, allowed)
@@ -230,7 +231,8 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
 
 
 def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed: int) -> KvPlan:
-    """The executor's plan for so many bytes of KV: one that nobody asked a length of is shortened, not refused."""
+    """Return the executor's plan for `allowed` bytes of KV. If no length was requested, the plan is shortened instead of
+    refused."""
     explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
     block_size = config.attention.block_size
     fitting = allowed // (spec.bytes_per_token() * block_size) * block_size
@@ -251,9 +253,10 @@ def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> st
 
 
 def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> tuple[int, float]:
-    """Bytes that would be free with the weights in memory (negative: they do not fit), and the part that KV may take.
+    """Return the bytes that would be free with the weights in memory (negative: they do not fit), and the share that KV may
+    take.
 
-    For `memory` bytes in all, the processes themselves count too: torch and its libraries are in this one.
+    For `memory` bytes in all, the processes themselves count too: torch and its libraries are loaded in this one.
     """
     device, weights = sketch.model.kv_spec.device, sketch.parameter_bytes
     if device.type == "cuda":
@@ -270,12 +273,12 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
 
 
 def lengths_up_to(context: int) -> list[int]:
-    """Those of LENGTHS that are shorter than the context, and the context."""
+    """Return the LENGTHS that are shorter than the context, and the context."""
     return [*(length for length in LENGTHS if length < context), context]
 
 
 def _row(length: int, block_size: int, block_bytes: int, num_blocks: int, most: int) -> dict[str, int]:
-    """What of the pool's `num_blocks` sequences of `length` tokens take, and how many there can be."""
+    """Return how many of the pool's `num_blocks` sequences of `length` tokens use, and how many sequences fit."""
     blocks = math.ceil(length / block_size)
     fit = num_blocks // blocks
     return {"length": length, "kv_bytes": blocks * block_bytes, "fit": fit, "at_once": min(fit, most)}

@@ -1,4 +1,4 @@
-"""What `cohort list` asks of checkpoints: the context that fits into this machine's memory, for many at once."""
+"""The context that fits into this machine's memory, for many checkpoints at once; used by `cohort list`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from executors.llm.tools.describe import describe
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> list[dict[str, Any]]:
-    """`job`: `configs`, a list of ExecutorConfig as plain data. A row for each: `context` in tokens, and `problem`, the reason
-    for which there is none; one of the two is None."""
+    """`job`: `configs`, a list of ExecutorConfig as plain data. Return a row for each: `context` in tokens, and `problem`,
+    the reason why there is none; one of the two is None."""
     return [_fit(msgspec.convert(config, ExecutorConfig)) for config in job["configs"]]
 
 

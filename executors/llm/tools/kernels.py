@@ -1,4 +1,4 @@
-"""What `cohort doctor` tells of torch: its build, CUDA devices, and the kernels that the executor takes here."""
+"""Facts about torch for `cohort doctor`: its build, CUDA devices, and the kernels that the executor uses here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
-    """All of it; `job` is not read."""
+    """Return all facts; `job` is not used."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     kernels = _kernels()
@@ -37,14 +37,14 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
         "threads": cpu_threads(),
         "linear": {name: _linear(dtype, device, kernels) for name, dtype in dtypes.items()},
-        "attention": f"cohort-cpu {kernels.isa} on CPU, torch for float16; on GPUs what --attention-backend says"
+        "attention": f"cohort-cpu {kernels.isa} on CPU, torch for float16; on GPUs as set by --attention-backend"
         if isinstance(kernels, CpuKernels)
         else f"{TorchAttention.name} (gathers KV before each call); {kernels}",
     }
 
 
 def _kernels() -> CpuKernels | str:
-    """What decoder models get on a CPU here, compiled if need be, or why they do not."""
+    """Return the kernels of decoder models on this CPU, compiled if necessary, or the reason why there are none."""
     try:
         return cpu_kernels()
     except KernelUnavailable as error:

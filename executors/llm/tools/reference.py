@@ -1,6 +1,6 @@
 """transformers as the reference: templates, token ids, logits and greedy tokens of a checkpoint directory.
 
-Nothing is fetched and no code of the checkpoint is run.
+Nothing is downloaded, and no code of the checkpoint is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from executors.llm.tools.widened import Float64
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Tokens that were each the most likely one. `gaps`: by how much its logit led the second's, at every step."""
+    """Tokens that were each the most likely one. `gaps`: by how much its logit exceeded the second, at every step."""
 
     tokens: list[int]
     gaps: list[float]
@@ -53,17 +53,17 @@ class ReferenceText:
         return {"text": text}
 
     def encode(self, text: str) -> list[int]:
-        """Ids, with the special tokens that the tokenizer puts around a text."""
+        """Return ids, with the special tokens that the tokenizer adds around a text."""
         return list(self._tokenizer(text)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids without special tokens."""
+        """Return the text of ids without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class ReferenceModel:
-    """The model in `dtype` on the CPU. Attention is in its plain form, for the fused ones leave out the bound of scores, and so
-    are experts, for the grouped product has no float64."""
+    """The model in `dtype` on the CPU. Attention uses its plain form, because the fused ones ignore the softcap of scores.
+    Experts do as well, because the grouped product does not support float64."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         transformers = _transformers()
@@ -87,16 +87,16 @@ class ReferenceModel:
         return output.logits[0].float().numpy().astype(np.float32, copy=False)
 
     def exact_logits(self, ids: Sequence[int]) -> np.ndarray:
-        """As `logits`, computed in float64 with the weights as they are in `dtype`, and rounded at the end.
+        """Compute the same as `logits` in float64 with the weights as they are in `dtype`, and round at the end.
 
-        Takes 8 bytes per element of the largest weight for a while.
+        Temporarily takes 8 bytes per element of the largest weight.
         """
         with Float64():
             return self.logits(ids)
 
     @torch.inference_mode()
     def greedy(self, ids: Sequence[int], count: int) -> Greedy:
-        """`count` tokens after `ids`, whatever ends the model knows: `generate` would stop at those."""
+        """Return `count` tokens after `ids` without stopping at end tokens, at which `generate` would stop."""
         tokens: list[int] = []
         gaps: list[float] = []
         output = self._model(torch.tensor([list(ids)]), use_cache=True)
@@ -111,7 +111,7 @@ class ReferenceModel:
 
 
 def version() -> str:
-    """Of transformers. Raises ConfigError when it cannot be imported."""
+    """Return the version of transformers. Raises ConfigError if it cannot be imported."""
     return str(_transformers().__version__)
 
 

@@ -1,7 +1,8 @@
-"""`python -m executors.llm.tools.tool_process TOOL`: one tool's process. Torch is imported here, never in the one that asks.
+"""`python -m executors.llm.tools.tool_process TOOL`: the process of one tool. Only this process imports torch, not its
+caller.
 
-The job is the first line of stdin, a JSON object; stdin then stays open, and its end is the end of this process. Lines of
-JSON on stdout answer: {"stage": TEXT} any number of times, then {"result": ...} or {"error": SENTENCE}.
+The job is the first line of stdin, a JSON object. stdin then stays open; when it closes, this process ends. Lines of JSON on
+stdout answer: {"stage": TEXT} any number of times, then {"result": ...} or {"error": SENTENCE}.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import threading
 from typing import Any
 
 TOOLS = ("box", "compare", "describe", "fits", "kernels")
-"""Modules beside this one with a function `run(job, stage)`."""
+"""Modules in this package with a function `run(job, stage)`."""
 
 
 def main() -> None:
-    """Do the job, answer, end without waiting for any library's threads."""
+    """Do the job, answer, and exit without waiting for the threads of libraries."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     job = json.loads(sys.stdin.buffer.readline())
@@ -33,7 +34,7 @@ def main() -> None:
 
 def _answer(tool: str, job: dict[str, Any], stage: Any) -> dict[str, Any]:
     if tool not in TOOLS:
-        return {"error": f"there is no tool {tool!r}; there are {', '.join(TOOLS)}"}
+        return {"error": f"tool {tool!r} is unknown; known: {', '.join(TOOLS)}"}
     # Read when torch loads its OpenMP, see `LlmFactory.create_executor`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from executors.contract.errors import ExecutorError

@@ -1,7 +1,7 @@
 """Computes a model of transformers in float64 throughout, with the weights as they were loaded.
 
-`model.double()` would not do it: norms, softmax and rotary angles are computed in float32 there, whatever the dtype of the
-model is, so that its logits carry roundings of their own.
+`model.double()` is not sufficient: transformers computes norms, softmax and rotary angles in float32 whatever the model's
+dtype is, so the logits would carry rounding errors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CASTS = (torch.Tensor.float, torch.Tensor.bfloat16, torch.Tensor.half)
 
 
 class Float64(TorchFunctionMode):
-    """While it is entered, torch functions of this thread take and give float64 wherever they would take and give a
-    narrower floating-point dtype, casts to one included.
+    """Context manager. Within it, torch functions of this thread take and return float64 wherever they would take and return
+    a narrower floating-point dtype, including casts to one.
 
-    A weight is widened for the call that reads it, so that no second copy of the model is in memory: 8 bytes per element
-    of the largest weight are. An embedding is widened after its rows were taken.
+    A weight is widened for the call that reads it, so that there is no second copy of the model in memory, only 8 bytes per
+    element of the largest weight. An embedding is widened after its rows are selected.
     """
 
     def __torch_function__(
@@ -46,12 +46,12 @@ class Float64(TorchFunctionMode):
 
 
 def _writes(name: str) -> bool:
-    """Whether the function writes into its first argument: `add_`, `__iadd__`, `__setitem__`."""
+    """Return whether the function writes into its first argument: `add_`, `__iadd__`, `__setitem__`."""
     return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _wide(value: Any) -> Any:
-    """`value` with tensors and dtypes widened, also in the containers that arguments and results come in."""
+    """Return `value` with tensors and dtypes widened, including those in containers of arguments and results."""
     if isinstance(value, torch.Tensor):
         return value.double() if value.dtype in _NARROW else value
     if isinstance(value, torch.dtype):

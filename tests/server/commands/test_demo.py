@@ -244,7 +244,7 @@ async def test_a_server_that_ends_is_told() -> None:
     [
         (None, [["m", "--max-num-seqs", "4", "--deterministic"]]),
         (
-            "deterministic: needs Cohort's own attention kernel; here it is torch",
+            "deterministic: needs Cohort's own attention kernel; this model gets torch",
             [
                 ["m", "--max-num-seqs", "4", "--deterministic"],
                 ["m", "--max-num-seqs", "4", "--dtype", "float32", "--no-enable-prefix-caching"],

@@ -78,7 +78,9 @@ async def test_without_a_compiler_it_is_torch_and_said(
     assert reason in caplog.text
     if usable_isas():
         assert reason == "no C++ compiler found (install g++)"
-        assert any(note.startswith("linears: torch") and reason in note for note in executor.status().notes)
+        assert any(
+            note.startswith("linear layers: torch") and reason in note for note in executor.status().notes
+        )
 
 
 @with_kernel
@@ -135,7 +137,7 @@ def test_torch_alone_with_less_of_onednn(limit: str, qwen3: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     token, *notes = done.stdout.strip().split("|")
-    linears = next(note for note in notes if note.startswith("linears: torch"))
-    assert int(token) >= 0 and "slower than Cohort's kernels" in linears
+    linears = next(note for note in notes if note.startswith("linear layers: torch"))
+    assert int(token) >= 0 and "slower than Cohort's CPU kernels" in linears
     if limit == "AVX2":
         assert "packed for oneDNN" not in linears

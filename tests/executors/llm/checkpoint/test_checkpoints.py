@@ -360,7 +360,7 @@ def test_what_a_gpu_takes_in_place_of_int8(qwen3):
     with pytest.raises(
         ConfigError, match=r"int8: needs Cohort's own kernels.*on cuda; take --quantization fp8"
     ):
-        why = "they are for CPUs, this model is on cuda"
+        why = "the kernels are for CPUs, and this model is on cuda"
         loader.refuse_without_kernels(asked, torch.bfloat16, torch.device("cuda"), why)
 
 

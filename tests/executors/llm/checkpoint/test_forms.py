@@ -221,7 +221,7 @@ def test_a_model_type_of_another_family_is_named(reference: Any) -> None:
     [note] = parse_config(_config_of(reference, model_type="llama")).notes
     assert (
         note
-        == "model_type 'llama' is not used: it is not that of Qwen3ForCausalLM, which architectures names"
+        == "model_type 'llama' is not used: architectures names Qwen3ForCausalLM, whose model_type differs"
     )
 
 
@@ -247,7 +247,9 @@ async def test_a_tensor_that_nobody_needs_is_named_and_left(
     row = (await executor.prefill(PrefillInput(PROMPT))).last_token_logits()
     [note] = [note for note in executor.status().notes if "not used" in note]
     await executor.shutdown()
-    assert note == f"tensor {name} is not used: Qwen3ForCausalLM as config.json describes it has no such"
+    assert (
+        note == f"tensor {name} is not used: Qwen3ForCausalLM as config.json describes it has no such tensor"
+    )
     assert [record.message.endswith(note) for record in caplog.records if "not used" in record.message] == [
         True
     ]
@@ -348,5 +350,5 @@ async def test_the_dtype_is_the_embeddings(reference: Any, tmp_path: Path) -> No
 
 def test_verify_has_nothing_to_compare_without_a_head(headless: Path) -> None:
     job = {"model": str(headless), "reference": str(headless)}
-    with pytest.raises(ConfigError, match="there is no lm_head, and so there are no logits to compare"):
+    with pytest.raises(ConfigError, match="the checkpoint has no lm_head, so there are no logits to compare"):
         compare.run(job, lambda stage: None)

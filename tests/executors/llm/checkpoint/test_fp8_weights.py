@@ -164,7 +164,7 @@ async def test_each_form_means_its_numbers(form: str, source: Path, tmp_path: Pa
     # 3 bits of mantissa: half a spacing is at most 1/16, of which many average out.
     assert 1e-4 < distance(found, expected) < 0.08
     assert executor.info().quantization == "fp8"
-    assert any("fp8: 8 of 9 linears" in note for note in executor.status().notes)
+    assert any("fp8: 8 of 9 linear layers" in note for note in executor.status().notes)
     needed = [one.capabilities().memory.parameter_memory for one in (executor, plain)]
     assert needed[0] < needed[1] / 2
     assert distance(expected, (await logits(source))[0]) > 1e-3, "the form must round"
@@ -215,7 +215,8 @@ async def test_kv_in_fp8(source: Path) -> None:
     assert any("KV in fp8" in note for note in executor.status().notes)
     notes = "; ".join((await logits(source, kv="fp8"))[1].status().notes)
     assert (
-        "layers: by torch around the kernels, for KV in fp8" in notes and "does not read KV in fp8" in notes
+        "layers: by torch around the kernels, because of KV in fp8" in notes
+        and "does not read KV in fp8" in notes
     )
     # Whole, in chunks, or by Cohort's linears around torch's attention: a token sees what is stored.
     for backend, chunks in (("torch", (20,)), ("torch", (1,) * 20), ("auto", (20,))):
@@ -332,7 +333,7 @@ async def test_settings_that_cannot_be_had_name_themselves(source: Path) -> None
         (
             replace(plain, deterministic=True),
             {"kv_cache_dtype": "fp8"},
-            "kv_cache_dtype fp8: not with deterministic",
+            "kv_cache_dtype fp8: not supported with deterministic",
         ),
     ):
         limits = ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 18, **memory)

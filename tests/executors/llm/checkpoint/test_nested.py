@@ -178,8 +178,8 @@ def test_ties_are_said_in_either_place(outer: bool | None, inner: bool | None, t
     [
         (_config(model_type="ministral3"), "text_config: model_type 'ministral3' is not supported; supported: gemma3_text"),
         (_config(hidden_size=0), "text_config: hidden_size"),
-        ({**_config(), "text_config": None}, "field text_config is missing or no object"),
-        ({**_config(), "text_config": [1]}, "field text_config is missing or no object"),
+        ({**_config(), "text_config": None}, "field text_config is missing or not an object"),
+        ({**_config(), "text_config": [1]}, "field text_config is missing or not an object"),
         ({**_config(), "quantization_config": {"quant_method": "awq"}}, r"^config.json: quantization_config \(awq\)"),
         ({**_config(), "torch_dtype": "int4"}, "^config.json: dtype 'int4'"),
     ],

@@ -232,7 +232,7 @@ def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
     }  # fmt: skip
     cases = {
         "experts": experts,
-        "norms behind sublayers": {**QWEN3, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2",
+        "norms after sublayers": {**QWEN3, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2",
                          "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 20},
         "no norm before": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     }  # fmt: skip

@@ -153,7 +153,7 @@ def test_the_share_holds_though_others_free_more(caplog: pytest.LogCaptureFixtur
     made = Sizing(device, gpu_memory_utilization=0.4, **LONG).sizing.make()
     assert device.reserved() + device.context + graph_bytes(LIMITS) <= 0.4 * device.total
     assert f"KV pool of {pool_bytes(made):,} bytes" in caplog.text
-    assert "a share of 0.4 (gpu_memory_utilization)" in caplog.text
+    assert "times 0.4 (gpu_memory_utilization)" in caplog.text
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -218,9 +218,7 @@ def test_a_step_that_does_not_fit_beside_the_weights_is_refused() -> None:
 
 
 def test_a_length_that_was_asked_for_and_does_not_fit_is_refused_with_the_figures() -> None:
-    with pytest.raises(
-        ConfigError, match=r"max_model_len 4194304: one sequence needs .* GiB for KV: of 8\.00"
-    ):
+    with pytest.raises(ConfigError, match=r"max_model_len 4194304: one sequence needs .* GiB for KV: 8\.00"):
         Sizing(Device(total=8 * GIB), max_model_len=1 << 22).sizing.make()
 
 

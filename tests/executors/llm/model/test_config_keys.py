@@ -230,5 +230,5 @@ def test_keys_beside_the_object_they_belong_into_are_named() -> None:
     assert found == parse_config(_of(family, BASE))
     [note] = found.notes
     assert note.startswith("not used, as in transformers: rope_scaling {") and note.endswith(
-        "beside text_config, in which it would count"
+        "beside text_config, inside which it would have an effect"
     )

@@ -177,7 +177,7 @@ async def test_rope_scaling_beside_rope_parameters_gives_their_logits(
     executor = await start(tmp_path)
     prompt = PrefillInput(Tensor.of([ids.tolist()], "int32"), logits=LogitsMode.ALL)
     found = (await executor.prefill(prompt)).logits.numpy()[0]
-    assert any("rope_scaling takes the place of rope_parameters" in note for note in executor.status().notes)
+    assert any("rope_scaling replaces rope_parameters" in note for note in executor.status().notes)
     await executor.shutdown()
     assert np.abs(found - expected).max() < 1e-4
     if scaling is not DYNAMIC or shape.startswith("llama"):  # up to its length, dynamic is the default
@@ -191,7 +191,7 @@ def _notes(architecture: str, **fields: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("architecture", "fields", "words"),
     [
-        ("LlamaForCausalLM", WAYS["linear beside"], ["rope_scaling takes the place", "the rope_theta 500.0"]),
+        ("LlamaForCausalLM", WAYS["linear beside"], ["rope_scaling replaces", "the rope_theta 500.0"]),
         ("LlamaForCausalLM", WAYS["keys of another kind"], ["rope_scaling: attention_factor, mscale not used", "linear"]),
         ("LlamaForCausalLM", WAYS["dynamic, a length"], ["original_max_position_embeddings not used", "dynamic"]),
         ("LlamaForCausalLM", WAYS["no type"], ["rope_scaling: factor not used", "default"]),

@@ -186,10 +186,10 @@ def test_logits_and_tokenizer_of_different_widths(tmp_path, width):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no start rule"), ('start: "a', "lexer error"), ("start: <nope>", "unknown special token"), ("{", "no JSON"),
+        ("", "no start rule"), ('start: "a', "lexer error"), ("start: <nope>", "unknown special token"), ("{", "not valid JSON"),
         ("{}", "grammars"), ('{"grammars": []}', "grammars"), ('{"grammars": [5]}', "invalid type"),
         (of_json({"type": "odd"}), "odd"), (of_json({"type": "string", "pattern": "(a"}), "regex"),
-        ('{"grammars": ' + "[" * 100_000, "no JSON"), ("start: <[999999]>", "too large"),
+        ('{"grammars": ' + "[" * 100_000, "not valid JSON"), ("start: <[999999]>", "too large"),
         ('{"grammars": [{"lark_grammar": "start: @b"}]}', "b"),
     ],
 )  # fmt: skip

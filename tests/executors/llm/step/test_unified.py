@@ -246,12 +246,12 @@ def _ints(*values):
     (_swap(starts=()), "never started"),
     (_swap(block_copies=np.array([[0, 1_000_000]], np.int32)), "block copy"),
     (lambda b: replace(b, tables=replace(b.tables, block_ids=_ints(1_000_000))), "block table"),
-    (lambda b: replace(b, tables=replace(b.tables, groups=_ints(1))), "KV group"),
+    (lambda b: replace(b, tables=replace(b.tables, groups=_ints(1))), "groups must be 0"),
     (lambda b: replace(b, tables=replace(b.tables, slots=_ints(100_000))), "slots"),
     (lambda b: replace(b, starts=(SequenceStart(1, 100_000, _ints(1), _ints()),)), "outside"),
     (lambda b: replace(b, starts=(replace(b.starts[0], pooling="max"),)), "pooling"),
     (lambda b: replace(b, starts=(replace(b.starts[0], adapter="a"),)), "adapter 'a' is not loaded"),
-    (lambda b: replace(b, starts=(replace(b.starts[0], grammar="g"),)), "no grammars"),
+    (lambda b: replace(b, starts=(replace(b.starts[0], grammar="g"),)), "does not support grammars"),
 ])  # fmt: skip
 async def test_broken_batches_are_refused_before_anything_is_computed(driver, change, message):
     runner = driver.executor._runtime.runner

@@ -1,4 +1,4 @@
-"""GBNF (llama.cpp's grammars, rules with `::=`) as Lark, by llguidance's own converter. Only for the judge's process."""
+"""GBNF (llama.cpp's grammars, rules with `::=`) as Lark, by llguidance's own converter. Only for the validating process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 
 
 def to_lark(text: str) -> str:
-    """Raises Exception for what is no GBNF."""
+    """The grammar as Lark. Raises Exception if the text is not GBNF."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     return str(any_to_lark(_ESCAPE.sub(_plain, text)))

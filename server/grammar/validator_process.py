@@ -1,9 +1,9 @@
-"""Compiles grammars with the model's own tokenizer and says what is wrong with them: `server.grammar.validator_process`.
+"""The process that compiles grammars with the model's own tokenizer and reports their faults: `server.grammar.validator_process`.
 
-messages.py has what it hears and says. A grammar that takes too long, or all memory, ends this process and nothing else; the server
-starts another.
+messages.py defines its messages. A grammar that takes too much time or memory ends this process and no other; the server
+starts another one.
 
-There is no torch here, and no settings of the server either.
+The process imports neither torch nor the server's settings.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 TITLE = "cohort: grammar"
 MAX_MEMORY_BYTES = 3 * 2**30
-"""Of address space. A tokenizer of 150 thousand tokens takes some 300 MB of it."""
+"""Limit on the address space in bytes. A tokenizer of 150 thousand tokens takes some 300 MB of it."""
 MAX_GROWTH = 32 * 2**20
-"""Bytes that one compiled grammar may take: the executor keeps some of them. Ordinary ones take less than one MiB."""
+"""Greatest size of one compiled grammar in bytes: the executor keeps several. Ordinary grammars take less than one MiB."""
 MAX_REASON = 500
-"""Characters of a reason; the rest is the compiler's own state."""
+"""Greatest length of a reason in characters; the rest is the compiler's internal state."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,7 +59,7 @@ class Validator:
         self._at_rest = resident_bytes()
 
     def verdict(self, grammar: str) -> Validation:
-        """Compile, and compute the first mask: much of the work is only done then."""
+        """Compile the grammar, and compute the first mask, which triggers much of the work."""
         try:
             return self._verdict(grammar)
         finally:
@@ -91,18 +91,18 @@ class Validator:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
 
 
 class Unusable(Exception):
-    """No grammar can be kept with this tokenizer."""
+    """Grammars cannot be enforced with this tokenizer."""
 
 
 def check_bytes(ours: Tokenizer, theirs: LLTokenizer, count: int) -> None:
-    """Raises Unusable if the compiler takes an ordinary token, of the first `count`, for other bytes than the text has: what
-    it allows would then come out as something else, or, where texts hide it, not at all. What the compiler itself takes
-    for special is never in a text: grammars have to name it."""
+    """Raises Unusable if an ordinary token, among the first `count`, has other bytes in the compiler than in texts: text that
+    the compiler allows would then appear differently or, if the token is hidden, not at all. Tokens that the compiler itself
+    treats as special never match text: a grammar has to name them."""
     for token in range(count):
         if theirs.is_special_token(token) or not ours.token_string(token):
             continue
@@ -129,16 +129,16 @@ def without_gbnf(grammar: str) -> str:
 
 
 def first_line(reason: str) -> str:
-    """What a client is told: the first lines that say something, without the compiler's view of its own state."""
+    """The reason for the client: the first informative lines, without the compiler's internal state."""
     text = reason.partition("\n<state>")[0].partition("stack backtrace")[0]
     line = " ".join(text.replace("<non-verbose/>", "").split())
     if "oneOf" in line and "coerce_one_of" in line:
-        line = "'oneOf' is only supported where its options exclude each other visibly; use 'anyOf'"
+        line = "'oneOf' is only supported if its options are visibly exclusive; use 'anyOf'"
     return line[:MAX_REASON] or "it was refused"
 
 
 def main() -> None:
-    """Read, answer, until stdin ends."""
+    """Read and answer messages until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     _prepare_process()

@@ -89,7 +89,7 @@ class KvCacheManager:
         seq.prepare(end)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
-        """Tokens by which the sequence can grow in its own blocks and in free ones, leaving `kept_blocks` free blocks to others."""
+        """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter."""
         if not self.layout.num_blocks:
             return seq.num_to_generate + seq.num_uncomputed_tokens
         blocks = len(seq.block_table) + max(0, self.pool.num_free - kept_blocks)

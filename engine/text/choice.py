@@ -62,8 +62,8 @@ class ChoiceOptions:
 
 
 def begins_at(offset: int, shown: str, own: str) -> int:
-    """The offset where a token's text begins: `offset`, or after the earlier text that became certain with it. Bytes that turn out
-    not to be a character are shown with the next token, as the first part of `shown`."""
+    """The offset where a token's text begins: `offset`, or after the earlier text that became certain with it. Bytes that turn
+    out not to be a character are shown with the next token, as the first part of `shown`."""
     return offset + len(shown) - len(own) if own and "\ufffd" not in own and shown.endswith(own) else offset
 
 

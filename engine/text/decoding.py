@@ -128,7 +128,7 @@ def _flat(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _factory(step: Mapping[str, Any], whole: bool, joined: bool) -> Factory:
-    """`whole`: its input is whole tokens. `joined`: its whole input is one token. (Neither, after ByteFallback: parts of tokens.)"""
+    """`whole`: the input is whole tokens. `joined`: all input is one token. (Neither, after ByteFallback: parts of tokens.)"""
     match step["type"]:
         case "ByteLevel":
             return ByteLevel

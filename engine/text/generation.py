@@ -296,5 +296,7 @@ class TextEngine:
     def _check_priority(self, priority: int) -> None:
         policy = self.core.config.scheduling_policy
         if priority and policy != "priority":
-            message = f"'priority' has no effect with --scheduling-policy {policy}: this server ignores priorities."
+            message = (
+                f"'priority' has no effect with --scheduling-policy {policy}: this server ignores priorities."
+            )
             raise InvalidRequest(message, "priority", "unsupported_value")

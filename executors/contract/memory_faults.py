@@ -1,9 +1,9 @@
-"""Whether an exception says that memory was not there. torch is not imported: its classes are told by name.
+"""Whether an exception reports a lack of memory. torch is not imported: its classes are recognised by name.
 
-What asks for memory on a device says so in its own words: torch's allocator, the runtime, the driver, cuBLAS, cuDNN, NCCL,
-Triton, and a capture, which hides the first error behind one of its own. An address that is illegal, a launch that failed or
-wanted more registers or shared memory than there are is none of these, though the word "memory" may be in it: memory that is
-given back cures none of them.
+Each allocator on a device reports it in its own words: torch's allocator, the runtime, the driver, cuBLAS, cuDNN, NCCL, Triton,
+and a capture, which hides the first error behind one of its own. An illegal address, a failed launch, or a launch that needs
+more registers or shared memory than exist is not a lack of memory, though its text may have the word "memory": freeing memory
+does not help against these.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _OF_DEVICE = re.compile(
     r"Cuda failure (?:2 )?'out of memory'|NCCL [^\n]*: out of memory"
 )
 _OF_HOST = re.compile("not enough memory|[Cc]an(?:no|')t allocate memory|bad_alloc")
-"""torch's allocator for CPUs raises a bare RuntimeError: these are its words, and those of C and C++."""
+"""Texts for host memory: torch's allocator for CPUs raises a bare RuntimeError with them, and so do C and C++."""
 _HIDDEN = re.compile(
     "previous error during capture|cudaErrorStreamCaptureInvalidated|CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 )
 
 
 def no_device_memory(error: BaseException) -> str | None:
-    """In a line, what memory of a device was not there; None where that is not what the error says."""
+    """A line that says which device memory was missing; None if the error reports something else."""
     found: BaseException | None = error
     for _ in range(8):  # no chain of errors is as long, and one may be a circle
         if type(found).__name__ == "OutOfMemoryError":
@@ -43,7 +43,7 @@ def no_device_memory(error: BaseException) -> str | None:
 
 
 def no_memory(error: BaseException) -> str | None:
-    """The same of memory of any kind, the host's too."""
+    """The same for any memory, including the host's."""
     if isinstance(error, OutOfMemory | MemoryError):
         return _line(error)
     if isinstance(error, RuntimeError) and _OF_HOST.search(str(error)):

@@ -1,7 +1,7 @@
-"""`StepGuard`: one executor behind the rules that hold for every step, in a child process or on a thread.
+"""`StepGuard`: enforces the rules for every step on one executor, in a child process or on a thread.
 
 a step raises anything but a refusal   -> later steps are answered `Skipped` until `begin_epoch`
-an exception that is no ExecutorError  -> one, with the exception's type and text
+an exception not an ExecutorError      -> becomes one, with the exception's type and text
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from executors.contract.memory_faults import no_memory
 
 _log = logging.getLogger(__name__)
 _REFUSALS = (InvalidInput, Unsupported, NotReady, Skipped)
-"""The executor answered without having touched any state: the next step may run."""
+"""Errors that leave the executor's state unchanged: the next step may run."""
 
 
 class StepGuard:
-    """`release_cache`, `truncate_kv` and `release_memory` are called between steps: when one has ended, or where the
-    executor takes several at once when it was begun."""
+    """One guarded executor. `release_cache`, `truncate_kv` and `release_memory` are called between steps: after a step has ended
+    or, if the executor takes several at once, after it was begun."""
 
     def __init__(self, executor: ModelExecutor) -> None:
         self.executor = executor
         self._failed: str | None = None
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
-        """Raises as the contract says, and nothing else."""
+        """As the contract's; raises only the contract's errors."""
         if self._failed is not None:
             raise Skipped(f"an earlier step of this epoch failed: {self._failed}")
         try:
@@ -60,7 +60,7 @@ class StepGuard:
             raise failure from error
 
     def failed(self, failure: ExecutorError) -> None:
-        """A step raised this, or its answer could not be sent."""
+        """Record that a step raised this error, or that its answer could not be sent."""
         if self._failed is None and not isinstance(failure, _REFUSALS):
             self._failed = str(failure)
 
@@ -70,7 +70,7 @@ class StepGuard:
         self._failed = None
 
     def release_cache(self, cache_id: int) -> None:
-        """As the contract's. It has no answer, so an error stops the epoch: the executor's state is unknown."""
+        """As the contract's. The call has no answer, so an error fails the epoch: the executor's state is unknown."""
         try:
             self.executor.release_cache(cache_id)
         except Exception as error:
@@ -93,13 +93,13 @@ class StepGuard:
             self.unanswered("release_memory", error)
 
     def unanswered(self, member: str, error: Exception) -> None:
-        """What has no answer went wrong."""
+        """Record an error of a member without an answer."""
         self._failed = f"{member}: {typed(error)}"
         _log.error("%s", self._failed)
 
 
 def being_cancelled() -> bool:
-    """True if somebody cancels the running task: what an executor raises by itself, were it CancelledError, is not that."""
+    """True if the running task is being cancelled. A CancelledError that an executor raises by itself does not count."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -107,8 +107,8 @@ def being_cancelled() -> bool:
 def typed(error: BaseException) -> ExecutorError:
     """The executor error that stands for any exception. Unexpected ones are logged here, with their traceback.
 
-    Torch's errors are told by name and text, for torch must not be imported: no memory is OutOfMemory, any other error of
-    an accelerator means that nothing on it can be trusted any more, which is ExecutorDied.
+    Torch's errors are recognised by name and text, because torch must not be imported: a lack of memory is OutOfMemory. After
+    any other error of an accelerator none of its state can be trusted, which is ExecutorDied.
     """
     if isinstance(error, ExecutorError):
         return error

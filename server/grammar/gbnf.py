@@ -15,8 +15,8 @@ def to_lark(text: str) -> str:
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """A character by its number as the character itself: the converter would take the leading zeros from `\\u00e9`. Those that
-    mean something in a grammar, or are below the blank, stay numbers, in the form that it leaves alone."""
+    """The character for a numeric escape: the converter would remove the leading zeros of `\\u00e9`. Characters with a meaning
+    in a grammar, and those below the blank, stay numeric, in a form that the converter leaves alone."""
     number = escape[1] or escape[2] or escape[3]
     if number is None:
         return escape[0]

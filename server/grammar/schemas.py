@@ -1,13 +1,13 @@
-"""JSON schemas before they are compiled: size, and what the compiler would pass over in silence.
+"""Checks of JSON schemas before they are compiled: their size, and keywords that the compiler would silently ignore.
 
-llguidance refuses keywords of the standard that it does not know (`not`, `if`, `uniqueItems`, ...), and this is left to it.
-What says nothing of which values are valid (annotations, and each `format` that the compiler does not know) is left out:
-it would refuse these too. What it takes but does not keep is refused here:
+llguidance itself refuses standard keywords that it does not support (`not`, `if`, `uniqueItems`, ...). Keywords that do not
+restrict values (annotations, and each `format` that the compiler does not know) are removed: it would refuse these too.
+Keywords that it accepts but does not enforce are refused here:
 
 - bounds of numbers that a float cannot hold exactly: it computes with floats;
-- `minProperties` that only repeated names could make up for: it does not keep names of additional properties apart;
-- texts in `enum` and `const` that JSON can only write with `\\u` escapes. These are switched off: a name or a text written
-  in two ways would slip past the rules for the other.
+- `minProperties` that only repeated names could satisfy: it does not keep names of additional properties distinct;
+- strings in `enum` and `const` that JSON can only write with `\\u` escapes. These are disabled: a name or string written in
+  a second way would evade the rules for the first.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Choice:
         )
 
     def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText], early: bool) -> str:
-        # The token that ends the choice is no part of its text, as a stop string is none.
+        # Neither the token that ends the choice nor a stop string is part of its text.
         hidden = ends_here and not self._options.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push(token.token_id)
         if self._options.logprobs:

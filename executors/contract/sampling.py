@@ -173,7 +173,7 @@ class SamplingParams:
         )
         for name, value in plain:
             if value is not getattr(self, name):
-                object.__setattr__(self, name, value)  # frozen, but nobody has seen it yet
+                object.__setattr__(self, name, value)  # frozen, but not shared yet
         if self._any_further:
             for name, value in _further(self):
                 object.__setattr__(self, name, value)

@@ -111,7 +111,7 @@ class IoThread(threading.Thread):
         except WireError as error:
             print(f"executor: {error}", file=sys.stderr, flush=True)
             os._exit(EXIT_GARBAGE)
-        except BaseException as error:  # without this thread nobody would hear of the parent's death
+        except BaseException as error:  # without this thread the parent's death would go unnoticed
             print(f"executor: I/O thread: {error!r}", file=sys.stderr, flush=True)
             os._exit(EXIT_FAILED)
 

@@ -256,7 +256,7 @@ class Life:
             return
         waiting = self._waiting.popleft()
         self._watch.answered(now, answer.seconds, step=isinstance(answer, StepDone))
-        if waiting.future.done():  # its caller was cancelled: nobody wants the answer
+        if waiting.future.done():  # its caller was cancelled: the answer is not needed
             return
         if error is not None:
             waiting.future.set_exception(error)
@@ -280,7 +280,7 @@ class Life:
 
     def _exited(self) -> None:
         """Called at a tick, and when the process may have exited."""
-        with contextlib.suppress(ChildProcessError):  # reaped by somebody else: poll() reports 0
+        with contextlib.suppress(ChildProcessError):  # reaped elsewhere: poll() reports 0
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
             self._kill_group()  # its own children, before it is reaped: its number cannot belong to another yet
@@ -293,7 +293,7 @@ class Life:
             self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
-            # A crash of its own and a kill by somebody look the same: so do SIGSEGV and SIGABRT.
+            # A crash and a kill from outside look the same: so do SIGSEGV and SIGABRT.
             self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=True)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
@@ -324,7 +324,7 @@ class Life:
             self._kill_group()
         if loading:
             self._ready.set_exception(self._load_error or self._fresh(death))
-            self._ready.exception()  # it may be that nobody waits: not worth a complaint
+            self._ready.exception()  # perhaps no task waits: avoid the warning
         for waiting in self._waiting:
             if not waiting.future.done():
                 waiting.future.set_exception(self._fresh(death))

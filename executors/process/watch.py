@@ -105,7 +105,7 @@ class HangWatch:
         self._since = min(now, self._since + seconds)
 
     def deadline_s(self) -> float | None:
-        """Seconds that the first call may take from now-known beginnings; None when there is none."""
+        """Seconds that the first call may take; None if it has no deadline."""
         if not self._calls:
             return None
         tokens, cost = self._calls[0].tokens, self._cost.seconds_per_token

@@ -121,7 +121,7 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
         return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, asked.choice))})
     if asked.grammar is not None:
         _check_bytes(asked.grammar, param)
-        if _gives_temperature(asked.grammar):  # the compiler takes it, and nobody would act on it
+        if _gives_temperature(asked.grammar):  # the compiler accepts it, and nothing would apply it
             raise refusal(param, "a rule's 'temperature' is not supported")
         key = "gbnf_grammar" if _GBNF_RULE.search(asked.grammar) else "lark_grammar"
         return Constraint(param, {key: asked.grammar})

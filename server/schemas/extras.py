@@ -217,7 +217,7 @@ def judge(
             _refuse_unless_neutral(name, name, value, unsupported[name])
         else:
             if name not in HARMLESS:
-                # Not what is unsupported: to be told of a name that is refused as well helps nobody.
+                # Without unsupported names: a suggestion that is refused as well does not help.
                 _refuse_misspelt(name, name, known)
             ignored.append(name)
     return ignored

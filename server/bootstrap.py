@@ -234,7 +234,7 @@ class Bootstrap:
             settings.generation_config, settings.override_generation_config, self.model_dir
         )
         tokenizer = Tokenizer.load(directory)
-        tokenizer.eos_token_ids |= chosen.end_tokens  # nobody else has seen it yet
+        tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
         told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
         self._file_warnings = tuple(told.values())  # both have read the same file
         defaults = chosen.defaults

@@ -156,7 +156,7 @@ async def _finish(core: Stoppable, http: uvicorn.Server, timeout: float) -> bool
             if not await core.drain(timeout):
                 return False
             while any(_owes(connection) for connection in http.server_state.connections):  # noqa: ASYNC110
-                await asyncio.sleep(_READING_INTERVAL)  # a transport tells nobody when all of it is sent
+                await asyncio.sleep(_READING_INTERVAL)  # a transport has no event for "all is sent"
     except TimeoutError:
         return False
     return True

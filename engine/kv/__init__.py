@@ -1,1 +1,1 @@
-"""KV blocks: the pool, the prefix cache, and who holds which block."""
+"""KV blocks: the pool, the prefix cache, and the block tables of sequences."""

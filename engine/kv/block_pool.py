@@ -1,4 +1,4 @@
-"""The block pool: which KV blocks are free, in which order they are reused, and how many tables hold each of the others."""
+"""The block pool: the free KV blocks, the order of their reuse, and the number of tables that hold each of the others."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import numpy as np
 from executors.contract import Int32Array
 
 SLICE = 8192
-"""Blocks that are looked at in one go, a millisecond's work, when the books are checked."""
+"""Number of blocks checked at a time by the integrity checks: a millisecond's work."""
 
 
 class BlockPool:
     """Ids 0 .. num_blocks - 1, each free or referenced by one or more block tables.
 
-    Owned by KvCacheManager; every operation but `take_spare` is O(1) a block. A free block may still hold KV worth finding
+    Owned by KvCacheManager; every operation but `take_spare` is O(1) per block. A free block may still hold KV worth finding
     again, so blocks are reused in this order:
 
         used before, nothing worth keeping | never used, lowest id first | worth keeping, longest free first (LRU)
 
-    So few blocks are ever written while few are needed, and those that are lie together.
+    So only few blocks are written while few are needed, and these are contiguous.
     """
 
     def __init__(self, num_blocks: int, blocks_per_span: int = 0) -> None:
-        """`blocks_per_span`: consecutive blocks whose memory is given back together, see `KvLayout`; 0: never."""
+        """`blocks_per_span`: number of consecutive blocks whose memory is released together, see `KvLayout`; 0: never."""
         self.num_blocks = num_blocks
         self.blocks_per_span = blocks_per_span
         # Free blocks that were used before. A linked list with O(1) removal anywhere, which a prefix hit needs.
         # The value says whether what the block holds is worth keeping.
         self._free: OrderedDict[int, bool] = OrderedDict()
         self._unused = list(range(num_blocks - 1, -1, -1))
-        """Free blocks without memory: never used, or given back. Descending, so that the last is the lowest."""
+        """Free blocks without memory: never used, or released. In descending order, so that the last is the lowest."""
         self._has_memory = bytearray(num_blocks)
         self.num_kept = 0
-        """Free blocks with KV worth finding again."""
+        """Number of free blocks with KV worth finding again."""
         self._references = [0] * num_blocks
         self.now = 0
-        """Rounds of looking for spare memory so far; the unit of age in `take_spare`."""
+        """Number of `take_spare` calls so far; the unit of age in `take_spare`."""
         self._freed_at = [0] * (-(-num_blocks // blocks_per_span) if blocks_per_span else 0)
-        """The round in which a block of each span was last given back."""
+        """Round in which a block of each span was last freed."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, those with KV worth finding again included."""
+        """Blocks that can be allocated now, including those with KV worth finding again."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -56,7 +56,7 @@ class BlockPool:
 
     @property
     def num_with_memory(self) -> int:
-        """Blocks that were written, for all the pool knows, and not given back since."""
+        """Blocks that have been allocated and whose memory has not been released since."""
         return self.num_blocks - len(self._unused)
 
     def num_references(self, block: int) -> int:
@@ -64,13 +64,13 @@ class BlockPool:
         return self._references[block]
 
     def num_free_of(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free."""
+        """The number of these blocks that are free."""
         return sum(not self._references[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, or None (and nothing changed) if there are not so many.
+        """`count` blocks with one reference each, or None (and nothing changed) if fewer are free.
 
-        What they held is lost: the caller forgets it.
+        Their previous KV is lost: the caller must forget it.
         """
         if count > self.num_free:
             return None
@@ -87,14 +87,14 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference of each, free or not. A free one must have been used before: others hold nothing to share."""
+        """Add a reference to each block, free or not. A free block must have been used before: others hold nothing to share."""
         for block in blocks:
             if not self._references[block]:
                 self.num_kept -= self._free.pop(block)
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
-        """Drop one reference of each, in this order. A block without references is free: reused last if it is worth
+        """Drop one reference to each block, in this order. A block without references is free: reused last if it is worth
         keeping, else first. Raises ValueError for a free block."""
         span, freed_at, now = self.blocks_per_span, self._freed_at, self.now
         for block in blocks:
@@ -110,7 +110,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def forsake(self, blocks: Iterable[int]) -> None:
-        """What these blocks hold is worth nothing any more: those of them that are free are reused first."""
+        """Mark the KV of these blocks as not worth keeping: the free ones among them are reused first."""
         for block in blocks:
             if self._free.get(block):
                 self._free[block] = False
@@ -120,11 +120,11 @@ class BlockPool:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
-        """Blocks whose memory can be given back, int32 in rising order: they count as never used from now on.
+        """Blocks whose memory can be released, int32 in rising order: they count as never used from now on.
 
-        Whole spans without a block in use, none of which was given back within the last `min_age` rounds, the longest free
-        first. At most `most_spans` of them, and none that would leave less than `keep` free blocks with memory. What they
-        held is lost: the caller forgets it.
+        They form whole spans without a block in use and without a block freed within the last `min_age` rounds, the longest
+        free first. At most `most_spans` spans, and none that would leave less than `keep` free blocks with memory. Their KV is
+        lost: the caller must forget it.
         """
         taken: list[int] = []
         if len(self._free) > keep:

@@ -1,4 +1,4 @@
-"""Who holds which KV block. The engine's side of paged KV: ids and counts only, the tensors are the executor's."""
+"""The assignment of KV blocks to sequences. The engine's side of paged KV: ids and counts only; the executor has the tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from executors.contract import Int32Array, KvLayout, TableUpdates
 class Hit:
     """KV that a waiting sequence can begin with.
 
-    - `blocks`: to be shared. `num_tokens`: how many of its tokens have their KV in them, and in a copy of `copied`.
-    - `copied`: a block of another sequence that is partly right: it is copied, for both will write to it.
-    - `pending`: some of it is computed in the step that is being put together and can be read from the next step on.
-    - `looked_up`: the prefix cache was asked.
-    - `keys`: of some of the blocks, from the first on, where their names are known already.
+    - `blocks`: blocks to share. `num_tokens`: number of its tokens whose KV is in them, and in a copy of `copied`.
+    - `copied`: a block of another sequence that matches in part: it is copied, because both sequences will write to it.
+    - `pending`: some of the KV is computed in the step being assembled and can be read from the next step on.
+    - `looked_up`: whether the prefix cache was searched.
+    - `keys`: keys of the first blocks, as far as they are known already.
     """
 
     blocks: list[int]
@@ -38,7 +38,7 @@ MISS = Hit([], 0)
 
 
 class KvCacheManager:
-    """Grows, shares and frees block tables; collects what changed for the next step.
+    """Grows, shares and frees block tables; collects the changes for the next step.
 
     Decides on `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (`num_blocks == 0`)
     every table stays empty, every request for room succeeds, and nothing is shared.
@@ -55,11 +55,11 @@ class KvCacheManager:
 
     @property
     def num_cached(self) -> int:
-        """Free blocks whose KV may be found again."""
+        """Number of free blocks whose KV may be found again."""
         return self.pool.num_kept
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold this many tokens."""
         return -(-num_tokens // self.layout.block_size) if self.layout.num_blocks else 0
 
     # -- tables --------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class KvCacheManager:
         return True
 
     def _prepared(self, seq: Sequence) -> None:
-        """Note how far the sequence gets with the blocks that it has, before the next one is full."""
+        """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
         end = len(seq.block_table) * size if self.layout.num_blocks else sys.maxsize
         if self.prefix_caching:
@@ -89,7 +89,7 @@ class KvCacheManager:
         seq.prepare(end)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
-        """Tokens by which the sequence can grow in its own blocks and in free ones, `kept_blocks` of which are left to others."""
+        """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter."""
         if not self.layout.num_blocks:
             return seq.num_to_generate + seq.num_uncomputed_tokens
         blocks = len(seq.block_table) + max(0, self.pool.num_free - kept_blocks)
@@ -101,8 +101,8 @@ class KvCacheManager:
         seq.extend_table(blocks)
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of a sequence; steps submitted later may use them. Last blocks first: a prefix is kept
-        longest."""
+        """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
+        is kept longest."""
         if blocks := seq.free_table():
             self._grown = [entry for entry in self._grown if entry[0] != seq.slot]
             self.pool.release(reversed(blocks), self.cache.blocks)
@@ -110,9 +110,9 @@ class KvCacheManager:
     # -- sharing -------------------------------------------------------------------------------------------------------
 
     def find(self, seq: Sequence) -> Hit:
-        """What a sequence without KV could begin with: a sibling's prompt, or the longest prefix in the cache.
+        """KV with which a sequence without KV can begin: a sibling's prompt, or the longest prefix in the cache.
 
-        At least one token is always left to compute, for it gives the logits.
+        At least one token is always left to compute, because it gives the logits.
         """
         if not self.layout.num_blocks or seq.alone or seq.needs_whole_prompt:
             return MISS
@@ -127,9 +127,9 @@ class KvCacheManager:
         return Hit(blocks, len(blocks) * self.layout.block_size, pending=pending, looked_up=True)
 
     def _find_sibling(self, seq: Sequence) -> Hit | None:
-        """KV of the prompt, its last token left out, from another choice of the same call.
+        """KV of the prompt, without its last token, from another choice of the same call.
 
-        That token is computed again by each choice: it gives the logits from which the choice samples its own first token.
+        Each choice computes the last token again: it gives the logits from which the choice samples its own first token.
         """
         wanted = seq.prompt_len - 1
         if not seq.siblings or not wanted or seq.output_token_ids:
@@ -149,12 +149,12 @@ class KvCacheManager:
         return Hit([], 0, pending=True) if holders else None
 
     def fits(self, seq: Sequence, hit: Hit) -> bool:
-        """True if there is room for all its known tokens beside what it shares."""
+        """True if there is room for all its known tokens besides the shared blocks."""
         missing = self.blocks_for(seq.num_known_tokens) - len(hit.blocks)
         return missing <= self.pool.num_free - self.pool.num_free_of(hit.blocks)
 
     def begin(self, seq: Sequence, hit: Hit) -> None:
-        """Give a sequence its first table: what it shares, and room for all its known tokens, which must fit."""
+        """Give a sequence its first table: the shared blocks, and room for all its known tokens, which must fit."""
         assert not seq.block_table
         seq.begin_table(hit.num_tokens, len(hit.blocks), hit.keys)
         if hit.blocks:
@@ -168,12 +168,12 @@ class KvCacheManager:
         self._prepared(seq)
 
     def begin_step(self) -> None:
-        """A new step is put together: what earlier ones compute can be read by it."""
+        """Begin to assemble a new step, which can read the KV that earlier steps compute."""
         self.cache.fresh.clear()
 
     def register(self, seq: Sequence, num_computed: int) -> None:
-        """Name the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by the
-        steps submitted so far and the one being put together."""
+        """Add the keys of the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by
+        the steps submitted so far and the one being assembled."""
         if not self.prefix_caching:
             return
         full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
@@ -185,8 +185,8 @@ class KvCacheManager:
             self._prepared(seq)
 
     def withdraw(self, seq: Sequence) -> None:
-        """The sequence's computation failed: nobody may find what it wrote, even where it has given that back already. Nor what
-        it shared: who wrote that may be gone, without having seen that it was wrong."""
+        """Withdraw the blocks of a sequence whose computation failed: no sequence may find them, even if they are freed already.
+        This includes its shared blocks: their writer may have ended without noticing the fault."""
         self.pool.forsake(self.cache.withdraw(seq.block_keys))
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
@@ -202,7 +202,7 @@ class KvCacheManager:
         return keys[:count] if len(keys) > count else keys
 
     def reset(self) -> None:
-        """The executor's KV is empty: nothing can be found, and no change is left to be told."""
+        """Reset after the executor's KV was emptied: nothing can be found, and no change is left to report."""
         self.pool.forsake(self.cache.blocks)
         self.cache.clear()
         self._grown.clear()
@@ -211,8 +211,8 @@ class KvCacheManager:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
-        """As `BlockPool.take_spare`; prefixes that lay in these blocks are not found any more. The executor is to be told
-        before the next step: until then the blocks still have their memory, after it they may be zeros."""
+        """As `BlockPool.take_spare`; prefixes in these blocks are no longer found. The executor must be told before the next
+        step: until then the blocks still have their memory, afterwards they may be zeros."""
         blocks = self.pool.take_spare(keep, min_age, most_spans)
         self.cache.forget(blocks.tolist())
         return blocks
@@ -238,8 +238,8 @@ class KvCacheManager:
         )
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises RuntimeError unless free + used = total, references equal the tables of these sequences, and every named
-        block is one of them."""
+        """Raises RuntimeError unless free + used = total, references equal the tables of these sequences, and every block with
+        a key is one of them."""
         for _ in self.integrity(sequences):
             pass
 

@@ -1,12 +1,12 @@
-"""The prefix cache: which block holds the KV of which prefix.
+"""The prefix cache: a map from prefixes to the blocks that hold their KV.
 
-A full block is named by its key, a hash of everything its KV depends on: the key of the block before it and its own
-tokens, from a root that stands for model, adapter and cache salt.
+The key of a full block is a hash of everything its KV depends on: the key of the block before it and its own tokens, from a
+root that stands for model, adapter and cache salt.
 
     root = H(model, adapter, salt)     key 0 = H(root, t0 .. t15)     key 1 = H(key 0, t16 .. t31)
 
-So equal keys mean equal prefixes, and looking up a prompt is one dictionary access a block. The hash is SHA-256: somebody
-who can choose prompts must not be able to make two prefixes meet and read the other's continuation.
+So equal keys mean equal prefixes, and looking up a prompt is one dictionary access per block. The hash is SHA-256: a client
+that chooses its prompts must not be able to produce a collision and read the KV of another client's prefix.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PrefixCache:
     """Keys of blocks whose KV is or will be written by the steps submitted so far. Owned by KvCacheManager.
 
     - `blocks`: {block: key}. A block has one key, a key one block: of two blocks with the same content the first counts.
-    - `fresh`: blocks whose KV is computed by the step that is being put together. They must not be read in that step.
+    - `fresh`: blocks whose KV is computed by the step being assembled. They must not be read in that step.
     """
 
     def __init__(self) -> None:
@@ -60,27 +60,27 @@ class PrefixCache:
         return found
 
     def add(self, key: bytes, block: int) -> None:
-        """The step being put together fills this block. Does nothing if another block has the key already."""
+        """Add a block that the step being assembled fills. Does nothing if another block has the key already."""
         if key not in self._block_of:
             self._block_of[key] = block
             self.blocks[block] = key
             self.fresh.add(block)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These blocks get other content."""
+        """Remove the keys of these blocks, whose content will change."""
         for block in blocks:
             key = self.blocks.pop(block, None)
             if key is not None:
                 del self._block_of[key]
 
     def withdraw(self, keys: Iterable[bytes]) -> list[int]:
-        """What was to fill the blocks of these keys failed; returns the blocks."""
+        """Remove these keys, because the computation of their blocks failed; returns the blocks."""
         blocks = [self._block_of[key] for key in keys if key in self._block_of]
         self.forget(blocks)
         return blocks
 
     def clear(self) -> None:
-        """The executor's KV is empty."""
+        """Remove all keys, after the executor's KV was emptied."""
         self.blocks.clear()
         self._block_of.clear()
         self.fresh.clear()

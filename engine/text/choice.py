@@ -14,8 +14,8 @@ from executors.contract import SampledToken
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A sampled token as text, for logprobs: `text` is this token alone (bytes that are no whole character are shown
-    as U+FFFD), `raw` its exact bytes, `offset` the character offset in the choice's text at which it begins."""
+    """A sampled token as text, for logprobs: `text` is this token alone (incomplete characters are shown as U+FFFD), `raw` its
+    exact bytes, `offset` the character offset in the choice's text at which it begins."""
 
     token: SampledToken
     text: str
@@ -27,11 +27,11 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one choice gained: never half a character, never part of a stop string.
+    """New text of one choice: never half a character, never part of a stop string.
 
     `finish_reason` ("stop" or "length") is set on the choice's last delta only; `stop_reason` is the stop string or stop
     token id that ended it (None for the model's own end token). `token_ids` may be non-empty with empty text. `logprobs`
-    covers exactly the tokens of `token_ids`, when asked for.
+    covers exactly the tokens of `token_ids`, if requested.
     """
 
     index: int
@@ -41,13 +41,13 @@ class TextDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[TokenText, ...] | None = None
-    """Where asked for, with the first delta of each prompt's first choice: one entry per prompt token, the first of which
-    has no logprob."""
+    """Logprobs of the prompt, if requested, with the first delta of each prompt's first choice: one entry per prompt token; the
+    first entry has no logprob."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """How a choice becomes text; the same for all choices of a call."""
+    """Options for turning a choice into text; the same for all choices of a call."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -56,22 +56,22 @@ class ChoiceOptions:
     own_end_tokens: frozenset[int] = frozenset()
     """End tokens of the model: stopping at one has no `stop_reason`."""
     shown_special: frozenset[int] = frozenset()
-    """Special tokens that are text all the same, whatever `skip_special_tokens` says."""
+    """Special tokens that are shown as text regardless of `skip_special_tokens`."""
     min_tokens: int = 0
-    """A stop string counts only where a token after the first so many completes it; it may begin in their text."""
+    """Number of tokens before a stop string counts: a later token must complete it, but it may begin in their text."""
 
 
 def begins_at(offset: int, shown: str, own: str) -> int:
-    """Where a token's text begins: at `offset`, or behind what became certain with it. Bytes that turn out to be no character are
-    shown when the next token comes, as the first part of what is `shown` then."""
+    """The offset where a token's text begins: `offset`, or after the earlier text that became certain with it. Bytes that turn
+    out not to be a character are shown with the next token, as the first part of `shown`."""
     return offset + len(shown) - len(own) if own and "\ufffd" not in own and shown.endswith(own) else offset
 
 
 class Choice:
-    """Detokenizes and watches for stop strings. Pure: it is told tokens and answers text.
+    """Detokenizes and watches for stop strings. Pure: tokens in, text out.
 
-    `context` are ids that the text goes on from, see `detokenizer`. `ends` is told the text that each token adds, and
-    whether the choice ends with that token is its answer.
+    `context`: ids that the text continues, see `detokenizer`. `ends` takes the text that each token adds, and returns whether
+    the choice ends with that token.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Choice:
     ) -> None:
         self.index = index
         self.num_tokens = 0
-        """Tokens that count: up to and including the one that completed a stop string."""
+        """Number of tokens that count: up to and including the one that completed a stop string."""
         self.finished = False
         self._tokenizer = tokenizer
         self._options = options
@@ -98,11 +98,11 @@ class Choice:
 
     @property
     def ended_by_text(self) -> bool:
-        """True once a stop string matched, or `ends` said so: the engine must be told to end the sequence at `num_tokens`."""
+        """True once a stop string matched or `ends` returned True: the engine must end the sequence at `num_tokens`."""
         return self._ended or self._stops.matched is not None
 
     def push(self, delta: TokenDelta) -> TextDelta:
-        """Text for newly committed tokens. `delta.error` is the caller's business."""
+        """Text for newly committed tokens. The caller handles `delta.error`."""
         parts: list[str] = []
         ids: list[int] = []
         logprobs: list[TokenText] = []
@@ -127,7 +127,7 @@ class Choice:
         )
 
     def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText], early: bool) -> str:
-        # The token that ends the choice is no part of its text, as a stop string is none.
+        # Neither the token that ends the choice nor a stop string is part of its text.
         hidden = ends_here and not self._options.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push(token.token_id)
         if self._options.logprobs:
@@ -141,7 +141,7 @@ class Choice:
         return TokenText(token, own, of.token_bytes(token.token_id), begins_at(self._offset, shown, own), top)
 
     def _ending(self, delta: TokenDelta, parts: list[str]) -> tuple[str | None, str | int | None]:
-        """Finish reason and stop reason; adds the text held back so far when the choice is over."""
+        """Finish reason and stop reason; adds the held-back text when the choice ends."""
         if self.ended_by_text:
             self.finished = True
             return "stop", self._stops.matched

@@ -6,8 +6,8 @@ steps keep a little state and take one token at a time:
     token  ->  Replace  ->  ByteFallback  ->  Fuse  ->  Strip  ->  text
                (a `DecoderStage` each; what flows between them are pieces of tokens)
 
-A `Piece` says whether it begins a token, because several decoders treat the first token, or each token's edges, in a way
-of their own; after Fuse or ByteLevel everything is one token. Semantics are those of tokenizers 0.23 (`decode_chain` of
+A `Piece` says whether it begins a token, because several decoders treat the first token, or each token's edges,
+differently; after Fuse or ByteLevel everything is one token. Semantics are those of tokenizers 0.23 (`decode_chain` of
 each decoder), with one exception: see `ByteFallback` in `engine/text/stages.py`.
 """
 
@@ -42,12 +42,12 @@ CLEANUPS = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
     (" 've", "'ve"), (" 're", "'re"),
 )  # fmt: skip
-"""What `clean_up_tokenization_spaces` of tokenizer_config.json asks for, in this order over the whole text (transformers 5,
+"""Replacements for `clean_up_tokenization_spaces` of tokenizer_config.json, in this order over the whole text (transformers 5,
 `clean_up_tokenization`)."""
 
 
 class TextStream:
-    """Tokens, as they stand in the vocabulary, to text. All that `push` and `end` return is, in sum, the whole text."""
+    """Converts tokens, as written in the vocabulary, to text. The results of `push` and `end` add up to the whole text."""
 
     def __init__(self, stages: Sequence[DecoderStage]) -> None:
         self._stages = stages
@@ -60,7 +60,7 @@ class TextStream:
         return "".join([text for text, _ in pieces])
 
     def end(self) -> str:
-        """What was held back."""
+        """The held-back text."""
         pieces: Sequence[Piece] = ()
         for stage in self._stages:
             pieces = [*(out for text, new in pieces for out in stage.push(text, new)), *stage.end()]
@@ -80,18 +80,18 @@ class StreamDecoder:
             self._factories += [_replace(old, new) for old, new in CLEANUPS]
         stages = [make() for make in self._factories]
         self.byte_level = len(stages) == 1 and isinstance(stages[0], ByteLevel)
-        """True where each token stands for fixed bytes and nothing else happens."""
+        """Whether each token stands for fixed bytes, without other steps."""
         self.byte_fallback = any(isinstance(stage, ByteFallback) for stage in stages)
         self.strips_end = any(isinstance(stage, Strip) and stage.stop for stage in stages)
-        """True where a decoder takes characters from the end of a token."""
+        """Whether a decoder removes characters from the end of a token."""
         self._middles = [stage.middle for stage in stages]
 
     def stream(self) -> TextStream:
-        """A text from its beginning."""
+        """A stream for a text from its beginning."""
         return TextStream([make() for make in self._factories])
 
     def token_bytes(self, token: str) -> bytes:
-        """What a token stands for in the middle of a text: with the space before it, as bytes where it is one byte."""
+        """The bytes of a token in the middle of a text: with the space before it, and a single byte for a byte token."""
         text = token
         for middle in self._middles:
             out = middle(text)
@@ -128,7 +128,7 @@ def _flat(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _factory(step: Mapping[str, Any], whole: bool, joined: bool) -> Factory:
-    """`whole`: whole tokens arrive. `joined`: all that arrives is one token. (Neither, after ByteFallback: parts of several.)"""
+    """`whole`: the input is whole tokens. `joined`: all input is one token. (Neither, after ByteFallback: parts of tokens.)"""
     match step["type"]:
         case "ByteLevel":
             return ByteLevel
@@ -167,8 +167,8 @@ def _replace(old: str, new: str) -> Factory:
 
 
 def _each_token(decoder: Any) -> Factory:
-    """For steps that look at one token at a time: the library itself says what each gives, as the first token of a text
-    and as a later one."""
+    """A factory for steps that handle one token at a time: the library itself decodes each token, as the first of a text and
+    as a later one."""
 
     @lru_cache(maxsize=16384)
     def text_of(token: str, first: bool) -> str:

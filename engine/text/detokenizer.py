@@ -1,4 +1,4 @@
-"""Incremental detokenizing: text as tokens come, never half a character, and in sum exactly the text of the whole."""
+"""Incremental detokenizing: text token by token, never half a character, and in sum exactly the text of all tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from engine.text.tokenizer import Tokenizer
 
 _CONTEXT = 8
-"""Tokens of the prompt that matter for how the text after it begins; one character has at most four."""
+"""Number of the prompt's last tokens that affect the beginning of the text after it; one character has at most four."""
 
 
 class Detokenizer(Protocol):
-    """One per choice. `push` returns the text that became certain; `flush` what is left at the end."""
+    """Detokenizer of one choice. `push` returns the text that became certain; `flush` the rest at the end."""
 
     def push(self, token_id: int) -> str: ...
 
@@ -26,10 +26,10 @@ def detokenizer(
     context: Sequence[int] = (),
     shown_special: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """The fastest exact detokenizer for this tokenizer. `shown_special`: tokens that are not skipped although special.
+    """The fastest exact detokenizer for this tokenizer. `shown_special`: special tokens that are not skipped.
 
-    Without `context` the texts are those of a text that begins here: a decoder that strips the first space does so. With
-    `context`, the ids that stand before, they are what the text of everything has after the text of `context`.
+    Without `context` the text begins here: a decoder that strips the first space does so. With `context`, the preceding ids,
+    the result is the part of the whole text after the text of `context`.
     """
     made: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
         tokenizer, skip_special_tokens, shown_special
@@ -59,7 +59,7 @@ class ByteDetokenizer:
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character becomes U+FFFD."""
+        """The rest at the end: an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -75,12 +75,12 @@ class StreamDetokenizer:
         self._stream = tokenizer.decoder.stream()
 
     def push(self, token_id: int) -> str:
-        """Text that became certain with this token; an id without a token is nothing."""
+        """Text that became certain with this token; an id without a token adds nothing."""
         if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._shown:
             return ""
         token = self._tokenizer.raw.id_to_token(token_id)
         return "" if token is None else self._stream.push(token)
 
     def flush(self) -> str:
-        """What was held back: an incomplete character becomes U+FFFD."""
+        """The held-back text: an incomplete character becomes U+FFFD."""
         return self._stream.end()

@@ -1,4 +1,4 @@
-"""Prompts in token ids to vectors: sequences with no output, queued and budgeted like any other."""
+"""Prompts in token ids to vectors: sequences without output, queued and budgeted like any other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.request import FinishReason, Request, TokenDelta
 from executors.contract import SamplingParams
 
 _MOST_AT_ONCE = 64
-"""Prompts of one call in the engine at a time: the others wait here, where they keep nobody out of the queue."""
+"""Number of prompts of one call in the engine at a time: the others wait here and do not fill the engine's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EmbeddingRequest:
 
 
 class Embedder:
-    """One call in progress; whatever ends `run` early takes back what still runs."""
+    """One call in progress; if `run` ends early, its running sequences are aborted."""
 
     def __init__(self, core: EngineCore, request: EmbeddingRequest) -> None:
         self._core = core
@@ -48,10 +48,10 @@ class Embedder:
         wait = request.deadline_ms
         self._deadline = None if wait is None else self._arrived + wait / 1000
         self.cached_tokens = 0
-        """Of all prompts, found in the prefix cache."""
+        """Number of tokens of all prompts found in the prefix cache."""
 
     async def run(self) -> list[NDArray[np.float32]]:
-        """float32 [hidden] for each prompt, as the model gives it: of no particular length.
+        """float32 [hidden] for each prompt, as the model returns it, not normalised.
 
         Raises EngineError: the first prompt that fails ends the call.
         """

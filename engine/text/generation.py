@@ -1,6 +1,6 @@
 """From prompts in token ids to text: one call, one or many choices, an async stream of text deltas.
 
-The text side of the engine: it owns detokenizing and stop strings, and talks to `engine.core` in token ids only, so that
+The text side of the engine: it owns detokenizing and stop strings, and exchanges only token ids with `engine.core`, so that
 API workers may run it in processes of their own later.
 """
 
@@ -30,11 +30,11 @@ __all__ = ["Generation", "TextDelta", "TextEngine", "TextRequest", "TokenText", 
 
 
 _CONTEXT = 32
-"""Tokens of the prompt that decide how its continuation is decoded."""
+"""Number of the prompt's last tokens that affect how its continuation is decoded."""
 MAX_SETTING_IDS = 2**20
-"""Token ids in `bad_words`, `logit_bias` and `allowed_token_ids`, times the choices of a call: a tenth of a second's work."""
+"""Limit on token ids in `bad_words`, `logit_bias` and `allowed_token_ids`, times the choices of a call: 0.1 s of work."""
 _SEED_BITS = 53
-"""Of minted seeds: clients send them back, and JavaScript rounds larger numbers."""
+"""Number of bits of generated seeds: clients send them back, and JavaScript rounds larger numbers."""
 _PLAIN = SamplingParams()
 
 
@@ -42,10 +42,10 @@ _PLAIN = SamplingParams()
 class TextRequest:
     """One API call. Choices are numbered prompt by prompt: index = prompt number * n + choice.
 
-    Of `sampling` the engine sets `seed`, `choice` and `stop_token_ids` itself, and its `min_tokens` also holds back stop strings
-    until that many tokens have come. `seed` counts modulo 2**64, and None lets the engine mint one (reported by
-    `Generation.seed`). `max_tokens` None means: as many as the context allows, and no more than `default_tokens`. Choices of
-    equal prompts differ as those of one prompt do. `stop` strings end a choice and are cut from its text unless
+    The engine sets `seed`, `choice` and `stop_token_ids` of `sampling` itself, and its `min_tokens` also delays stop strings
+    until that many tokens have been generated. `seed` counts modulo 2**64; for None the engine generates one (reported by
+    `Generation.seed`). `max_tokens` None means: as many as the context allows, and at most `default_tokens`. Choices of equal
+    prompts differ like those of one prompt. `stop` strings end a choice and are cut from its text unless
     `include_stop_str_in_output`.
     """
 
@@ -62,34 +62,34 @@ class TextRequest:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     continues_prompt: bool = False
-    """The text goes on with the prompt's: where the tokenizer drops the space at the beginning of a text, the answer keeps
-    it. False for an answer that stands alone."""
+    """Whether the text continues the prompt's: if the tokenizer drops the space at the beginning of a text, the answer keeps
+    it. False for a separate answer."""
     priority: int = 0
-    """As in `engine.request.Request`, and refused where the engine's policy would pay no heed to it."""
+    """As in `engine.request.Request`; refused if the engine's policy ignores it."""
     cache_salt: str | None = None
     """As in `engine.request.Request`."""
     tenant: str = ""
     """As in `engine.request.Request`."""
     deadline_ms: int | None = None
-    """Milliseconds from its arrival by which the request must have started to be computed."""
+    """Time after its arrival within which the computation of the request must start, in milliseconds."""
     arrival_time: float | None = None
-    """When the call came, in seconds of the engine's clock, for what it took to make this of it; None: now. Deadlines and the
-    times that are measured count from then."""
+    """Time when the call arrived, before its preparation, in seconds of the engine's clock; None: now. Deadlines and measured
+    times count from it."""
     grammar: str | None = None
-    """As in `engine.request.Request`; best made known by `TextEngine.prepare_grammar` before."""
+    """As in `engine.request.Request`; best compiled before by `TextEngine.prepare_grammar`."""
     prompt_logprobs: int | None = None
-    """As in `engine.request.Request`; told once for each prompt."""
+    """As in `engine.request.Request`; reported once for each prompt."""
     shown_special: frozenset[int] = frozenset()
-    """Special tokens that are shown although `skip_special_tokens`: notation that a parser of the text needs."""
+    """Special tokens that are shown despite `skip_special_tokens`: notation that a parser of the text needs."""
     ends: Callable[[], Callable[[str], bool]] | None = None
-    """Makes, for each choice, what is told the text of each token as it comes; a choice ends with the token for which it
-    answers True, as with one that completes a stop string."""
+    """Factory, called for each choice, of a function that takes the text of each new token. The choice ends with the token for
+    which the function returns True, as with one that completes a stop string."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far; prompts are counted once each, whatever n. `cached_tokens` are those of the prompts
-    that were found in the prefix cache; what choices share with each other is not among them."""
+    """Token counts of a call so far; each prompt is counted once, for any n. `cached_tokens`: tokens of the prompts that were
+    found in the prefix cache, without those that choices share with each other."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -97,12 +97,12 @@ class Usage:
 
 
 class Generation:
-    """A call in progress: iterate it for deltas of all choices as they come.
+    """A call in progress: iterate over it for the deltas of all choices as they come.
 
         async with text_engine.start(request) as generation:
             async for delta in generation: ...
 
-    Leaving the block (early, by an error or by cancellation) aborts what still runs, within one step. The iteration
+    Leaving the block (early, by an error or by cancellation) aborts the running sequences within one step. The iteration
     raises `EngineError` when a choice fails; the other choices are aborted with it.
     """
 
@@ -148,7 +148,7 @@ class Generation:
         """Sequences that still run, by choice index."""
 
     def _submit(self) -> None:
-        """Queue all choices, or none: an error takes back those queued before it."""
+        """Queue all choices or none: an error aborts those queued before it."""
         try:
             self._check_volume()
             n, before = self.request.n, self._equal_before()
@@ -162,7 +162,7 @@ class Generation:
             raise
 
     def _check_volume(self) -> None:
-        """Each choice carries its own copy of these, and each of their ids is looked at for each. Raises InvalidRequest."""
+        """Check the number of ids in settings: each choice has its own copy, whose ids are all checked. Raises InvalidRequest."""
         asked, sampling = self.request, self.request.sampling
         sizes = {
             "bad_words": sum(map(len, sampling.bad_words)),
@@ -175,8 +175,8 @@ class Generation:
             raise InvalidRequest(message, param=param, code="invalid_value")
 
     def _equal_before(self) -> list[int]:
-        """Of each prompt, how many before it are the same: with one seed for all they would say the same, and who sends a prompt
-        many times wants many answers. By itself a prompt says what it says in a list of others."""
+        """For each prompt, the number of equal prompts before it. With one seed they would all give the same text, and a client
+        that repeats a prompt wants different answers. A prompt that occurs once gives the same text alone and in a list."""
         if len(self.request.prompts) == 1:
             return [0]  # hashing a long prompt takes a millisecond
         seen: Counter[tuple[int, ...]] = Counter()
@@ -221,7 +221,7 @@ class Generation:
         self._seq_ids.clear()
 
     def _abort_all(self) -> None:
-        """What was computed so far is still to be read."""
+        """Abort all running sequences; deltas computed so far can still be read."""
         for seq_id in self._seq_ids.values():
             self._core.abort(seq_id)
 
@@ -271,30 +271,32 @@ class TextEngine:
         self.tokenizer = tokenizer
 
     def start(self, request: TextRequest) -> Generation:
-        """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once, and then nothing
-        of it is queued."""
+        """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once; then no part of it is
+        queued."""
         self._check_priority(request.priority)
         generation = Generation(self.core, self.tokenizer, request)
         generation._submit()
         return generation
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
-        """The vector of each prompt, float32 [hidden] of any length, and what was counted. Raises EngineError."""
+        """The vector of each prompt, float32 [hidden], not normalised, and the token counts. Raises EngineError."""
         self._check_priority(request.priority)
         embedder = Embedder(self.core, request)
         vectors = await embedder.run()
         return vectors, Usage(sum(map(len, request.prompts)), 0, embedder.cached_tokens)
 
     async def prepare_grammar(self, grammar: str) -> None:
-        """Have the executor compile a grammar before a request with it is queued, while others go on.
+        """Compile a grammar in the executor before a request with it is queued; other requests proceed meanwhile.
 
-        Raises InvalidRequest where the executor has no grammars, or finds this one at fault. An executor that is away for a
-        moment is no error: it will compile the grammar when the request comes.
+        Raises InvalidRequest if the executor has no grammars or refuses this one. An executor that is temporarily unavailable
+        is not an error: it will compile the grammar when the request comes.
         """
         await self.core.prepare_grammar(grammar)
 
     def _check_priority(self, priority: int) -> None:
         policy = self.core.config.scheduling_policy
         if priority and policy != "priority":
-            message = f"'priority' has no effect with --scheduling-policy {policy}: this server does not serve by priority."
+            message = (
+                f"'priority' has no effect with --scheduling-policy {policy}: this server ignores priorities."
+            )
             raise InvalidRequest(message, "priority", "unsupported_value")

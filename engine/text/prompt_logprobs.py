@@ -1,4 +1,4 @@
-"""What is told of a prompt's own tokens."""
+"""Logprobs of a prompt's own tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import SampledToken
 
 _AT_ONCE = 1024
-"""Logprobs told before others may run: some milliseconds."""
+"""Number of logprobs processed before other tasks may run: a few milliseconds."""
 
 
 async def prompt_texts(
     tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[SampledToken]
 ) -> tuple[TokenText, ...]:
-    """One entry for each of the prompt's `ids`; `found` describes all but the first, which nothing comes before.
+    """One entry for each of the prompt's `ids`; `found` describes all but the first, which has no logprob.
 
     Offsets count the characters of the prompt's text with its special tokens.
     """

@@ -1,4 +1,4 @@
-"""The steps of a decoder, each as a stream of pieces of tokens. `engine/text/decoding.py` puts them together."""
+"""The steps of a decoder, each as a stream of pieces of tokens. `engine/text/decoding.py` combines them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import lru_cache
 from typing import Protocol
 
 Piece = tuple[str, bool]
-"""Text, and whether a new token begins with it."""
+"""Type of a piece: text, and whether a new token begins with it."""
 
 
 class DecoderStage(Protocol):
     """One step, with the state of one text."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
-        """What became certain with this piece."""
+        """The pieces that became certain with this piece."""
 
     def end(self) -> Sequence[Piece]:
-        """What was held back; the text is over."""
+        """The held-back pieces, at the end of the text."""
 
     def middle(self, text: str) -> str | bytes:
-        """What a whole token becomes in the middle of a text. Reads and changes no state."""
+        """The result for a whole token in the middle of a text. Reads and changes no state."""
 
 
 class ByteLevel:
@@ -49,10 +49,10 @@ class ByteLevel:
 class ByteFallback:
     """Tokens such as `<0x41>` are bytes, and a run of them is one token of UTF-8; other tokens stay as they are.
 
-    A run with an invalid byte differs from the library, which turns every byte of such a run into U+FFFD, characters
-    that were whole included. To know that, one must wait for the end of the run: a newline, which is `<0x0A>` in these
-    vocabularies, would be shown, and found as a stop string, only after the next token. Here, as for byte-level
-    vocabularies, the invalid bytes alone become U+FFFD (Unicode 16.0, section 3.9: maximal subparts).
+    A run with an invalid byte differs from the library, which turns every byte of such a run into U+FFFD, including whole
+    characters. This would require waiting for the end of the run: a newline, which is `<0x0A>` in these vocabularies, would be
+    shown, and found as a stop string, only after the next token. Here, as for byte-level vocabularies, only the invalid bytes
+    become U+FFFD (Unicode 16.0, section 3.9: maximal subparts).
     """
 
     def __init__(self) -> None:
@@ -105,17 +105,17 @@ class Fuse:
 
 
 class Strip:
-    """Removes up to `start` leading and up to `stop` trailing characters `content` of each token; `joined` says that all
-    tokens were made one before."""
+    """Removes up to `start` leading and up to `stop` trailing characters `content` of each token; `joined`: an earlier step has
+    joined all tokens into one."""
 
     def __init__(self, content: str, start: int, stop: int, joined: bool) -> None:
         self._content, self._start, self.stop, self._joined = content, start, stop, joined
         self._left = start
         self._held = ""
-        """Characters at the end that go if the token ends here."""
+        """Characters at the end that are removed if the token ends here."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
-        """Text without what may have to go."""
+        """Text without trailing characters that may have to be removed."""
         if new:
             self._left, self._held = self._start, ""
         cut = 0
@@ -133,11 +133,11 @@ class Strip:
         return ((text[:keep], new),)
 
     def end(self) -> Sequence[Piece]:
-        """What is held is what goes."""
+        """Nothing: the held-back characters are removed."""
         return ()
 
     def middle(self, text: str) -> str | bytes:
-        """A token of a joined text is in its middle, where nothing goes."""
+        """A token of a joined text is in its middle, where nothing is removed."""
         if self._joined:
             return text
         [(kept, _)] = Strip(self._content, self._start, self.stop, joined=False).push(text, True)
@@ -173,7 +173,7 @@ class Replace:
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
         self._held = ""
-        """What may be the beginning of `old`."""
+        """Text that may be the beginning of `old`."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
         """Text in which nothing can be replaced any more."""
@@ -183,7 +183,7 @@ class Replace:
         return ((self._new.join([*done, rest[:certain]]), new),)
 
     def end(self) -> Sequence[Piece]:
-        """The beginning of `old` that had no end."""
+        """The held-back incomplete `old`."""
         held, self._held = self._held, ""
         return ((held, False),) if held else ()
 
@@ -228,7 +228,7 @@ class BpeSuffix:
         return ((before, False), (text[:at] if at >= 0 else text, new))
 
     def end(self) -> Sequence[Piece]:
-        """The last token's mark goes."""
+        """The last token's mark is removed."""
         held, self._held = self._held, ""
         return ((held.replace(self._suffix, ""), False),) if held else ()
 
@@ -238,7 +238,7 @@ class BpeSuffix:
 
 
 class SpaceJoin:
-    """What the library does without any decoder: tokens with a space between them."""
+    """The library's behaviour without a decoder: tokens with a space between them."""
 
     def __init__(self) -> None:
         self._first = True
@@ -288,7 +288,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def _length_of_partial(text: str, old: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `old`."""
+    """Number of characters at the end of `text` that may begin `old`."""
     for length in range(min(len(old) - 1, len(text)), 0, -1):
         if text.endswith(old[:length]):
             return length

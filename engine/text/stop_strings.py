@@ -1,4 +1,4 @@
-"""Stop strings, also where they begin in one token and end in another."""
+"""Stop strings, including those that begin in one token and end in another."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from functools import lru_cache
 class StopStrings:
     """Watches the text of one choice. Text that may be the beginning of a stop string is held back.
 
-    Each stop string is followed by its Knuth-Morris-Pratt automaton, so that a character costs the same however the
-    strings and the text repeat themselves: hostile stop strings must not slow down the neighbours.
+    Each stop string is matched by its Knuth-Morris-Pratt automaton, so that the cost per character is constant for any
+    repetitions in the strings and the text: hostile stop strings must not slow down other requests.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple((stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop)
         self._matched_chars = [0] * len(self._stops)
-        """How much of each stop string the text seen so far ends with."""
+        """Number of characters of each stop string with which the text so far ends."""
         self._include = include
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str, ignored: bool = False) -> str:
-        """Add text, get what may be shown. Once `matched` is set the choice is over; nothing is shown after it.
+        """Add text; returns the text that may be shown. Once `matched` is set the choice is over, and nothing more is shown.
 
-        A stop string that `ignored` text completes ends nothing; one that only begins in it is followed further."""
+        A stop string that `ignored` text completes has no effect; one that only begins in it may still match."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -43,7 +43,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def _advance(self, char: str) -> str | None:
-        """Follow one more character; the longest stop string that it completes, if any."""
+        """Match one more character; returns the longest stop string that it completes, if any."""
         complete: str | None = None
         for k, (stop, borders) in enumerate(self._stops):
             at = self._matched_chars[k]
@@ -58,7 +58,7 @@ class StopStrings:
         return complete
 
     def flush(self) -> str:
-        """The choice ended otherwise: what was held back is text after all."""
+        """End the choice without a match; returns the held-back text."""
         held, self._held = self._held, ""
         return held
 

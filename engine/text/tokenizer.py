@@ -34,7 +34,7 @@ class Tokenizer:
         self.chat_template = chat_template
         """The chat template, or several by name (`default`, `tool_use`, ...)."""
         self.warnings = tuple(warnings)
-        """What in the files is not used, a sentence each."""
+        """Settings in the files that are not used, a sentence each."""
         self.vocab_size = raw.get_vocab_size()
         self.special_tokens = files.special_tokens(config)
         """Texts by role: bos_token, eos_token, ..."""
@@ -51,10 +51,10 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """Read tokenizer.json and what belongs to it: tokenizer_config.json (or special_tokens_map.json),
+        """Read tokenizer.json and the files beside it: tokenizer_config.json (or special_tokens_map.json),
         generation_config.json, config.json and the chat templates.
 
-        Raises ConfigError, one line naming the file, when there is no usable tokenizer.json.
+        Raises ConfigError, one line naming the file, if there is no usable tokenizer.json.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -82,7 +82,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD, all others stay."""
+        """Text of ids; invalid UTF-8 bytes become U+FFFD, all others stay."""
         if self.decoder.strips_end:
             return self._decode_streamed(
                 ids, skip_special_tokens
@@ -96,7 +96,7 @@ class Tokenizer:
         return text
 
     def _decode_streamed(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """As the stream of the same ids has it. The library would lose whole characters next to an invalid byte."""
+        """The text that the stream of the same ids gives. The library would lose whole characters next to an invalid byte."""
         stream = self.decoder.stream()
         shown = (i for i in ids if not (skip_special_tokens and self.is_special(i)))
         tokens = (token for i in shown if (token := self.raw.id_to_token(i)) is not None)
@@ -107,7 +107,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def token_string(self, token_id: int) -> str:
-        """The token as it stands in the vocabulary; empty for an id without a token."""
+        """The token as written in the vocabulary; empty for an id without a token."""
         return self.raw.id_to_token(token_id) or ""
 
     def token_text(self, token_id: int) -> str:
@@ -116,8 +116,8 @@ class Tokenizer:
 
     def _token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for in the middle of a text, special tokens included; empty for an id without a token
-        (padding). In sum over a text they are its bytes, but for what the decoder does at the edges of the whole text (a
-        space that is stripped from its beginning)."""
+        (padding). Concatenated over a text they are its bytes, except for the decoder's changes at the edges of the whole text
+        (such as a space stripped from its beginning)."""
         token = self.raw.id_to_token(token_id)
         return b"" if token is None else self.decoder.token_bytes(token)
 

@@ -1,9 +1,9 @@
-"""What stands beside tokenizer.json in a checkpoint: special tokens, end tokens, chat templates.
+"""The files beside tokenizer.json in a checkpoint: special tokens, end tokens, chat templates.
 
-The rules are those of transformers 5 for its generic fast tokenizer (`TokenizersBackend`), which takes tokenizer.json as it
-is and then lets tokenizer_config.json add tokens. What is put around a text is the business of tokenizer.json's
-post-processor alone: `add_bos_token` and `add_eos_token` speak of the slow tokenizers that these files were converted from,
-transformers 5 ignores them where there is a tokenizer.json, and obeying them could only add a second BOS or lose the first.
+The rules are those of transformers 5 for its generic fast tokenizer (`TokenizersBackend`), which takes tokenizer.json
+unchanged and then adds the tokens of tokenizer_config.json. Only the post-processor of tokenizer.json adds tokens around a
+text: `add_bos_token` and `add_eos_token` refer to the slow tokenizers from which these files were converted. transformers 5
+ignores them if there is a tokenizer.json, and applying them could only add a second BOS or lose the first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tokenizers import Tokenizer as RawTokenizer
 from executors.contract import ConfigError
 
 DEFAULT = "default"
-"""The name of the template that is used when nothing else is asked for."""
+"""Name of the default template."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is no such file. Raises ConfigError for one that cannot be read."""
+    """The object in a file; {} if there is no such file. Raises ConfigError if the file cannot be read."""
     if not path.is_file():
         return {}
     try:
@@ -52,9 +52,9 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None:
-    """Add the tokens that only tokenizer_config.json knows: `added_tokens_decoder`, the special ones by role, the extra ones.
+    """Add the tokens that only tokenizer_config.json has: `added_tokens_decoder`, the special ones by role, the extra ones.
 
-    Modifies `raw`. Raises ConfigError for entries that are no tokens.
+    Modifies `raw`. Raises ConfigError for entries that are not tokens.
     """
     known = {repr(token) for token in raw.get_added_tokens_decoder().values()}
     texts = {token.content for token in raw.get_added_tokens_decoder().values()}
@@ -74,12 +74,12 @@ def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None
 
 
 def rebuild_llama(raw: RawTokenizer, config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """A SentencePiece tokenizer of a Llama model that names the class LlamaTokenizer is set up as that class sets it up.
+    """Set up a Llama model's SentencePiece tokenizer that names the class LlamaTokenizer as that class does.
 
-    transformers 5 takes only vocabulary and merges from such a tokenizer.json. What differs is the space before a text:
-    files converted long ago put one after every special token too (`<s>[INST]` became `<s> [INST]`), the class only at
-    the beginning of the text, unless tokenizer_config.json says `legacy`. Other model types (Mistral, Phi-3) and byte-level
-    files keep what stands in tokenizer.json, there and here. Modifies `raw`.
+    transformers 5 takes only vocabulary and merges from such a tokenizer.json. The difference is the space before a text:
+    old converted files add one after every special token too (`<s>[INST]` becomes `<s> [INST]`), the class only at the
+    beginning of the text, unless tokenizer_config.json says `legacy`. Other model types (Mistral, Phi-3) and byte-level
+    files keep the settings of tokenizer.json, there and here. Modifies `raw`.
     """
     named = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
     parts = repr((raw.pre_tokenizer, raw.decoder))
@@ -101,8 +101,8 @@ def rebuild_llama(raw: RawTokenizer, config: Mapping[str, Any], model: Mapping[s
 def eos_ids(
     raw: RawTokenizer, config: Mapping[str, Any], generation: Mapping[str, Any], model: Mapping[str, Any]
 ) -> tuple[frozenset[int], list[str]]:
-    """End tokens: those of generation_config.json, else of config.json; and always the tokenizer's own eos_token. And what
-    there is to say of entries that are not ids. Raises ConfigError for values of another kind."""
+    """End tokens: those of generation_config.json, else of config.json; and always the tokenizer's own eos_token. Also
+    warnings about entries that are not ids. Raises ConfigError for values of another kind."""
     inner = model.get("text_config")
     inner = inner if isinstance(inner, dict) else {}
     sizes = [one for one in (model.get("vocab_size"), inner.get("vocab_size")) if type(one) is int]
@@ -126,8 +126,8 @@ def eos_ids(
 
 
 def end_tokens(value: Any, where: str, width: int | None = None) -> tuple[frozenset[int], list[str]]:
-    """The ids in an `eos_token_id`: one, several or none; and a sentence that names entries which are no ids: null in a list,
-    numbers below 0, which say "none", and those from `width` on. Raises ConfigError for values of another kind."""
+    """The ids in an `eos_token_id`: one, several or none; and a sentence that names entries which are not ids: null in a list,
+    numbers below 0, which mean "none", and numbers from `width` on. Raises ConfigError for values of another kind."""
     entries = [] if value is None else value if isinstance(value, list) else [value]
     if not all(entry is None or type(entry) is int for entry in entries):
         said = one_line(value)[:50]
@@ -143,10 +143,10 @@ def end_tokens(value: Any, where: str, width: int | None = None) -> tuple[frozen
 
 
 def chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; empty where there are none.
+    """Chat templates by name; empty if there are none.
 
-    tokenizer_config.json (one, or a list of named ones) is overruled by chat_template.jinja and by the files
-    `additional_chat_templates/NAME.jinja`; chat_template.json, where older multimodal checkpoints keep theirs, counts last.
+    chat_template.jinja and the files `additional_chat_templates/NAME.jinja` take precedence over tokenizer_config.json (one
+    template, or a list of named ones); chat_template.json, which older multimodal checkpoints use, comes last.
     """
     templates = _configured(read_json(directory / "chat_template.json").get("chat_template"))
     templates |= _configured(config.get("chat_template"))
@@ -177,7 +177,7 @@ def token_text(value: Any) -> str | None:
 
 
 def one_line(what: object) -> str:
-    """For messages that end up in one log line."""
+    """The text on one line, for log messages."""
     return " ".join(str(what).split())[:300]
 
 
@@ -191,7 +191,7 @@ def _special_values(config: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _added(value: Any) -> AddedToken:
-    """Special unless it says otherwise, which only entries of `added_tokens_decoder` do."""
+    """The token of an entry, special unless the entry says otherwise, which only those of `added_tokens_decoder` do."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     return AddedToken(**{"special": True} | {k: v for k, v in value.items() if k != "__type"})

@@ -1,15 +1,15 @@
-"""The contract between the engine and whatever computes tokens. Standard library and NumPy only.
+"""The contract between the engine and the executors that compute tokens. Standard library and NumPy only.
 
 An executor runs the model, nothing else: it never schedules, never waits for requests, never sees text. Everything the
 engine needs is imported from here; the parts are
 
 interface.py    `ModelExecutor` and its factory           records.py   what prefill and decode take and return
 batch.py        a step and its result; checks.py: are they sound?      slots.py, tensor.py, token_history.py
-config.py       how an executor is configured             status.py    what it is, can do, and how it fares
+config.py       the configuration of an executor          status.py    its facts, capabilities and status
 sampling.py     sampling parameters; noise.py: the counter-based noise of a draw
 errors.py       every error by name; faults.py: which exceptions mean that memory ran out
 
-and what makes a smaller executor whole:
+and helpers for executors with fewer features:
 
 split.py              a `UnifiedBatch` for an executor without a forward of its own for mixed batches
 sampling_adapter.py   samples for an executor that returns logits, by reference_sampler.py
@@ -17,9 +17,9 @@ stats.py              counts what `metrics()` and `status()` report
 
 Rules that hold for every executor:
 
-- Coroutines are called by one task, in order. The synchronous members never block: they answer from what is known.
-- A default *works*: it falls back to something slower and never drops work. What has no fallback raises `Unsupported`.
-- What `capabilities()` declares is true; `executors/testing/conformance.py` tests it.
+- Coroutines are called by one task, in order. The synchronous members never block: they answer from known facts.
+- A default *works*: it falls back to a slower path and never drops work. A member without a fallback raises `Unsupported`.
+- The capabilities that `capabilities()` declares are true; `executors/testing/conformance.py` tests them.
 """
 
 from __future__ import annotations

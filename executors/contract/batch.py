@@ -1,4 +1,4 @@
-"""What goes into a step and what comes out: `UnifiedBatch` in, `UnifiedOutput` out. Standard library and NumPy only.
+"""Input and output of a step: `UnifiedBatch` in, `UnifiedOutput` out. Standard library and NumPy only.
 
 A step is packed: the query tokens of all items lie one after the other in `token_ids`.
 
@@ -34,11 +34,11 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """Everything an executor must know of a sequence it meets for the first time (or again after a restart).
+    """Everything an executor must know of a sequence that it sees for the first time (or again after a restart).
 
-    `sampling` None means: return no sampled tokens. `grammar` is what the output must follow, in llguidance's form (a
-    Lark grammar, or JSON with a list of "grammars"), None for free text: every sampled token keeps it, and the sequence can
-    end where it allows.
+    `sampling` None means: return no sampled tokens. `grammar` constrains the output, in llguidance's form (a Lark grammar, or
+    JSON with a list of "grammars"), None for free text: every sampled token follows it, and the sequence can end where it
+    allows.
     `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing). `pooling` is "last" or "mean"
     for embedding requests, else None.
     """
@@ -56,7 +56,7 @@ class SequenceStart:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheHandle:
-    """Where a sequence's keys and values lie: one block table per KV group (int32, in order of position).
+    """The location of a sequence's keys and values: one block table per KV group (int32, in order of position).
 
     An executor without Paged owns its KV: the tables are empty and `cache_id` alone names the memory.
     """
@@ -64,7 +64,7 @@ class KvCacheHandle:
     cache_id: int
     block_tables: tuple[Int32Array, ...] = ()
     num_tokens: int = 0
-    """Tokens whose KV is written."""
+    """Number of tokens whose KV is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class BatchItem:
 
 
 class SlotLookup(Protocol):
-    """What `UnifiedBatch.items` needs to know of each slot; kept by `SlotTable`."""
+    """The facts of each slot that `UnifiedBatch.items` needs; kept by `SlotTable`."""
 
     def start_of(self, slot: int) -> SequenceStart: ...
 
@@ -126,11 +126,11 @@ class UnifiedBatch:
     - `seq_ids` int64 [n], `slots` int32 [n], `num_q_tokens` int32 [n] (at least 1), `pos_offsets` int32 [n],
       `is_final_chunk` bool [n], `num_draft_tokens` int32 [n].
     - `token_ids` int32 [total_q]; `pending` bool [total_q] or None: where True the id is not known to the host yet and
-      the executor takes the one it sampled for that slot and position itself. Where the item that was to sample it had an
-      error, the step was submitted before anybody knew: any valid id will do, for nobody reads that item's result.
+      the executor takes the one it sampled for that slot and position itself. If the item that was to sample it had an error,
+      which was unknown when the step was submitted, any valid id will do, because the item's result is not used.
     - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 2]:
       (source, destination) blocks copied before the forward.
-    - `epoch` of the executor's life, `step_id` rising by one a step within the engine's life.
+    - `epoch` of the executor's life, `step_id` rising by one per step within the engine's life.
     """
 
     epoch: int
@@ -200,9 +200,9 @@ class UnifiedBatch:
 class SampledToken:
     """A token chosen on the executor's device.
 
-    `logprob` is set when the sequence asked for logprobs; `top_logprobs` are (token id, logprob) of the most likely
-    tokens, best first, as many as asked for. `rank`, of tokens of a prompt only, is the token's place in the same order
-    over the whole vocabulary, from 1 on; None where the executor does not tell it.
+    `logprob` is set if the sequence requested logprobs; `top_logprobs` are (token id, logprob) of the most likely tokens,
+    best first, as many as requested. `rank`, for tokens of a prompt only, is the token's place in the same order over the
+    whole vocabulary, from 1 on; None if the executor does not report it.
     """
 
     token_id: int
@@ -213,13 +213,13 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ItemOutput:
-    """What one item gave.
+    """The result of one item.
 
     `tokens`: one sampled token, or up to `num_draft_tokens + 1` with verification; empty for pooled output.
     `prompt_logprobs`: one entry per *input* position p of this chunk whose next prompt token p + 1 is known, describing
-    token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only when asked for.
-    `error`: a message, set if this item failed alone (its logits were NaN, say); the other items have their results. `fault`
-    says what kind of failure it is, and has no meaning without `error`.
+    token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only if requested.
+    `error`: a message, set if this item failed alone (its logits were NaN, say); the other items have their results. `fault`:
+    the kind of failure, without meaning if there is no `error`.
     """
 
     tokens: tuple[SampledToken, ...] = ()

@@ -1,7 +1,7 @@
-"""Is a `UnifiedBatch` sound, and does a `UnifiedOutput` fit it? Standard library and NumPy only.
+"""Checks of a `UnifiedBatch`, and of whether a `UnifiedOutput` fits it. Standard library and NumPy only.
 
-Any executor may run the checks of a batch before it computes anything. The engine runs that of an output before it takes
-anything in. Nothing here changes state: what is refused has left nothing behind.
+Any executor may run the checks of a batch before it computes anything. The engine runs the check of an output before it uses
+any of it. The checks change no state: a refused batch or output has no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from executors.contract.errors import InvalidInput, StepFailed
 
 
 def check_arrays(batch: UnifiedBatch) -> None:
-    """Lengths, ranges and what follows from the batch alone. Raises InvalidInput."""
+    """Check lengths, ranges and other rules within the batch. Raises InvalidInput."""
     n, total = len(batch.slots), len(batch.token_ids)
     for name in ("seq_ids", "num_q_tokens", "pos_offsets", "is_final_chunk", "num_draft_tokens"):
         if len(getattr(batch, name)) != n:
@@ -44,7 +44,7 @@ def check_arrays(batch: UnifiedBatch) -> None:
 def check_limits(
     batch: UnifiedBatch, logits_width: int, max_sequence_length: int, max_batch_size: int
 ) -> None:
-    """The batch against the executor's facts; `check_arrays` has passed. Raises InvalidInput."""
+    """Check the batch against the executor's facts; `check_arrays` must have passed. Raises InvalidInput."""
     if len(batch) > max_batch_size:
         raise InvalidInput(f"{len(batch)} items exceed the largest batch, {max_batch_size}")
     known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
@@ -55,7 +55,7 @@ def check_limits(
 
 
 def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
-    """Block-table deltas and block copies. Raises InvalidInput for blocks that do not exist, and for copies onto a block
+    """Check block-table deltas and block copies. Raises InvalidInput for blocks that do not exist, and for copies onto a block
     twice or while it is a source."""
     ids, copies = batch.tables.block_ids, batch.block_copies
     for what, blocks in (("table", ids), ("copy", copies)):
@@ -68,9 +68,9 @@ def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
 
 
 def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:
-    """Whether this can be the answer to that step, by its shape: an output for each item, of as many tokens as it can have; for
-    a final chunk a token, a pooled result or an error (of a batch that asks for logits it is not the check). Raises StepFailed:
-    what the executor holds of these sequences is unknown."""
+    """Check by its shape that an output can answer the step: an output for each item, with as many tokens as it can have; for a
+    final chunk a token, a pooled result or an error (not for a batch that requests logits). Raises StepFailed: the executor's
+    state of these sequences is unknown."""
     counts, ids, final = output.num_tokens, output.token_ids, batch.is_final_chunk
     if counts.dtype != np.int32 or ids.dtype != np.int32 or counts.ndim != 1 or ids.ndim != 1:
         raise StepFailed(

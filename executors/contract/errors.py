@@ -22,7 +22,7 @@ class InvalidInput(ExecutorError):
 
 
 class Unsupported(ExecutorError):
-    """This executor cannot do what was asked, and never will."""
+    """The executor does not support the request, now or later."""
 
     kind = "unsupported"
 
@@ -47,7 +47,7 @@ class OutOfMemory(StepFailed):
 
 
 class Skipped(ExecutorError):
-    """A step was not run because one before it failed; answered until the engine opens a new epoch."""
+    """A step was not run because an earlier one failed; raised until the engine begins a new epoch."""
 
     kind = "skipped"
 
@@ -58,7 +58,7 @@ class ExecutorDied(ExecutorError):
     kind = "executor_died"
 
     def __init__(self, message: str, cause: str = "exit", *, from_outside: bool = False) -> None:
-        """`from_outside`: what was being computed need not have to do with it (a signal, or a process that was stopped)."""
+        """`from_outside`: the running computation need not be the reason (a signal, or a process that was stopped)."""
         super().__init__(message)
         self.cause = cause
         self.from_outside = from_outside
@@ -84,20 +84,20 @@ def from_kind(kind: str, message: str) -> ExecutorError:
 
 
 class ItemFault(enum.StrEnum):
-    """Why one item of a step has no result while the others have theirs. The value is the fault's name on the wire.
+    """The reason why one item of a step has no result while the others have theirs. The value is the fault's name on the wire.
 
-    The engine decides by it: NOTHING_LEFT and GRAMMAR_TOO_LARGE are mistakes of the request, answered with 400; the others are
-    failures of the executor.
+    The engine uses it for the status: NOTHING_LEFT and GRAMMAR_TOO_LARGE are errors of the request, answered with 400; the
+    others are failures of the executor.
     """
 
     EXECUTOR = "executor"
-    """Anything that no other member names."""
+    """Any fault that no other member names."""
     NOT_FINITE = "not_finite"
     """The model's logits or hidden states are NaN or infinite."""
     NOTHING_LEFT = "nothing_left"
     """The logits are finite, and the item's own sampling settings or grammar forbid every token."""
     GRAMMAR_TOO_LARGE = "grammar_too_large"
-    """The grammar reached the limits of its compiler while the output was followed."""
+    """The grammar reached the limits of its compiler during generation."""
 
     @property
     def message(self) -> str:

@@ -1,4 +1,4 @@
-"""`ModelExecutor`: what the engine asks of whatever computes tokens. The rules are in `executors.contract`."""
+"""`ModelExecutor`: the engine's interface to the executors that compute tokens. The rules are in `executors.contract`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from executors.contract.status import (
 from executors.contract.tensor import Tensor
 
 SnapshotValue = float | int | str
-"""A value of a metrics snapshot: numbers become gauges, strings become labels of an info metric."""
+"""Type of a metrics snapshot's value: numbers become gauges, strings become labels of an info metric."""
 
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Reports (stage, done, total) while loading."""
+"""Function that takes reports (stage, done, total) while loading."""
 
 
 class ModelExecutor(ABC):
@@ -56,11 +56,11 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def capabilities(self) -> ExecutorCapabilities:
-        """What works. Raises NotReady before warmup."""
+        """The executor's capabilities. Raises NotReady before warmup."""
 
     @abstractmethod
     def status(self) -> ExecutorStatus:
-        """How it fares; answers in every state."""
+        """The executor's status; answers in every state."""
 
     @abstractmethod
     def metrics(self) -> ExecutorMetrics:
@@ -71,12 +71,12 @@ class ModelExecutor(ABC):
         """Block size and count, fixed after warmup. Raises NotReady before."""
 
     def kv_capacity(self) -> int | None:
-        """Most tokens one sequence can hold in KV where that is less than the context length, else None."""
+        """Most tokens that one sequence can hold in KV if that is less than the context length, else None."""
         return None
 
     def pace(self) -> Pace | None:
-        """How fast it is, as measured by warmup; fixed after it. None where that was not measured: the engine then knows nothing
-        of its speed before it has computed for a while."""
+        """The speed measured by warmup; fixed after it. None if it was not measured: the engine then does not know the speed
+        until some steps have been computed."""
         return None
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
@@ -91,7 +91,7 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     async def warmup(self) -> None:
-        """Load weights, allocate KV, make ready. Idempotent. Raises ConfigError for a model that cannot be served."""
+        """Load weights, allocate KV, become ready. Idempotent. Raises ConfigError for a model that cannot be served."""
 
     @abstractmethod
     async def shutdown(self) -> None:
@@ -106,15 +106,15 @@ class ModelExecutor(ABC):
         """
 
     def set_progress(self, report: ProgressCallback) -> None:
-        """Ask for reports while `warmup` (or a restart) loads: stage, done, total (bytes or tensors; total 0 = unknown).
+        """Request reports while `warmup` (or a restart) loads: stage, done, total (bytes or tensors; total 0 = unknown).
 
-        Called from any thread. The default reports nothing.
+        `report` is called from any thread. The default reports nothing.
         """
 
     def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
-        """Ask to be told when the executor dies by itself, also between calls; `begin_epoch` brings it back.
+        """Request a report when the executor dies by itself, also between calls; `begin_epoch` restarts it.
 
-        Called on the event loop. The default never calls: an executor without a process of its own does not die.
+        `report` is called on the event loop. The default never calls it: an executor without its own process does not die.
         """
 
     # -- one sequence ------------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ class ModelExecutor(ABC):
     # -- many sequences ----------------------------------------------------------------------------------------------
 
     async def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
-        """Many prompts. An executor worth its name does them in ONE forward; this default runs them one by one."""
+        """Compute many prompts. Executors should override it with ONE forward; this default runs them one by one."""
         return [await self.prefill(one) for one in inputs]
 
     async def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
-        """One token for each of many sequences; this default runs them one by one."""
+        """Compute one token for each of many sequences; this default runs them one by one."""
         return [await self.decode(one) for one in inputs]
 
     def supports_native_unified_decode(self) -> bool:
@@ -168,17 +168,17 @@ class ModelExecutor(ABC):
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         """Roll a sequence back to its first `new_len` tokens; 0 = preempted, sampler state is kept.
 
-        Returns at once and takes effect before any later step. The default suits paged executors, whose KV beyond the
-        computed length is never read: nothing to do. An executor that owns its KV must override it.
+        Returns at once and takes effect before any later step. The default suits paged executors: their KV beyond the computed
+        length is never read, so there is nothing to do. An executor that owns its KV must override it.
         """
         if not self.capabilities().paged:
             raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
 
     def release_memory(self, block_ids: Int32Array) -> None:
-        """Nothing in these KV blocks is read again before it is written anew: their memory may go back to the system.
+        """Allow the executor to return the memory of these KV blocks to the system: they are not read before they are rewritten.
 
-        `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. A favour, asked only
-        where `kv_layout().blocks_per_span` is above 0; the default keeps the memory.
+        `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. Optional, and called
+        only if `kv_layout().blocks_per_span` is above 0; the default keeps the memory.
         """
 
     # -- verification ------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ class ModelExecutor(ABC):
     async def prepare_grammar(self, grammar: str) -> None:
         """Compile a grammar (the form of `SequenceStart.grammar`) that sequences are about to begin with.
 
-        The exception from the rules above: any task may call it at any time, several at once, and steps go on meanwhile.
-        It is a favour, not a duty: a sequence whose grammar nobody prepared, or that begins again after a restart, compiles
-        it in its first step. Raises InvalidInput for what is no grammar. Default: Unsupported, as `capabilities()` says.
+        It is an exception to the rules above: any task may call it at any time, several at once, and steps proceed meanwhile.
+        It is optional: a sequence with an unprepared grammar, or one that begins again after a restart, compiles its grammar
+        in its first step. Raises InvalidInput for an invalid grammar. Default: Unsupported, as `capabilities()` says.
         """
         raise Unsupported(f"{type(self).__name__} has no grammars")
 
@@ -235,7 +235,7 @@ class ModelExecutor(ABC):
 
 
 class BatchModelExecutor(ModelExecutor):
-    """An executor that knows which batch sizes suit it."""
+    """An executor that reports suitable batch sizes."""
 
     def optimal_batch_size(self) -> int:
         """The batch size with the best throughput. Default: the largest."""
@@ -265,7 +265,7 @@ class ModelExecutorFactory(ABC):
         """An executor that has loaded nothing yet (`warmup` does). Raises ConfigError, see validate_config."""
 
     def create_batch_executor(self, config: ExecutorConfig) -> BatchModelExecutor:
-        """As create_executor. Raises Unsupported where the executor is not a BatchModelExecutor."""
+        """As create_executor. Raises Unsupported if the executor is not a BatchModelExecutor."""
         executor = self.create_executor(config)
         if not isinstance(executor, BatchModelExecutor):
             raise Unsupported(f"{type(executor).__name__} is not a batch executor")

@@ -26,7 +26,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def keys(
     seeds: Sequence[int] | NDArray[np.uint64], choices: Sequence[int] | NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """uint64 [n]: what all positions of a choice have in common, for `at`. Both arguments have length n."""
+    """uint64 [n]: the part that all positions of a choice share, for `at`. Both arguments have length n."""
     x = _mix(np.asarray(seeds, np.uint64) + _GOLDEN)
     return _mix(x + _GOLDEN * (np.asarray(choices, np.uint64) + np.uint64(1)))
 

@@ -1,4 +1,4 @@
-"""What the prefill and decode calls of the contract take and return. Standard library and NumPy only."""
+"""Inputs and outputs of the contract's prefill and decode calls. Standard library and NumPy only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PrefillInput:
     - `input_ids` int32 [1, L]; `attention_mask` int32 [1, pos_offset + L] or None for all ones (a mask with zeros raises
       Unsupported where the executor cannot honour it); `position_ids` int32 [1, L] or None for
       pos_offset .. pos_offset + L - 1.
-    - `kv_cache`: where earlier tokens' KV lies and this chunk's is to be written; its tables must cover
+    - `kv_cache`: the location of earlier tokens' KV, to which this chunk's KV is added; its tables must cover
       pos_offset + L tokens if the executor is paged. None: nothing is kept after the call, pos_offset must be 0.
     - `sampling` set: sample the next token on the device (at position pos_offset + L).
     """
@@ -57,8 +57,8 @@ class PrefillInput:
 @dataclass(frozen=True, slots=True)
 class PrefillOutput:
     """`logits` float32 [1, L, V] (ALL), [1, 1, V] (LAST) or None; `hidden_states` [1, L, hidden] and `attention_weights`
-    [layers, heads, L, pos_offset + L] only when asked for (Unsupported where they cannot be given); `kv_cache` the handle
-    with its new length; `sampled` when sampling was asked for."""
+    [layers, heads, L, pos_offset + L] only if requested (Unsupported if they are not available); `kv_cache` the handle with
+    its new length; `sampled` if sampling was requested."""
 
     logits: Tensor | None
     kv_cache: KvCacheHandle | None
@@ -67,7 +67,7 @@ class PrefillOutput:
     sampled: SampledToken | None = None
 
     def last_token_logits(self) -> NDArray[np.float32]:
-        """float32 [V]: logits at the last position. Raises InvalidInput if none were asked for."""
+        """float32 [V]: logits at the last position. Raises InvalidInput if none were requested."""
         if self.logits is None:
             raise InvalidInput("no logits were asked for")
         row: NDArray[np.float32] = (
@@ -96,7 +96,7 @@ class DecodeInput:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutput:
-    """`logits` float32 [1, 1, V] or None, `kv_cache` with its new length, `sampled` when sampling was asked for."""
+    """`logits` float32 [1, 1, V] or None, `kv_cache` with its new length, `sampled` if sampling was requested."""
 
     logits: Tensor | None
     kv_cache: KvCacheHandle
@@ -105,7 +105,7 @@ class DecodeOutput:
     sampled: SampledToken | None = None
 
     def last_token_logits(self) -> NDArray[np.float32]:
-        """float32 [V]. Raises InvalidInput if none were asked for."""
+        """float32 [V]. Raises InvalidInput if none were requested."""
         if self.logits is None:
             raise InvalidInput("no logits were asked for")
         row: NDArray[np.float32] = self.logits.numpy().reshape(-1).astype(np.float32)

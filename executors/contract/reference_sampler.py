@@ -1,9 +1,9 @@
-"""Sampling as it is meant: one row at a time, in plain NumPy, obviously correct. Standard library and NumPy only.
+"""The reference sampler: one row at a time, in plain NumPy, simple enough to verify. Standard library and NumPy only.
 
 Every faster sampler is tested against this one. `edited` changes single logits, `probabilities` makes the distribution,
 and the token is the inverse of the cumulative distribution in vocabulary order at u = `noise.uniform(seed, choice,
-position)`. The order of the settings is told in `executors/contract/sampling.py`. Logprobs describe the *raw* logits:
-nothing of the sampling parameters enters them.
+position)`. The order of the settings is in `executors/contract/sampling.py`. Logprobs describe the *raw* logits: the
+sampling parameters do not affect them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NoToken(ValueError):
 def edited(logits: Row, params: SamplingParams, history: TokenHistory | None = None) -> Row:
     """float32 [V]: masks, bias and penalties applied to raw logits. `history` holds all tokens before the one sampled.
 
-    Raises InvalidInput where the settings look back and there is no history, NoToken as `probabilities`.
+    Raises InvalidInput if the settings need a history and there is none, NoToken as `probabilities`.
     """
     if not params.edits_logits:
         return logits

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how to choose a token. Standard library and NumPy only.
+"""`SamplingParams`: the settings for choosing a token. Standard library and NumPy only.
 
 Meaning and names are vLLM's, and so is the order in which the settings act on a row of raw logits (its v1 sampler):
 
@@ -9,7 +9,7 @@ Meaning and names are vLLM's, and so is the order in which the settings act on a
     5. min-p, top-k (ties with the k-th stay), top-p on what they left, renormalised
     6. typical-p on what is left, renormalised; vLLM has none: this is the order of transformers and TGI
 
-`executors/contract/reference_sampler.py` does it row by row. Logprobs describe the raw logits: nothing of this enters them.
+`executors/contract/reference_sampler.py` does it row by row. Logprobs describe the raw logits: the settings do not affect them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 from executors.contract.errors import InvalidInput
 
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
-"""Each way a logit grows by a factor of 100 at most, so that no float32 in use overflows."""
+"""Range of the repetition penalty: a logit grows by a factor of 100 at most, so that no float32 in use overflows."""
 
 _MAX_TOKEN_ID, _MAX_INT64, _MAX_UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
-"""Executors keep the settings of all sequences in arrays."""
+"""Largest values of the array types in which executors keep the settings of all sequences."""
 
 
 def _plain_float(name: str, value: object) -> float:
@@ -117,7 +117,7 @@ MIN_TEMPERATURE = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose a token. Neutral defaults: plain sampling from the softmax at temperature 1.
+    """The settings for choosing a token. Neutral defaults: plain sampling from the softmax at temperature 1.
 
     The token at a position is a function of (processed logits, `seed`, `choice`, position), see `executors/contract/noise.py`;
     it never depends on neighbours in the batch. `logprobs` asks for that many alternatives beside the sampled token's own
@@ -134,7 +134,7 @@ class SamplingParams:
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose probability reaches top_p."""
     seed: int = 0
-    """Always set: the engine mints one (64 bits, unsigned) for a request without."""
+    """Seed, always set: the engine generates one (64 bits, unsigned) for a request without."""
     choice: int = 0
     """Index of this choice among the request's n."""
     logprobs: int | None = None
@@ -157,8 +157,8 @@ class SamplingParams:
     min_tokens: int = 0
     """Tokens to generate before `stop_token_ids` may be sampled."""
     stop_token_ids: tuple[int, ...] = ()
-    """What would end the sequence, end tokens included; of meaning to the sampler only with `min_tokens`, and with a
-    grammar, which lets them come where its text may end."""
+    """Ids that end the sequence, including end tokens; used by the sampler only with `min_tokens`, and with a grammar, which
+    allows them where its text may end."""
 
     def __post_init__(self) -> None:
         temperature = _plain_float("temperature", self.temperature)
@@ -177,20 +177,20 @@ class SamplingParams:
         )
         for name, value in plain:
             if value is not getattr(self, name):
-                object.__setattr__(self, name, value)  # frozen, but nobody has seen it yet
+                object.__setattr__(self, name, value)  # frozen, but not shared yet
         if self._any_further:
             for name, value in _further(self):
                 object.__setattr__(self, name, value)
 
     def of_choice(self, choice: int) -> SamplingParams:
-        """The same settings for choice number `choice` (0 or more): they were checked once, and what they hold is shared."""
+        """The same settings for choice number `choice` (0 or more), without another check and with shared contents."""
         other = copy.copy(self)
         object.__setattr__(other, "choice", choice)
         return other
 
     @property
     def _any_further(self) -> bool:
-        """True if any setting after `logprobs` was given: most sequences have none, and pay for none."""
+        """True if any setting after `logprobs` was given: most sequences have none, and skip their cost."""
         return not (
             self.min_p == 0.0 and self.typical_p == 1.0 and self.repetition_penalty == 1.0
             and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0 and self.allowed_token_ids is None
@@ -204,14 +204,14 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """True if the token depends on the ids before it by more than their logits."""
+        """True if the token depends on the ids before it, besides the logits."""
         if self.penalized or (self.min_tokens > 0 and bool(self.stop_token_ids)):
             return True
         return any(len(word) > 1 for word in self.bad_words)
 
     @property
     def edits_logits(self) -> bool:
-        """True if single logits are changed or masked before the distribution is made of them."""
+        """True if single logits are changed or masked before the distribution is computed."""
         return (
             bool(self.logit_bias or self.bad_words)
             or self.allowed_token_ids is not None
@@ -219,7 +219,7 @@ class SamplingParams:
         )
 
     def ids_by_name(self) -> tuple[tuple[str, Sequence[int]], ...]:
-        """The settings that name token ids, each with its ids; empty where none was given."""
+        """The settings that name token ids, each with its ids; empty if none was given."""
         if not self._any_further:
             return ()
         return (
@@ -230,14 +230,14 @@ class SamplingParams:
         )
 
     def check_ids(self, width: int) -> None:
-        """Raises InvalidInput, naming the field, for an id at or past `width`, the number of logits."""
+        """Raises InvalidInput, naming the field, for an id of `width`, the number of logits, or more."""
         for name, ids in self.ids_by_name():
             if ids and max(ids) >= width:
                 raise InvalidInput(f"{name} holds {max(ids)}; the model's ids end at {width - 1}")
 
     def exhausted(self, width: int) -> bool:
-        """True if the first token could be none of `width` ids: everything is a bad word of one id, or would end the
-        sequence before `min_tokens`. Bad words of several ids may forbid the rest later; that shows only then."""
+        """True if the settings forbid all `width` ids for the first token: each is a bad word of one id, or would end the
+        sequence before `min_tokens`. Bad words of several ids may forbid the rest later, which is only known then."""
         banned = {word[0] for word in self.bad_words if len(word) == 1}
         if self.min_tokens > 0:
             banned.update(self.stop_token_ids)
@@ -246,7 +246,7 @@ class SamplingParams:
         return len(banned) >= width
 
     def restricted_by(self) -> str | None:
-        """The setting that most likely left nothing to choose, None if none restricts."""
+        """The setting that most likely forbids all tokens, None if no setting restricts them."""
         if self.bad_words:
             return "bad_words"
         if self.allowed_token_ids is not None:

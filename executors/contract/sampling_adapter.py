@@ -61,7 +61,7 @@ class SamplingAdapter(BatchModelExecutor):
         self._sequences: dict[int, SequenceStart] = {}
         self._sampled: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._histories: dict[int, TokenHistory] = {}
-        """Of sequences whose settings look back, on the unified path; the split path keeps its own."""
+        """Histories of sequences with settings that need them, on the unified path; the split path keeps its own."""
         self._stats = StepStats()
         self._max_batch_size = 1
 
@@ -108,7 +108,7 @@ class SamplingAdapter(BatchModelExecutor):
         return self.inner.slot_table()
 
     def copy_blocks(self, copies: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> None:
-        """See `BlockCopier`. Raises Unsupported where the inner executor has none."""
+        """See `BlockCopier`. Raises Unsupported if the inner executor has no such method."""
         if not isinstance(self.inner, BlockCopier):
             raise Unsupported(f"{type(self.inner).__name__} needs copy_blocks(copies)")
         self.inner.copy_blocks(copies)
@@ -246,7 +246,7 @@ def _asking_for_logits(request: _Input) -> _Input:
 
 
 def _with_sample(request: PrefillInput | DecodeInput, output: _Output, position: int) -> _Output:
-    """The output as it was asked for: sampled, and without logits that were only needed to sample."""
+    """The output as requested: sampled, and without logits that were only needed for sampling."""
     if request.sampling is None:
         return output
     try:

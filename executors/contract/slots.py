@@ -33,10 +33,9 @@ class SlotTable:
         self._histories: dict[int, TokenHistory] = {}
 
     def apply(self, batch: UnifiedBatch) -> None:
-        """Take in the batch's starts and block-table deltas. Call once, before the forward.
+        """Apply the batch's starts and block-table deltas. Call once, before the forward.
 
-        Raises InvalidInput when a slot is out of range, taken, or unknown, or a table would have a hole; nothing has
-        changed then.
+        Raises InvalidInput, and changes nothing, if a slot is out of range, taken, or unknown, or a table would have a hole.
         """
         one_each = self._check(batch)
         for start in batch.starts:
@@ -44,9 +43,9 @@ class SlotTable:
         self._write(batch.tables, one_each)
 
     def update(self, tables: TableUpdates) -> None:
-        """Take in the block-table deltas of a batch without starts, whose sequences are known to be in their slots.
+        """Apply the block-table deltas of a batch without starts, whose sequences are known to be in their slots.
 
-        Raises InvalidInput as `apply`; nothing has changed then.
+        Raises InvalidInput as `apply`, and then changes nothing.
         """
         self._write(tables, self._check_tables(tables, {}))
 
@@ -65,7 +64,7 @@ class SlotTable:
             begin += count
 
     def check(self, batch: UnifiedBatch) -> None:
-        """Would `apply` take this batch? Changes nothing; raises InvalidInput as `apply` does."""
+        """Check whether `apply` accepts this batch. Changes nothing; raises InvalidInput as `apply` does."""
         self._check(batch)
 
     def _check(self, batch: UnifiedBatch) -> bool:
@@ -78,7 +77,7 @@ class SlotTable:
         return self._check_tables(batch.tables, started)
 
     def _check_tables(self, tables: TableUpdates, started: dict[int, int]) -> bool:
-        """Whether the deltas are a block each for different tables. `started`: the slots of the same batch's starts, whose
+        """Whether the deltas are one block each for different tables. `started`: the slots of the same batch's starts, whose
         tables are empty. Raises InvalidInput."""
         if not started and self._one_block_each(tables):
             return True
@@ -105,8 +104,8 @@ class SlotTable:
         return False
 
     def _one_block_each(self, tables: TableUpdates) -> bool:
-        """Whether these are as decode steps have them, and sound: a block for each of some tables of the first group, within
-        the table or at its end."""
+        """Whether the deltas have the usual form of decode steps and are valid: one block for each of some tables of the first
+        group, within the table or at its end."""
         slots, starts = tables.slots.tolist(), tables.starts.tolist()
         if not slots or not len(slots) == len(starts) == len(tables.block_ids) == len(set(slots)):
             return False
@@ -155,7 +154,7 @@ class SlotTable:
         self._sampled[self._slot_of[seq_id]] = (position, tuple(token_ids))
 
     def recall(self, seq_id: int, position: int) -> int:
-        """The token sampled last for a sequence and position. Raises InvalidInput if that is not known."""
+        """The token sampled last for a sequence and position. Raises InvalidInput if it is not known."""
         first, tokens = self._sampled.get(self._slot_of[seq_id], (0, ()))
         if not first <= position < first + len(tokens):
             raise InvalidInput(
@@ -181,7 +180,7 @@ class SlotTable:
         return held + total
 
     def history_of(self, slot: int) -> TokenHistory:
-        """The tokens of the sequence in a slot, made of its start when first asked for; the caller keeps it up to date.
+        """The tokens of the sequence in a slot, created from its start on the first call; the caller keeps it up to date.
 
         Raises InvalidInput for an empty slot.
         """
@@ -202,7 +201,7 @@ class SlotTable:
         return slot
 
     def clear(self) -> None:
-        """Forget everything: a new epoch begins."""
+        """Forget all sequences, at the beginning of a new epoch."""
         self.failed = False
         for seq_id in list(self._slot_of):
             self.release(seq_id)

@@ -11,10 +11,10 @@ and a step runs as
     1. block copies                      executor.copy_blocks, see `BlockCopier`
     2. ONE batch_prefill                 the prefill items, and the heads of verify items
     3. ONE batch_decode                  the decode items, and the last token of verify items
-    4. one batch_decode per draft place  those verify items whose draft was accepted go on to feed it
+    4. one batch_decode per draft place  the verify items whose draft was accepted compute it
 
-Stage 4 is `speculative_decode` for many sequences at once: a rejected draft is never computed, so nothing has to be
-rolled back. Without drafts there are at most two forwards. Outputs come in the order of the items.
+Stage 4 is `speculative_decode` for many sequences at once: a rejected draft is never computed, so no rollback is needed.
+Without drafts there are at most two forwards. Outputs come in the order of the items.
 
 The executor keeps a `SlotTable`, offers it as `slot_table()` and clears it in `begin_epoch`; this module applies the batch
 to it. It needs no other state: tokens for `pending` inputs, running sums for mean pooling, and whether a step of this
@@ -48,7 +48,7 @@ from executors.contract.tensor import Tensor
 from executors.contract.token_history import TokenHistory
 
 ANY_TOKEN = 0
-"""What an item with an error sampled, as far as a later step's pending input is concerned."""
+"""Token recorded for an item with an error, for a later step's pending input."""
 _Out = TypeVar("_Out")
 
 
@@ -76,7 +76,7 @@ class SplitForwards(Protocol):
 
 @runtime_checkable
 class BlockCopier(Protocol):
-    """What a paged executor offers beside `slot_table` to be driven by the split path."""
+    """The method that a paged executor needs, besides `slot_table`, for the split path."""
 
     def copy_blocks(self, copies: Int32Array) -> None:
         """Copy KV blocks, int32 [m, 2] of (source, destination), before anything that runs later."""
@@ -89,18 +89,18 @@ class _Task:
     item: BatchItem
     slot: int
     prompt: Int32Array
-    """The sequence's whole prompt, to tell which prompt logprobs are known."""
+    """Token ids of the sequence's whole prompt, which determine the known prompt logprobs."""
     history: TokenHistory | None = None
-    """For settings that look back: kept in the slot table, for executors know no history outside of a step. Their logits are
-    asked for and sampled here."""
+    """Token history for settings that need it, kept in the slot table, because executors have no history outside a step. The
+    logits of such an item are requested and sampled here."""
     tokens: list[SampledToken] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     prompt_logprobs: tuple[SampledToken, ...] | None = None
     pooled: NDArray[np.float32] | None = None
     going: bool = True
-    """False once a draft was rejected."""
+    """Whether all drafts so far were accepted."""
     failed: ItemOutput | None = None
-    """Set when this item has no result: its logits cannot be sampled from, or there is nothing to pool."""
+    """Output of an item without a result: its logits cannot be sampled from, or there is nothing to pool."""
 
     @property
     def end(self) -> int:
@@ -109,7 +109,7 @@ class _Task:
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """How many of the item's positions have a known next prompt token and want its logprob."""
+        """Number of the item's positions that have a known next prompt token and request its logprob."""
         if self.item.prompt_logprobs is None:
             return 0
         return max(0, min(len(self.item.q_tokens), len(self.prompt) - 1 - self.item.pos_offset))
@@ -125,7 +125,7 @@ class _Task:
         return 0 if plain and item.pooling is None and not self.num_prompt_logprobs else count
 
     def output(self) -> ItemOutput | None:
-        """What the stages gave; None for an intermediate chunk that asked for nothing."""
+        """The result of the stages; None for an intermediate chunk that requested nothing."""
         if self.failed is not None:
             return self.failed
         logits = Tensor.of(np.stack(self.logits)) if self.logits else None
@@ -137,8 +137,8 @@ class _Task:
 async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> UnifiedOutput:
     """Compute a batch as separate prefill and decode forwards; see the module.
 
-    Raises as `ModelExecutor.unified_decode`. An InvalidInput from the executor after something of this batch was
-    computed already is raised as StepFailed, for the state of its sequences is then unknown.
+    Raises as `ModelExecutor.unified_decode`. An InvalidInput from the executor after part of this batch was computed is
+    raised as StepFailed, because the state of its sequences is then unknown.
     """
     table = executor.slot_table()
     if table.failed:
@@ -165,7 +165,7 @@ async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> 
 
 
 async def _run(executor: SplitForwards, table: SlotTable, batch: UnifiedBatch) -> UnifiedOutput:
-    """The stages, for a batch that `table` has taken in."""
+    """Run the stages for a batch that was applied to `table`."""
     tasks = _tasks(batch, table)
     if len(batch.block_copies):
         assert isinstance(executor, BlockCopier)
@@ -214,7 +214,7 @@ def fill_pending(
 
 
 async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]) -> None:
-    """Stage 2. Nothing of the batch was computed before."""
+    """Stage 2, before which nothing of the batch was computed."""
     outputs = await executor.batch_prefill([_prefill_input(task) for task in tasks])
     for task, output in zip(tasks, outputs, strict=True):
         item = task.item
@@ -222,7 +222,7 @@ async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]
             assert output.logits is not None
             task.prompt_logprobs = _describe_prompt(task, output)
         if item.pooling is not None and output.hidden_states is None:
-            said = "this executor returns no hidden states, of which an embedding is made"
+            said = "this executor returns no hidden states, which embeddings are made from"
             task.failed = ItemOutput(error=said)
         elif item.pooling is not None:
             pooled = _pool(table, task, output)

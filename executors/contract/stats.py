@@ -1,4 +1,4 @@
-"""`StepStats`: counts and latencies of an executor's steps, from which its status and metrics are made.
+"""`StepStats`: counts and latencies of an executor's steps, the source of its status and metrics.
 
 Standard library and NumPy only. Executors need not use it.
 """
@@ -33,13 +33,13 @@ class StepStats:
         self._since = time.monotonic()
 
     def record_step(self, batch: UnifiedBatch, output: UnifiedOutput, ms: float) -> None:
-        """Take in a unified step that took `ms` milliseconds."""
+        """Record a unified step that took `ms` milliseconds."""
         decodes = int(np.count_nonzero((batch.num_q_tokens == 1) & (batch.pos_offsets > 0)))
         sampled = int(output.num_tokens.sum())
         self.record("unified_decode", len(batch), decodes, batch.total_q_tokens(), sampled, ms)
 
     def record(self, operation: str, items: int, decodes: int, tokens: int, sampled: int, ms: float) -> None:
-        """A forward of `items` items, `decodes` of them single tokens; `tokens` query tokens in all."""
+        """Record a forward of `items` items, `decodes` of them single tokens; `tokens` query tokens in all."""
         self.steps += 1
         self.items += items
         self.prefills += items - decodes

@@ -1,4 +1,4 @@
-"""What an executor is, what it can do, and how it fares. Standard library only.
+"""Facts, capabilities and status of an executor. Standard library only.
 
 Immutable records that travel whole over the wire. Units are in the field names or beside them.
 """
@@ -21,7 +21,7 @@ class AttentionType(enum.StrEnum):
 
 
 class ExecutorState(enum.StrEnum):
-    """Life of an executor."""
+    """States of an executor's life."""
 
     INITIALIZING = "Initializing"
     READY = "Ready"
@@ -32,7 +32,7 @@ class ExecutorState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the loaded model is.
+    """Facts of the loaded model.
 
     `vocab_size` counts the ids the tokenizer may produce; `logits_width` is the number of columns of lm_head and may be
     larger (padding). Every token id handed to an executor must be below `logits_width`.
@@ -53,15 +53,16 @@ class ModelInfo:
     num_parameters: int = 0
     device: str = "cpu"
     generates: bool = True
-    """False for a model without a head: it has hidden states and no logits, and steps that ask for tokens are refused."""
+    """Whether the model generates tokens. A model without a head has hidden states but no logits; steps that request tokens are
+    refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirements:
-    """Bytes an executor needs on its device, by what they grow with; what its libraries take by themselves is left out.
+    """Bytes an executor needs on its device, by the quantity they grow with, without the memory of its libraries.
 
-    A token that waits in KV takes KV memory; a token in the step that is being computed takes activation memory too, and
-    a step has at most `max_batched_tokens` (None: all tokens are computed at once).
+    A token in KV takes KV memory; a token in the current step takes activation memory too, and a step has at most
+    `max_batched_tokens` (None: all tokens are computed at once).
     """
 
     parameter_memory: int
@@ -84,17 +85,17 @@ class MemoryRequirements:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCapabilities:
-    """What works. A field that says True (or lists a form) is tested by the conformance kit."""
+    """Capabilities of an executor. The conformance kit tests each field that is True (or lists a form)."""
 
     max_batch_size: int
-    """Sequences in a step; may be less than `ExecutorConfig.max_num_seqs`, see `shrink_batch`."""
+    """Most sequences in a step; may be less than `ExecutorConfig.max_num_seqs`, see `shrink_batch`."""
     max_sequence_length: int
     attention_types: tuple[AttentionType, ...]
     memory: MemoryRequirements
     max_batched_tokens: int | None = None
-    """Tokens in a step where that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
+    """Most tokens in a step if that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
     max_in_flight: int = 1
-    """Steps that may be submitted before the first of them has answered. They run in the order of submission."""
+    """Number of steps that may be submitted before the first of them is answered. They run in the order of submission."""
     dynamic_batching: bool = False
     continuous_batching: bool = False
     speculative: bool = False
@@ -103,7 +104,7 @@ class ExecutorCapabilities:
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
     grammars: bool = False
-    """Sequences may have a grammar: see `SequenceStart.grammar`."""
+    """Whether sequences may have a grammar: see `SequenceStart.grammar`."""
 
     @property
     def paged(self) -> bool:
@@ -128,7 +129,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """How the executor fares now. Counts are since start, times are means in milliseconds."""
+    """The executor's current status. Counts are since start, times are means in milliseconds."""
 
     state: ExecutorState
     is_ready: bool
@@ -140,24 +141,24 @@ class ExecutorStatus:
     memory: MemoryStatus = field(default_factory=MemoryStatus)
     last_operation: str = ""
     notes: tuple[str, ...] = ()
-    """What is slower or missing here and why, e.g. a fallback kernel."""
+    """Notes on slower or missing features and the reasons, e.g. a fallback kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast an executor was when it had warmed up: what is known of its speed before the first request.
+    """The speed of an executor after warmup, known before the first request.
 
     A step takes about `decode_step(decodes)` seconds and `prompt_token` seconds for each prompt token in it.
     """
 
     prompt_token: float
-    """Seconds, more than 0."""
+    """Time per prompt token in seconds, more than 0."""
     decode_steps: tuple[tuple[int, float], ...]
-    """(sequences, seconds of a step with one token of each), by rising number; one entry at least."""
+    """Pairs (sequences, seconds of a step with one token of each), by rising number; at least one."""
 
     def decode_step(self, num_seqs: int) -> float:
-        """Seconds of a step with one token of each of `num_seqs` sequences: between two that were measured, by the straight line
-        between them; outside of all, what the nearest took; 0 for none."""
+        """Seconds of a step with one token of each of `num_seqs` sequences: by linear interpolation between two measurements;
+        outside their range, the nearest one; 0 for no sequences."""
         if num_seqs <= 0:
             return 0.0
         before, after = self.decode_steps[0], self.decode_steps[-1]
@@ -202,8 +203,8 @@ class KvLayout:
     bytes_per_block: int
     num_groups: int = 1
     blocks_per_span: int = 0
-    """Consecutive blocks, from a multiple of this number on, whose memory `release_memory` gives back well together; 0: the
-    memory was taken at the start and is never given back."""
+    """Number of consecutive blocks, starting at a multiple of it, whose memory `release_memory` can release together; 0: the
+    memory was allocated at the start and is never released."""
 
     @property
     def capacity_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""`Tensor`: how arrays cross the contract without torch. Standard library and NumPy only."""
+"""`Tensor`: the form in which arrays cross the contract without torch. Standard library and NumPy only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tensor:
 
     @staticmethod
     def of(values: ArrayLike, dtype: str | None = None) -> Tensor:
-        """A tensor over a NumPy array (no copy where it is contiguous already) or nested lists."""
+        """A tensor over a NumPy array (without a copy if it is contiguous) or nested lists."""
         array = np.ascontiguousarray(values, dtype=_NUMPY[dtype] if dtype else None)
         # An empty array cannot be cast to bytes by memoryview, hence tobytes for that one case.
         data = array.data.cast("B") if array.size else memoryview(array.tobytes())

@@ -1,6 +1,6 @@
-"""`TokenHistory`: the tokens of one sequence and how often each occurred, kept up to date token by token.
+"""`TokenHistory`: the tokens of one sequence and the number of their occurrences, kept up to date token by token.
 
-What penalties, words that must not appear and `min_tokens` look back at. Standard library and NumPy only.
+Penalties, bad words and `min_tokens` use it. Standard library and NumPy only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TokenHistory:
 
     @staticmethod
     def of(start: SequenceStart) -> TokenHistory:
-        """What a start tells."""
+        """The history of a sequence's start."""
         return TokenHistory(start.prompt_token_ids, start.output_token_ids)
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class TokenHistory:
         return self._in_prompt[: self._num]
 
     def append(self, token: int) -> None:
-        """One more output token."""
+        """Append one output token."""
         self.output.append(token)
         place = self._place.get(token)
         if place is None:
@@ -85,8 +85,8 @@ class TokenHistory:
         """Make the history end with `tokens` at `position` and after it: the inputs of the step that samples next.
 
         Usually it does already, and this is one comparison. After a rollback the tokens past the inputs are forgotten, and
-        inputs that differ from what was recorded count instead of it. `pending` marks inputs whose id the host does not
-        know: they are the recorded ones. Raises InvalidInput where tokens before `position` were never seen.
+        inputs that differ from the recorded ones replace them. `pending` marks inputs whose id the host does not know: they
+        are the recorded ones. Raises InvalidInput if tokens before `position` were never seen.
         """
         end, first = position + len(tokens), max(position, self.prompt_len)
         if len(self) < first:

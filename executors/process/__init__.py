@@ -4,7 +4,7 @@
                                               HangWatch (watch.py)                                        |
     child.py: I/O thread -> main thread -> StepGuard (guard.py) -> the executor       messages.py over wire.py
 
-Nothing is imported here: the child needs the wire only, the server never needs the child's half.
+Nothing is imported here: the child needs only the wire, and the server never needs the child's modules.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The executor process: `python -m executors.process.child FD`, started by `life.py` with its end of a socketpair.
 
-    I/O thread    socket -> inbox, a heartbeat every second, and the end of the process with the end of the socket
+    I/O thread    socket -> inbox, a heartbeat every second, and the end of the process when the socket closes
     main thread   an event loop: inbox -> executor, one call after the other, answers to the socket
 
-The I/O thread runs before the executor is imported (which takes seconds), so that an abandoned process never loads on.
-Code that holds the GIL stops it; then PDEATHSIG ends the process.
+The I/O thread runs before the executor is imported (which takes seconds), so that an abandoned process does not continue to
+load. Code that holds the GIL blocks this thread; then PDEATHSIG ends the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 18
 
 
 class Channel:
-    """The child's end of the socket, for both threads. A parent that is gone ends the process, from either."""
+    """The child's end of the socket, for both threads. If the parent is gone, either thread ends the process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -53,13 +53,13 @@ class Channel:
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: m.ToServer) -> None:
-        """Raises WireError, with nothing sent, for what cannot travel."""
+        """Send a message. Raises WireError, with nothing sent, if it cannot be encoded."""
         frame = encode(message)
         with self._lock:
             self._send(frame)
 
     def send_if_free(self, message: m.ToServer) -> None:
-        """Send unless that had to wait: what is being sent instead tells the server the same, that this process lives."""
+        """Send unless another message is being sent, which also shows the server that this process is alive."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._writable.poll(0):
@@ -68,7 +68,7 @@ class Channel:
                 self._lock.release()
 
     def receive(self, timeout_s: float) -> memoryview:
-        """What has come within that time, empty if nothing; good until the next call. For one thread."""
+        """The bytes received within that time, empty if none; valid until the next call. For one thread."""
         if not self._poll.poll(max(0.0, 1000 * timeout_s)):
             return self._buffer[:0]
         try:
@@ -92,7 +92,7 @@ def _gone() -> NoReturn:
 
 
 class IoThread(threading.Thread):
-    """Reads and beats until the process ends."""
+    """Reads messages and sends heartbeats until the process ends."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class IoThread(threading.Thread):
         except WireError as error:
             print(f"executor: {error}", file=sys.stderr, flush=True)
             os._exit(EXIT_GARBAGE)
-        except BaseException as error:  # without this thread nobody would hear of the parent's death
+        except BaseException as error:  # without this thread the parent's death would go unnoticed
             print(f"executor: I/O thread: {error!r}", file=sys.stderr, flush=True)
             os._exit(EXIT_FAILED)
 
@@ -180,7 +180,8 @@ def _bind_to_parent(sock: socket.socket) -> None:
 
 
 def _wake_in_time() -> None:
-    """Linux lets a thread's sleeps end up to 50 us late otherwise: who waits for a device's step looks every 20 us."""
+    """Reduce the timer slack: by default Linux ends a thread's sleep up to 50 us late, and the poll of a device's step sleeps
+    20 us."""
     nanoseconds = 1
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
@@ -204,7 +205,7 @@ def _prepare_process() -> None:
 
 
 def main() -> NoReturn:
-    """The process's whole life. Ends by `os._exit`: threads of libraries must not hold it up."""
+    """Run the process. Ends by `os._exit`, so that threads of libraries cannot delay the end."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(True)
     os.set_inheritable(sock.fileno(), False)

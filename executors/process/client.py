@@ -2,7 +2,7 @@
 
 A call is a frame to the child and a future for its answer; answers come in order and several calls may be outstanding.
 A cancelled caller changes nothing for the child: the call runs and its answer is dropped. The synchronous members answer
-from the facts that came when the child was ready and from its last heartbeat.
+from the facts that the child sent when it became ready, and from its last heartbeat.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ A = TypeVar("A", bound=m.Answer)
 class RemoteExecutor(BatchModelExecutor):
     """See the module. All of it belongs to one event loop.
 
-    - `restarts`: times a child was started again, by the cause of the death before (exit, signal, closed, hang, load, memory).
+    - `restarts`: number of restarts by the cause of the previous death (exit, signal, closed, hang, load, memory).
     - `on_death`: called on the loop at each death of a child, `shutdown` excepted.
-    - `config.executor` names a built-in executor or `package.module:Factory`: what `register_factory` made known to this
-      process is not known to the child.
+    - `config.executor` names a built-in executor or `package.module:Factory`: factories that `register_factory` added in this
+      process do not exist in the child.
     """
 
     mode = "process"
@@ -107,7 +107,7 @@ class RemoteExecutor(BatchModelExecutor):
         return self._known().optimal_batch_size
 
     def status(self) -> ExecutorStatus:
-        """The child's last word, with the state that this side knows better: loading, dead, shut down."""
+        """The child's last status, with the state as this side knows it: loading, dead, shut down."""
         known = self._snapshot.status if self._snapshot else ExecutorStatus(ExecutorState.INITIALIZING, False)
         if self._closed:
             return replace(known, state=ExecutorState.SHUTDOWN, is_ready=False)
@@ -135,11 +135,11 @@ class RemoteExecutor(BatchModelExecutor):
         return self._clock() - self._snapshot_at
 
     def stage(self) -> str:
-        """What the child is loading or compiling, "" if nothing, as of the last heartbeat or report."""
+        """The stage of the child's loading or compilation, "" if none, as of the last heartbeat or report."""
         return self._beat.stage
 
     def running_seconds(self) -> float | None:
-        """How long the call in the child had been running at the last heartbeat; None when it was idle."""
+        """Seconds that the child's current call had been running at the last heartbeat; None if it was idle."""
         return self._beat.running_s
 
     def supports_adapters(self) -> bool:
@@ -154,16 +154,16 @@ class RemoteExecutor(BatchModelExecutor):
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def set_progress(self, report: ProgressCallback) -> None:
-        """Called on the event loop, from the next report on."""
+        """As the contract's; `report` is called on the event loop, from the next report on."""
         self._report = report
 
     def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
-        """Takes the place of `on_death`."""
+        """As the contract's; replaces `on_death`."""
         self.on_death = report
 
     async def warmup(self) -> None:
         """Start the child and wait until it is ready; start it again if it died. Raises ConfigError, OutOfMemory or
-        ExecutorDied (cause "load"). A cancelled caller leaves it loading: a later warmup or begin_epoch waits on."""
+        ExecutorDied (cause "load"). A cancelled caller leaves it loading: a later warmup or begin_epoch waits for it."""
         if self._closed:
             raise NotReady("the executor was shut down")
         while self._life is None or self._life.death is not None:
@@ -200,7 +200,7 @@ class RemoteExecutor(BatchModelExecutor):
 
     async def shutdown(self) -> None:
         """Ask the child to end, wait at most 2 s, kill it, reap it. Outstanding calls that it does not answer in this time
-        raise NotReady. Goes on when its caller is cancelled."""
+        raise NotReady. Continues if its caller is cancelled."""
         self._closed = True
         if self._life is None:
             return
@@ -209,7 +209,7 @@ class RemoteExecutor(BatchModelExecutor):
         await asyncio.shield(self._ending)
 
     async def wait_dead(self) -> ExecutorDied | None:
-        """Wait until the present child is dead (at once if it is), and say how; None if it was shut down.
+        """Wait until the current child is dead (returns at once if it is); returns its death, None if it was shut down.
 
         Raises NotReady if there has never been one.
         """
@@ -266,7 +266,7 @@ class RemoteExecutor(BatchModelExecutor):
         return m.own_tensor(answer.tensor)
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """As `AdapterExecutor`'s. Raises Unsupported where the executor is none."""
+        """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._ask(m.Done, lambda call: m.LoadAdapter(call, name, path, digest))
 
     async def unload_adapter(self, name: str) -> None:
@@ -274,7 +274,7 @@ class RemoteExecutor(BatchModelExecutor):
         await self._ask(m.Done, lambda call: m.UnloadAdapter(call, name))
 
     async def prepare_grammar(self, grammar: str) -> None:
-        """As the contract's; its answer waits for no step."""
+        """As the contract's; its answer does not wait for steps."""
         await self._ready_life().prepare(grammar)
 
     async def _ask(self, kind: type[A], make: Callable[[int], m.Call], tokens: int | None = None) -> A:
@@ -286,7 +286,7 @@ class RemoteExecutor(BatchModelExecutor):
         return cast(A, answer)
 
     def _ready_life(self) -> Life:
-        """The child that can be called. Raises NotReady or ExecutorDied."""
+        """The child that accepts calls. Raises NotReady or ExecutorDied."""
         life = self._life
         if self._closed:
             raise NotReady("the executor was shut down")
@@ -299,7 +299,7 @@ class RemoteExecutor(BatchModelExecutor):
     # -- sequence state: no answer ---------------------------------------------------------------------------------------
 
     def release_cache(self, cache_id: int) -> None:
-        """Sent behind the calls made so far. To a dead child there is nothing to say: it holds nothing."""
+        """As the contract's; sent after the calls made so far. Does nothing for a dead child, which holds no cache."""
         if self._life is not None:
             self._life.tell(m.Release(cache_id))
 

@@ -1,7 +1,7 @@
 """`InlineExecutor`: any executor on a thread of this process, behind the semantics of `RemoteExecutor`.
 
-For tests and debugging: breakpoints work and torch is imported here. What needs a process of its own is missing: a hang is
-not noticed, and a crash takes the server along.
+For tests and debugging: breakpoints work and torch is imported here. Without a process of its own a hang is not detected,
+and a crash ends the server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class _Kind(enum.Enum):
-    """When a job is carried out."""
+    """The time when a job runs."""
 
     ALONE = "when those before it are done"
     BESIDE = "when those before it are begun: a step of an executor that takes several"
@@ -74,12 +74,12 @@ class _ExecutorThread(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._jobs: asyncio.Queue[_Job[Any] | None] = asyncio.Queue()
         self._out: deque[asyncio.Task[None]] = deque()
-        """Jobs that were begun beside others."""
+        """Jobs that run concurrently with others."""
         self._worker = self._loop.create_task(self._work())
         self.start()
 
     def run(self) -> None:
-        """The thread's whole life."""
+        """Run the thread."""
         try:
             self._loop.run_until_complete(self._worker)
         except asyncio.CancelledError:
@@ -131,7 +131,7 @@ class _ExecutorThread(threading.Thread):
         self._loop.call_soon_threadsafe(self._jobs.put_nowait, None)
 
     def abandon(self) -> None:
-        """End at once: the running job and those after it fail with NotReady. What blocks the thread goes on there."""
+        """End at once: the running job and those after it fail with NotReady. Blocking code continues on the thread."""
         self._loop.call_soon_threadsafe(self._worker.cancel)
 
 
@@ -220,11 +220,11 @@ class InlineExecutor(BatchModelExecutor):
         return self._guard.executor.lora_metrics_snapshot() if self._guard else None
 
     def snapshot_age(self) -> float:
-        """0: what the synchronous members answer is always current."""
+        """0: the answers of the synchronous members are always current."""
         return 0.0
 
     def stage(self) -> str:
-        """What is being loaded or compiled, "" if nothing."""
+        """The stage of loading or compilation, "" if none."""
         return self._stage
 
     def running_seconds(self) -> float | None:
@@ -244,7 +244,7 @@ class InlineExecutor(BatchModelExecutor):
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def set_progress(self, report: ProgressCallback) -> None:
-        """Called on the executor's thread."""
+        """As the contract's; `report` is called on the executor's thread."""
         self._report = report
 
     def _progressed(self, stage: str, done: int, total: int) -> None:
@@ -287,7 +287,7 @@ class InlineExecutor(BatchModelExecutor):
             self._over.clear()
 
     async def shutdown(self) -> None:
-        """Waits at most `shutdown_s` for what still runs, then leaves the thread to itself."""
+        """Wait at most `shutdown_s` for running jobs, then abandon the thread."""
         closed_before, self._closed = self._closed, True
         self._over.set()
         if self._thread is None or closed_before:
@@ -305,7 +305,7 @@ class InlineExecutor(BatchModelExecutor):
             await self._guard.executor.shutdown()
 
     async def wait_dead(self) -> ExecutorDied | None:
-        """Wait until the executor raised ExecutorDied (at once if it did), and return that; None once shut down."""
+        """Wait until the executor has raised ExecutorDied, and return it; None once shut down."""
         await self._over.wait()
         return None if self._closed else self._death
 
@@ -341,7 +341,7 @@ class InlineExecutor(BatchModelExecutor):
         return await self._run(lambda guard: guard.executor.forward(tensor))
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """As `AdapterExecutor`'s. Raises Unsupported where the executor is none."""
+        """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._run(lambda guard: _adapters(guard).load_adapter(name, path, digest))
 
     async def unload_adapter(self, name: str) -> None:
@@ -349,7 +349,7 @@ class InlineExecutor(BatchModelExecutor):
         await self._run(lambda guard: _adapters(guard).unload_adapter(name))
 
     async def prepare_grammar(self, grammar: str) -> None:
-        """As the contract's: beside the thread's work, not behind it."""
+        """As the contract's: concurrent with the thread's work."""
         await self._warm().prepare_grammar(grammar)
 
     async def _run(
@@ -382,7 +382,7 @@ class InlineExecutor(BatchModelExecutor):
     # -- sequence state: no answer ---------------------------------------------------------------------------------------
 
     def release_cache(self, cache_id: int) -> None:
-        """Done behind the calls made so far, on the thread."""
+        """As the contract's; runs after the calls made so far, on the thread."""
         self._tell(lambda guard: guard.release_cache(cache_id))
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:

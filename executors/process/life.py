@@ -2,10 +2,10 @@
 
     Popen -> Load -> [Progress ...] -> Ready | LoadFailed -> calls and answers -> death -> reaped
 
-A death has one verdict, the first that was reached: `death` is set, every call outstanding fails with it, the process is
-killed if it still runs, and `reaped` is set once the kernel has given its exit status back. Causes:
+A death has one verdict, the first that was reached: `death` is set, every outstanding call fails with it, the process is
+killed if it still runs, and `reaped` is set once the kernel has returned its exit status. Causes:
 
-    exit    it ended by itself          signal  something killed it        closed  it closed its socket or sent garbage
+    exit    it ended by itself          signal  a signal killed it         closed  it closed its socket or sent garbage
     hang    see watch.py                load    it never became ready, whatever the reason
 """
 
@@ -49,18 +49,18 @@ from executors.process.watch import HangWatch, Limits, TokenCost
 from executors.process.wire import WireError, encode
 
 Command = Callable[[int], list[str]]
-"""The command line of a child, given the number of its end of the socketpair."""
+"""Function that makes the command line of a child, given the descriptor of its end of the socketpair."""
 
 
 def child_command(fd: int) -> list[str]:
-    """The executor process at its end of a socketpair."""
+    """The command line of the executor process, given its end of a socketpair."""
     return run.command("executors.process.child", str(fd))
 
 
 def child_environment() -> dict[str, str]:
-    """The server's environment without its settings (keys are among them: the child gets its own by message).
+    """The server's environment without its settings, which include keys; the child gets its own settings by message.
 
-    Threads that wait for work by spinning would take the cores that the server's loop needs.
+    Spinning of idle threads is disabled: it would take the cores that the server's loop needs.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -76,7 +76,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a life tells its owner, on the loop."""
+    """Callbacks of a life to its owner, on the loop."""
 
     progress: Callable[[str, int, int], None]
     heartbeat: Callable[[Heartbeat], None]
@@ -85,7 +85,8 @@ class Listener:
 
 
 class Life:
-    """Written only by its own methods, on one event loop. Starting it needs no await: none can be left half started."""
+    """One child process. Written only by its own methods, on one event loop. Starting it needs no await, so that a start cannot
+    be cancelled half-way."""
 
     def __init__(
         self,
@@ -98,13 +99,13 @@ class Life:
         *,
         again: bool = False,
     ) -> None:
-        """`again`: a child before it was loaded."""
+        """`again`: an earlier child was loaded."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
         self._waiting: deque[_Waiting] = deque()
         self._preparing: dict[int, asyncio.Future[None]] = {}
-        """Grammars that the child is asked to compile, by number."""
+        """Futures of the grammars that the child is compiling, by number."""
         self._last_prepare = 0
         self._last_call = 0
         self._load_error: ExecutorError | None = None
@@ -143,7 +144,7 @@ class Life:
 
     @property
     def is_ready(self) -> bool:
-        """Loaded and alive."""
+        """True if the child is loaded and alive."""
         return self.death is None and self._ready.done()
 
     async def ready(self) -> None:
@@ -165,7 +166,7 @@ class Life:
     def call(self, message: Call, tokens: int | None) -> asyncio.Future[Answer]:
         """Send a call; the future has its answer, or the typed error. `tokens` as for `HangWatch.sent`.
 
-        Raises InvalidInput, with nothing sent, for what cannot travel. The future may be cancelled at any time.
+        Raises InvalidInput, with nothing sent, for a message that cannot be encoded. The future may be cancelled at any time.
         """
         if self.death is not None:
             raise self._fresh(self.death)
@@ -178,7 +179,7 @@ class Life:
         return future
 
     async def prepare(self, grammar: str) -> None:
-        """Have a grammar compiled beside the calls. Raises InvalidInput, Unsupported or ExecutorDied."""
+        """Compile a grammar concurrently with the calls. Raises InvalidInput, Unsupported or ExecutorDied."""
         if self.death is not None:
             raise self._fresh(self.death)
         self._last_prepare = number = self._last_prepare + 1
@@ -190,7 +191,7 @@ class Life:
             self._preparing.pop(number, None)
 
     def tell(self, message: Release | Truncate | ReleaseMemory) -> None:
-        """Send what has no answer."""
+        """Send a message that has no answer."""
         if self.death is None:
             self._stream.send(_frame(message))
 
@@ -199,8 +200,8 @@ class Life:
         self._die(ExecutorDied(f"executor process {self.pid}: {reason}", cause, from_outside=from_outside))
 
     async def stop(self) -> None:
-        """Ask it to end, wait `shutdown_s`, kill it; returns when it is reaped. Outstanding calls that it does not answer
-        in this time fail with NotReady. If cancelled it is killed at once."""
+        """Ask the child to end, wait `shutdown_s`, kill it; returns when it is reaped. Outstanding calls that it does not answer
+        in this time fail with NotReady. If this call is cancelled, the child is killed at once."""
         self._stopping = True
         try:
             if self.is_ready:
@@ -255,7 +256,7 @@ class Life:
             return
         waiting = self._waiting.popleft()
         self._watch.answered(now, answer.seconds, step=isinstance(answer, StepDone))
-        if waiting.future.done():  # its caller was cancelled: nobody wants the answer
+        if waiting.future.done():  # its caller was cancelled: the answer is not needed
             return
         if error is not None:
             waiting.future.set_exception(error)
@@ -278,8 +279,8 @@ class Life:
             self.kill("hang", reason, from_outside=self._watch.is_silent(now))
 
     def _exited(self) -> None:
-        """The process is gone, or this is only a tick."""
-        with contextlib.suppress(ChildProcessError):  # reaped by somebody else: poll() reports 0
+        """Called at a tick, and when the process may have exited."""
+        with contextlib.suppress(ChildProcessError):  # reaped elsewhere: poll() reports 0
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
             self._kill_group()  # its own children, before it is reaped: its number cannot belong to another yet
@@ -292,7 +293,7 @@ class Life:
             self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
-            # A crash of its own and a kill by somebody look the same: so do SIGSEGV and SIGABRT.
+            # A crash and a kill from outside look the same: so do SIGSEGV and SIGABRT.
             self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=True)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
@@ -323,7 +324,7 @@ class Life:
             self._kill_group()
         if loading:
             self._ready.set_exception(self._load_error or self._fresh(death))
-            self._ready.exception()  # it may be that nobody waits: not worth a complaint
+            self._ready.exception()  # perhaps no task waits: avoid the warning
         for waiting in self._waiting:
             if not waiting.future.done():
                 waiting.future.set_exception(self._fresh(death))
@@ -337,7 +338,7 @@ class Life:
             self._listener.died(death)
 
     def _fresh(self, death: ExecutorDied) -> ExecutorError:
-        """An instance for one raise: tracebacks grow on shared ones."""
+        """A new error instance for one raise: the traceback of a shared one would grow."""
         if self._stopping:
             return NotReady("the executor was shut down")
         return ExecutorDied(str(death), death.cause, from_outside=death.from_outside)

@@ -1,7 +1,7 @@
-"""Ends the executor process before the kernel does: a container's limit is watched from inside.
+"""Ends the executor process before the kernel does, by watching the container's memory limit from inside.
 
-A kill by the kernel has no name, and may hit the server instead. Ended here, the death says what it was, the process is
-started anew with all its memory given back, and the streams go on.
+A kill by the kernel gives no reason, and may hit the server instead. If the process ends itself, its exit code names the
+reason, it is restarted with all its memory freed, and the streams continue.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from executors.llm.memory.cgroup import Pressure, PressureGauge
 
 _SHARE, _LEAST = 0.03, 32 << 20
-"""What has to stay free: that part of the limit, and at least so many bytes. A limit that leaves no room for a process
-at all, below 16 times the least, is left to the kernel."""
+"""Memory that must stay free: this share of the limit, and at least this many bytes. A limit below 16 times the latter, which
+leaves no room for a process, is left to the kernel."""
 _BYTES_PER_S = 8e9
-"""As fast as memory can fill: the next look comes before that could have used up what is left."""
+"""Rate at which memory can fill, in bytes per second: the next check comes before it could use up the remaining memory."""
 _SHORTEST_S, _LONGEST_S = 0.005, 0.25
 
 
 class MemoryWatch(threading.Thread):
-    """Looks at the container's memory until the process ends; calls `give_up` with a line that says why, once.
+    """Checks the container's memory until the process ends; calls `give_up` once, with a line that gives the reason.
 
-    Does nothing where no cgroup has a limit. `look` is for tests.
+    Does nothing if no cgroup has a limit. `look` is for tests.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MemoryWatch(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """The thread's whole life."""
+        """Run the thread."""
         found = self._look()
         while found is not None and found.limit >= 16 * _LEAST:
             if found.left < max(_LEAST, _SHARE * found.limit):

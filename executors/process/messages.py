@@ -1,11 +1,11 @@
-"""What the server process and the executor process say to each other.
+"""Messages between the server process and the executor process.
 
     server -> executor   Load, then calls (Step, Prefill, ...), each answered once and in order; Release, Truncate
                          and ReleaseMemory are not answered; Shutdown is the last.
     executor -> server   Progress and one Ready or LoadFailed; then Done, StepDone, ... or Failed for each call; Heartbeat
                          at any time.
 
-`call` is a number rising by one a call. `seconds` is how long the executor worked on it, by its own clock.
+`call` is a number that rises by one per call. `seconds` is the time the executor worked on it, by its own clock.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ReleaseMemory(msgspec.Struct, tag=14, array_like=True):
 
 
 class Unreadable(msgspec.Struct):
-    """Never sent: what the child takes a frame for whose fields do not fit its tag. `call` None where no answer is due."""
+    """Never sent: stands for a received frame whose fields do not fit its tag. `call` is None if no answer is due."""
 
     call: int | None
     reason: str
@@ -168,7 +168,7 @@ ToExecutor = Load | Call | Release | Truncate | ReleaseMemory | Prepare | Shutdo
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """What the synchronous members answer."""
+    """Answers of the synchronous members."""
 
     status: ExecutorStatus
     metrics: ExecutorMetrics
@@ -177,7 +177,7 @@ class Snapshot(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag=1, array_like=True):
-    """Alive. `snapshot` None before there is an executor; `running_s` seconds the current call has taken, None when idle."""
+    """A sign of life. `snapshot`: None before the executor exists. `running_s`: seconds of the current call, None when idle."""
 
     snapshot: Snapshot | None
     stage: str
@@ -206,7 +206,7 @@ class Ready(msgspec.Struct, tag=3, array_like=True):
 
 
 class LoadFailed(msgspec.Struct, tag=4, array_like=True):
-    """The executor could not be made; the process ends."""
+    """The executor could not be created; the process ends."""
 
     kind: str
     message: str
@@ -250,7 +250,7 @@ class DecodeDone(msgspec.Struct, tag=7, array_like=True):
 
 
 class SpeculateDone(msgspec.Struct, tag=8, array_like=True):
-    """What `speculative_decode` returned."""
+    """The result of `speculative_decode`."""
 
     call: int
     seconds: float
@@ -258,7 +258,7 @@ class SpeculateDone(msgspec.Struct, tag=8, array_like=True):
 
 
 class ForwardDone(msgspec.Struct, tag=9, array_like=True):
-    """What `forward` returned."""
+    """The result of `forward`."""
 
     call: int
     seconds: float
@@ -299,8 +299,8 @@ _UNANSWERED_TAGS = frozenset(kind.__struct_config__.tag for kind in (Release, Tr
 
 
 def unreadable(payload: bytearray, reason: str) -> Unreadable | None:
-    """The call that a frame was meant to be, None where not even that is known: a field of a wrong type in one call is no
-    reason to end everybody else's."""
+    """The call that a frame was meant to be, None if that is unknown: a field of a wrong type in one call must not end the
+    other calls."""
     try:
         found = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
@@ -356,7 +356,7 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
 
 
 def unpack_batch(step: Step) -> UnifiedBatch:
-    """The batch again. Raises InvalidInput where arrays are missing or of another dtype."""
+    """The batch of a step. Raises InvalidInput if arrays are missing or have another dtype."""
     found = [array.dtype for array in step.arrays]
     if found != [dtype for _, dtype in _BATCH_ARRAYS]:
         raise InvalidInput(f"a step's arrays are {', '.join(map(str, found))}")
@@ -393,7 +393,7 @@ def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
 
 
 def unpack_output(done: StepDone) -> UnifiedOutput:
-    """The output again."""
+    """The output of a step."""
     details = {
         i: ItemOutput(
             tokens=one.tokens,

@@ -1,7 +1,7 @@
 """`MessageStream`: the server's end of the socketpair, on the event loop, without a thread and never blocking.
 
-Not an asyncio transport: those are made by awaiting, which is one more place where a cancelled start could leave a child
-behind, and they cannot be asked for what lies in the socket right now, which is wanted once the child is known to be gone.
+It is not an asyncio transport. A transport is created by awaiting, where a cancelled start could leave a child behind, and it
+cannot return the bytes that are in the socket at once, which is needed when the child is known to be gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 18
 
 
 class MessageStream:
-    """Calls `deliver` with each message, then `ended` once: with None at the end of the stream, or why it is unusable.
+    """Calls `deliver` with each message, then `ended` once: with None at the end of the stream, or with the fault in it.
 
     Both are called on the loop, `ended` never after `close`.
     """
@@ -43,7 +43,7 @@ class MessageStream:
         loop.add_reader(sock, self._read)
 
     def send(self, frame: bytearray) -> None:
-        """Send a frame, now if the socket takes it, else when it does. Silently dropped once closed."""
+        """Send a frame, at once or when the socket accepts it. Silently dropped once closed."""
         if not self.open:
             return
         self._unsent.append(memoryview(frame))
@@ -67,7 +67,7 @@ class MessageStream:
             self._unsent.clear()
 
     def _read(self) -> bool:
-        """One read; False if there was nothing to read or will not be again."""
+        """Read once; False if there was nothing to read or the stream is over."""
         try:
             size = self._sock.recv_into(self._buffer)
         except BlockingIOError:

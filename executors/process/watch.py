@@ -1,4 +1,4 @@
-"""`HangWatch`: is the child hung? Pure bookkeeping over a clock that is passed in; `life.py` asks it at each tick.
+"""`HangWatch`: detects a hung child. Pure bookkeeping over a clock that is passed in; `life.py` queries it at each tick.
 
     loading     silence longer than `loading_silence_s` (an import may hold the GIL for long, and the disk be cold) is a
                 hang; than `reloading_silence_s` if it was loaded before: there must be time for another try
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Intervals in seconds. Tests shorten them; nobody else needs to."""
+    """Intervals in seconds. Only tests change them."""
 
     heartbeat_s: float = 1.0
     tick_s: float = 0.5
@@ -30,9 +30,9 @@ class Limits:
     step_factor: float = 10.0
     slow_call_s: float = 600.0
     shutdown_s: float = 2.0
-    """How long a child that was asked to end may take before it is killed."""
+    """Time after which a child that was asked to end is killed, in seconds."""
     grace_s: float = 0.5
-    """How long to wait for the other half of a death: the exit after the socket's end, or the end after the exit."""
+    """Time to wait for the other half of a death, in seconds: the exit after the socket's end, or the end after the exit."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class TokenCost:
     seconds_per_token: float | None = None
 
     def measured(self, seconds: float, tokens: int) -> None:
-        """Take in one step."""
+        """Record one step."""
         cost = seconds / max(tokens, 1)
         before = self.seconds_per_token
         self.seconds_per_token = cost if before is None else 0.8 * before + 0.2 * cost
@@ -52,14 +52,14 @@ class TokenCost:
 class _Sent:
     tokens: int | None
     reported: bool = False
-    """A progress report came while it ran: its time says nothing about the cost of tokens."""
+    """Whether a progress report came while the call ran: then its time does not measure the cost of tokens."""
 
 
 class HangWatch:
     """Written by the life of one child. All times are seconds of one clock."""
 
     def __init__(self, limits: Limits, cost: TokenCost, now: float, *, again: bool = False) -> None:
-        """`again`: a child before it was loaded."""
+        """`again`: an earlier child was loaded."""
         self._limits = limits
         self._cost = cost
         self._loading = True
@@ -70,29 +70,29 @@ class HangWatch:
         self._stage_open = False
 
     def heard(self, now: float) -> None:
-        """Any byte came."""
+        """Record that bytes were received."""
         self._heard_at = now
 
     def loaded(self) -> None:
-        """Loading is over."""
+        """Record that loading is over."""
         self._loading = False
         self._stage_open = False
 
     def sent(self, now: float, tokens: int | None) -> None:
-        """A call was sent; `tokens` None for one whose time does not follow from tokens."""
+        """Record that a call was sent; `tokens` is None if its time does not depend on tokens."""
         if not self._calls:
             self._since = now
         self._calls.append(_Sent(tokens))
 
     def reported(self, now: float, done: int, total: int) -> None:
-        """A progress report came."""
+        """Record a progress report."""
         self._stage_open = not 0 < total <= done
         self._since = now
         if self._calls:
             self._calls[0].reported = True
 
     def answered(self, now: float, seconds: float, *, step: bool) -> None:
-        """The first call was answered after `seconds` of work; `step`: it succeeded and is a measure of token cost."""
+        """Record the answer to the first call after `seconds` of work; `step`: it succeeded and measures the token cost."""
         first = self._calls.popleft()
         if step and first.tokens is not None and not first.reported:
             self._cost.measured(seconds, first.tokens)
@@ -100,12 +100,12 @@ class HangWatch:
         self._stage_open = False
 
     def forgive(self, seconds: float, now: float) -> None:
-        """This process itself stood still for so long until now: the child cannot be blamed for it."""
+        """Do not count a time for which this process itself was stopped until now."""
         self._heard_at = min(now, self._heard_at + seconds)
         self._since = min(now, self._since + seconds)
 
     def deadline_s(self) -> float | None:
-        """Seconds that the first call may take from now-known beginnings; None when there is none."""
+        """Seconds that the first call may take; None if it has no deadline."""
         if not self._calls:
             return None
         tokens, cost = self._calls[0].tokens, self._cost.seconds_per_token
@@ -114,12 +114,12 @@ class HangWatch:
         return max(self._limits.step_floor_s, self._limits.step_factor * cost * tokens)
 
     def is_silent(self, now: float) -> bool:
-        """Nothing was heard for too long: its I/O thread stands still, too, as if it were stopped."""
+        """Whether the child has sent nothing for too long: its I/O thread is blocked, too, as in a stopped process."""
         allowed = self._loading_silence_s if self._loading else self._limits.silence_s
         return now - self._heard_at > allowed
 
     def verdict(self, now: float) -> str | None:
-        """Why the child counts as hung, None if it does not."""
+        """The reason why the child counts as hung, None if it does not."""
         if self.is_silent(now):
             return f"no heartbeat for {now - self._heard_at:.1f} s"
         deadline = self.deadline_s()

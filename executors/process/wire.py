@@ -1,10 +1,10 @@
-"""Frames and the codec: how a message becomes bytes on the socketpair and back.
+"""Frames and the codec: messages as bytes on the socketpair.
 
     frame:  length (4 bytes, little endian, of what follows)  |  msgpack
 
-Messages (`messages.py`) are tagged msgspec structs written as arrays; the contract's dataclasses travel inside them as
-they are. A NumPy array is a msgpack extension whose code names the dtype, so that it comes back as what it was: a dtype
-that the reader did not expect is an error there, never a reinterpretation. Nothing here can name code to run.
+Messages (`messages.py`) are tagged msgspec structs written as arrays; the contract's dataclasses are encoded inside them
+unchanged. A NumPy array is a msgpack extension whose code names the dtype, which decoding restores: an unexpected dtype is an
+error for the reader, never a reinterpretation. No message can name code to run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from executors.contract.errors import ExecutorError
 
 MAX_FRAME_BYTES = 1 << 30
-"""Larger frames are refused by both sides: a length beyond it is taken for garbage."""
+"""Greatest size of a frame in bytes. Both sides refuse larger frames: a greater length is taken for garbage."""
 
 _HEADER = struct.Struct("<I")
 _TRAVELLING = (np.int32, np.int64, np.float32, np.bool_, np.uint8, np.uint64, np.float16, np.float64)
@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 
 class WireError(Exception):
-    """Bytes that are no message of this protocol, or a message too large for one frame."""
+    """Bytes that are not a message of this protocol, or a message too large for one frame."""
 
 
 def _encode_numpy(value: Any) -> Any:
@@ -59,7 +59,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_numpy)
 
 
 def encode(message: msgspec.Struct) -> bytearray:
-    """The whole frame of a message, header included. Raises WireError for what cannot travel or is too large."""
+    """The whole frame of a message, including its header. Raises WireError if it cannot be encoded or is too large."""
     frame = bytearray(512)
     try:
         _encoder.encode_into(message, frame, _HEADER.size)
@@ -75,8 +75,8 @@ def encode(message: msgspec.Struct) -> bytearray:
 class Decoder(Generic[M]):
     """Bytes in any pieces in, messages of one union type out.
 
-    - `rescue`: asked for a message in place of a frame that is none, given the frame's content and what is wrong with it;
-      None from it, or no rescue, means garbage.
+    - `rescue`: function that returns a message in place of an invalid frame, given the frame's content and its fault; if it
+      returns None, or there is no rescue, the frame is garbage.
     """
 
     def __init__(self, union: Any, rescue: Callable[[bytearray, str], M | None] | None = None) -> None:

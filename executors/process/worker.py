@@ -1,4 +1,4 @@
-"""`Worker`: the executor in the child process and what is said about it. Messages in, answers out; no sockets here."""
+"""`Worker`: the executor in the child process, and the reports about it. Messages in, answers out; no sockets here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from executors.process.guard import StepGuard, typed
 from executors.process.wire import WireError
 
 _SNAPSHOT_EVERY_S = 0.25
-"""Least time between snapshots that ride behind answers."""
+"""Shortest interval between snapshots that follow answers, in seconds."""
 _PROGRESS_EVERY_S = 0.05
 
 
@@ -49,15 +49,15 @@ class Worker:
         self._reported_at = 0.0
         self._preparing: set[asyncio.Task[None]] = set()
         self._overlaps = False
-        """The executor takes a step while it computes another."""
+        """Whether the executor accepts a step while it computes another."""
         self._out: deque[asyncio.Task[None]] = deque()
-        """Steps that were begun, of an executor that `_overlaps`."""
+        """Running steps of an executor that `_overlaps`."""
         self._gave_up = False
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, config: ExecutorConfig) -> bool:
-        """Import, create and warm up the executor, and say so. False, and LoadFailed is sent, if that failed."""
+        """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed."""
         try:
             self._progress("importing", 0, 0)
             executor = registry.create(config)
@@ -92,7 +92,7 @@ class Worker:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def handle(self, message: m.ToExecutor | m.Unreadable) -> bool:
-        """Carry out one message after `load`. False if the executor gave itself up: the process is to end."""
+        """Execute one message after `load`. False if the executor has given up and the process must end."""
         assert self._guard is not None
         match message:
             case m.Release():
@@ -123,7 +123,7 @@ class Worker:
         return not self._gave_up
 
     async def _begin(self, step: m.Step) -> None:
-        """Have a step on its way when this returns; it is answered behind those before it."""
+        """Begin a step, which is answered after those before it."""
         before = self._out[-1] if self._out else None
         self._out.append(asyncio.create_task(self._answer_behind(step, before)))
         # Tasks run in the order of their creation: the new one has launched its step when this one goes on.
@@ -186,7 +186,7 @@ class Worker:
                 self.beat()
 
     async def _prepare(self, asked: m.Prepare) -> None:
-        """Beside the calls: the executor compiles on a thread of its own."""
+        """Compile a grammar concurrently with the calls, on a thread of the executor's own."""
         assert self._guard is not None
         try:
             await self._guard.executor.prepare_grammar(asked.grammar)
@@ -197,7 +197,7 @@ class Worker:
             self._send(m.Prepared(asked.number, None, ""))
 
     async def shutdown(self) -> None:
-        """Free what the executor holds."""
+        """Free the executor's resources."""
         assert self._executor is not None
         await self._landed()
         await self._executor.shutdown()
@@ -237,7 +237,7 @@ class Worker:
 
 
 async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
-    """Carry out a call; the answer's `seconds` are still 0. Raises whatever the executor does."""
+    """Execute a call; the answer's `seconds` are still 0. Raises the executor's errors."""
     executor, number = guard.executor, call.call
     match call:
         case m.Step():
@@ -301,5 +301,5 @@ def _only(inputs: list[m.In]) -> m.In:
 
 
 def _text(text: str) -> str:
-    """One line that can travel: file names that are no UTF-8 reach messages as surrogates, which msgpack refuses."""
+    """One line that msgpack accepts: file names that are not UTF-8 reach messages as surrogates, which msgpack refuses."""
     return " ".join(text.split()).encode(errors="replace").decode()

@@ -1,10 +1,10 @@
-"""Structured output: what a request's answer must follow, and the check of it before anything is generated.
+"""Structured output: the constraints of a request's answer, and their validation before generation.
 
 forms.py      the request's `response_format` or `structured_outputs` -> Constraint, within caps
-schemas.py    what of a JSON schema cannot be kept is refused; the rest is made ready for the compiler
+schemas.py    JSON schemas: parts that cannot be enforced are refused; the rest is prepared for the compiler
 compose.py    constraints -> the grammar text that executors take
 lark.py       pieces of the compiler's grammar language
-validator.py  asks the validating process, for how long, and remembers what is already known
-client.py     one life of that process; messages.py has what is said to it
-validator_process.py   the process: a hostile grammar ends there, and nowhere else; gbnf.py is a form that it translates
+validator.py  queues grammars for the validating process, with a deadline, and caches the results
+client.py     one life of that process; messages.py defines its messages
+validator_process.py   the process: a hostile grammar can end this process only; gbnf.py translates GBNF for it
 """

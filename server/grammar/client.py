@@ -1,4 +1,4 @@
-"""One life of the judge's process, seen from the server."""
+"""One life of the validating process, seen from the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class ChildDied(Exception):
-    """It ended by itself, or somebody killed it. `outside`: by SIGKILL, which no fault of its own ends it with."""
+    """The process exited or was killed. `outside`: by SIGKILL, which is never the result of its own fault."""
 
     def __init__(self, message: str, outside: bool) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class ChildDied(Exception):
 
 
 class Child:
-    """A running process. One writer: the task that started it asks and waits, one question at a time."""
+    """A running process. One writer: the task that started it, which sends one question at a time and waits for the answer."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -40,9 +40,9 @@ class Child:
     async def start(
         cls, tokenizer: Path, logits_width: int, seconds: float, command: Sequence[str] = COMMAND
     ) -> tuple[Self, str]:
-        """The process with its tokenizer read, and why it can keep no grammar (empty: it can).
+        """The process with its tokenizer loaded, and the reason why it cannot enforce grammars (empty: it can).
 
-        Raises ChildDied if it ends within `seconds`, TimeoutError if it says nothing; then none is left.
+        Raises ChildDied if it ends within `seconds`, TimeoutError if it does not answer; then no process is left.
         """
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -61,12 +61,12 @@ class Child:
         return child, hello.refused
 
     async def check(self, grammar: str, seconds: float) -> Validation:
-        """Raises TimeoutError or ChildDied, after which it is to be killed."""
+        """The process's answer. Raises TimeoutError or ChildDied; after either, `kill` the process."""
         async with asyncio.timeout(seconds):
             return await self._ask(Check(grammar), Validation)
 
     async def kill(self) -> None:
-        """End it and wait until it is gone, also when cancelled meanwhile."""
+        """End the process and wait until it is gone, even if cancelled meanwhile."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -100,7 +100,7 @@ def _words(status: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The server's without its settings (keys are among them). Threads and arenas that nothing here would use take address
-    space, of which there is a limit."""
+    """The server's environment without its settings, which include keys. Unused threads and arenas are disabled: they take
+    address space, which is limited."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
     return env | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"}

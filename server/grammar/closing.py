@@ -1,8 +1,8 @@
-"""Objects of a call's arguments, without names that the schema does not know.
+"""Objects of a call's arguments, without names that the schema does not list.
 
-A JSON schema that says nothing of other properties allows any. Functions take the parameters they have: a name made up on top
-makes the call fail, and a small model that begins one may spell it until the context is full. So who writes `properties` and
-says nothing of others gets those only, wherever leaving the others out is certain to keep the answer valid.
+A JSON schema that does not mention additional properties allows any. Functions take only their own parameters: an invented name
+makes the call fail, and a small model that begins one may go on until the context is full. So a schema with `properties` that
+does not mention others allows only those, wherever omitting the others is certain to keep the answer valid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from server.grammar.schemas import DATA, MAPS
 
 _TOGETHER = frozenset({"$ref", "allOf", "anyOf"})
-"""What says something of the same object as the keywords beside it."""
+"""Keywords that constrain the same object as the keywords beside them."""
 _OF_OBJECTS = frozenset(
     {"properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"}
 )
@@ -22,16 +22,16 @@ _CONDITIONS = frozenset(
         "unevaluatedProperties", "extends", "$dynamicRef", "$recursiveRef",
     }
 )  # fmt: skip
-"""With these an object may be valid because of what a subschema does not allow, or of names that stand elsewhere."""
+"""Keywords with which an object may be valid because a subschema does not match, or because of names listed elsewhere."""
 
 
 def closed_by_name(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with `additionalProperties: false` in each object that names properties and says nothing of others. Without any
-    properties only the outermost is closed: a function without parameters. Further in it is how some write any object.
+    """The schema with `additionalProperties: false` in each object that lists properties and does not mention others. Of objects
+    without properties only the outermost is closed: a function without parameters. A nested one often means any object.
 
-    All that the result allows, the schema allows too. Where that, or that the result allows anything, takes more than a look at
-    each object by itself (conditions, `oneOf`, subschemas that describe one object together, required names that are not among
-    the properties), the schema is returned as it is. Does not modify `schema`, which should have passed `check_size`.
+    The result allows nothing that the schema forbids. If this, or that the result allows any value at all, cannot be decided for
+    each object separately (conditions, `oneOf`, subschemas that describe one object together, required names that are not among
+    the properties), the schema is returned unchanged. Does not modify `schema`, which should have passed `check_size`.
     """
     if not _each_stands_alone(schema):
         return schema
@@ -61,7 +61,7 @@ def _is_open(node: dict[str, Any]) -> bool:
 
 
 def _has_what_it_needs(node: dict[str, Any]) -> bool:
-    """Whether the named properties are enough for `required` and `minProperties`."""
+    """Whether the listed properties satisfy `required` and `minProperties`."""
     names, required, least = node["properties"], node.get("required", []), node.get("minProperties", 0)
     if not isinstance(names, dict) or not isinstance(required, list) or not isinstance(least, int):
         return False  # which the compiler refuses, in the words of the schema as it was sent
@@ -70,7 +70,7 @@ def _has_what_it_needs(node: dict[str, Any]) -> bool:
 
 
 def _lists_objects(node: dict[str, Any]) -> bool:
-    """Whether the values themselves are given, which may have names that the properties do not."""
+    """Whether the schema lists whole values, which may have names that are not among the properties."""
     values = node.get("enum")
     return "const" in node or (isinstance(values, list) and any(isinstance(one, dict) for one in values))
 

@@ -1,5 +1,5 @@
-"""Grammars as the text that `SequenceStart.grammar` carries: JSON with a list of llguidance's grammars, the first of which
-is the answer's, and can name the others as `@NAME`."""
+"""Grammars as the text in `SequenceStart.grammar`: JSON with a list of llguidance's grammars. The first grammar is the
+answer's, and can refer to the others as `@NAME`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ START = "start"
 
 
 def alone(constraint: Constraint) -> str:
-    """The whole answer follows the constraint."""
+    """The grammar of an answer that follows the constraint as a whole."""
     return _text([{"name": START, **constraint.grammar}])
 
 
 def compose(start_lark: str, parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The answer follows a Lark grammar, in which `@NAME` stands for a part: `{"json_schema": ...}`, `{"lark_grammar": ...}`
-    or what a Constraint has as its grammar."""
+    """The grammar of an answer that follows a Lark grammar, in which `@NAME` stands for a part: `{"json_schema": ...}`,
+    `{"lark_grammar": ...}` or the grammar of a Constraint."""
     return _text(
         [{"name": START, "lark_grammar": start_lark}, *({"name": n, **part} for n, part in parts.items())]
     )

@@ -1,4 +1,4 @@
-"""From the request's words to a grammar: every form of `response_format` and `structured_outputs`."""
+"""From a request's constraint to a grammar: every form of `response_format` and `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from server.schemas.structured import (
 )
 
 BOUNDED_WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
-"""A regular expression. Between two parts of JSON: nothing (always allowed), one blank, or one line break with its
-indentation. Without a bound, a small model that has begun with blanks goes on with blanks."""
+"""Regular expression for the whitespace between two parts of JSON: nothing (always allowed), one blank, or one line break with
+its indentation. Without a bound, a small model that has begun with blanks continues with blanks."""
 _ESCAPES = 'nrbtf\\"'
-"""Letters after a backslash in JSON texts. Without `u` each text is written in one way only: see schemas.py."""
+"""Letters after a backslash in JSON strings. Without `u` each string can be written in one way only: see schemas.py."""
 
 _BLANK = r"(?:[ \t\n\r]|\\[ntrs]|\\x(?:20|0[9aAdD]))"
 _WHITESPACE_PATTERN = re.compile(
     rf"(?:{_BLANK}|\[{_BLANK}+\]|\(\?:|[()|?*+]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*"
 )
-"""Regular expressions that match nothing but JSON's blanks. Of a class, the whole is looked at, so that none is negated."""
+"""Regular expressions that match only JSON's whitespace. A character class is matched as a whole, so that none is negated."""
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 _ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[", re.MULTILINE)
 _TEMPERATURE = re.compile(r"\btemperature\s*=")
@@ -39,35 +39,35 @@ _OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must follow. `param` is the request's field that says so; `grammar` is one of llguidance's grammars
-    without its name: `{"json_schema": {...}}` or `{"lark_grammar": "..."}`; or `{"gbnf_grammar": "..."}`, which the judge
-    makes Lark of."""
+    """The constraint of an answer. `param` is the request's field that requires it; `grammar` is one of llguidance's grammars
+    without its name: `{"json_schema": {...}}` or `{"lark_grammar": "..."}`; or `{"gbnf_grammar": "..."}`, which the validator
+    translates to Lark."""
 
     param: str
     grammar: dict[str, Any]
 
 
 def constraint_of(body: StructuredFields) -> Constraint | None:
-    """What the request asks for; None for free text. Raises InvalidRequest naming the field."""
+    """The constraint of the request; None for free text. Raises InvalidRequest naming the field."""
     asked, outputs = _of_format(body.response_format), body.structured_outputs
     if outputs is None:
         return asked
     other = _of_outputs(outputs)
     if asked is not None:
         message = (
-            "'structured_outputs' and a 'response_format' that is not text cannot both be kept; send one."
+            "'structured_outputs' and a 'response_format' that is not text cannot be combined; send only one."
         )
         raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
     return other
 
 
 def json_part(schema: dict[str, Any], param: str) -> dict[str, Any]:
-    """A JSON schema as a grammar, with bounded whitespace. Raises InvalidRequest for one that cannot be kept."""
+    """A JSON schema as a grammar, with bounded whitespace. Raises InvalidRequest if it cannot be enforced."""
     return _json(prepared_schema(schema, param), {"whitespace_pattern": BOUNDED_WHITESPACE})
 
 
 def lark_string(text: str) -> str:
-    """A text as a literal of Lark."""
+    """A text as a Lark literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -121,7 +121,7 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
         return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, asked.choice))})
     if asked.grammar is not None:
         _check_bytes(asked.grammar, param)
-        if _gives_temperature(asked.grammar):  # the compiler takes it, and nobody would act on it
+        if _gives_temperature(asked.grammar):  # the compiler accepts it, and nothing would apply it
             raise refusal(param, "a rule's 'temperature' is not supported")
         key = "gbnf_grammar" if _GBNF_RULE.search(asked.grammar) else "lark_grammar"
         return Constraint(param, {key: asked.grammar})
@@ -131,8 +131,8 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
 
 
 def _gives_temperature(grammar: str) -> bool:
-    """Whether a rule of Lark's has the attribute. One expression for both would read to the end of the text for each "[" that
-    nothing closes: 15 s of a grammar of 64 KiB. From one "]" to the next only the first "[" needs to be looked at."""
+    """Whether a Lark rule has the attribute. A single expression would read to the end of the text for each unclosed "[": this
+    takes 15 s for a grammar of 64 KiB. Between one "]" and the next only the first "[" needs to be checked."""
     begin = 0
     while begin < len(grammar):
         end = grammar.find("]", begin)
@@ -163,7 +163,7 @@ def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
 
 
 def _writing(asked: StructuredOutputs) -> dict[str, Any]:
-    """llguidance's settings for blanks."""
+    """llguidance's settings for whitespace."""
     pattern, param = asked.whitespace_pattern, "structured_outputs.whitespace_pattern"
     if asked.disable_any_whitespace:
         if pattern is not None:
@@ -179,8 +179,8 @@ def _writing(asked: StructuredOutputs) -> dict[str, Any]:
 
 
 def _regex(pattern: str, param: str) -> str:
-    """A regular expression that the whole answer matches, as Lark writes one. `^` at its beginning and `$` at its end say
-    what holds anyway, and the compiler does not know them there."""
+    """A regular expression that the whole answer matches, in Lark's notation. `^` at its beginning and `$` at its end are
+    redundant, and are removed because the compiler does not support them."""
     _check_bytes(pattern, param)
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise refusal(param, "it ends with a backslash that escapes nothing")
@@ -202,7 +202,7 @@ def _check_bytes(text: str, param: str) -> None:
 
 
 def _refuse_unknown(part: WireModel, where: str) -> None:
-    """Inside of a constraint a key that is not known would be believed to constrain."""
+    """Refuse unknown keys inside a constraint: their sender would believe that they constrain the answer."""
     for name, value in (part.model_extra or {}).items():
         if value is not None:
             param = f"{where}.{name[:100]}"

@@ -1,4 +1,4 @@
-"""GBNF (llama.cpp's grammars, rules with `::=`) as Lark, by llguidance's own converter. Only for the judge's process."""
+"""GBNF (llama.cpp's grammars, rules with `::=`) as Lark, by llguidance's own converter. Only for the validating process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 
 
 def to_lark(text: str) -> str:
-    """Raises Exception for what is no GBNF."""
+    """The grammar as Lark. Raises Exception if the text is not GBNF."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     return str(any_to_lark(_ESCAPE.sub(_plain, text)))
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """A character by its number as the character itself: the converter would take the leading zeros from `\\u00e9`. Those that
-    mean something in a grammar, or are below the blank, stay numbers, in the form that it leaves alone."""
+    """The character for a numeric escape: the converter would remove the leading zeros of `\\u00e9`. Characters with a meaning
+    in a grammar, and those below the blank, stay numeric, in a form that the converter leaves alone."""
     number = escape[1] or escape[2] or escape[3]
     if number is None:
         return escape[0]

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 
 TEXT = r"(?s:.*)"
-"""A regular expression for any text. Special tokens are none."""
+"""Regular expression for any text, without special tokens."""
 
 
 class Lark:
-    """Collects rules. `tokens` maps notation that is one token of the model to its id: such a token is no text to
-    llguidance, whatever it looks like, and can only be asked for by its id."""
+    """Collects rules. `tokens` maps notation that is one token of the model to its id: llguidance does not treat such a token
+    as text, so a grammar must refer to it by its id."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
@@ -24,7 +24,7 @@ class Lark:
         return notation in self._tokens
 
     def literal(self, text: str) -> str:
-        """An expression for exactly this text, with its notation as tokens."""
+        """An expression for exactly this text, with notation in it as tokens."""
         terms, at = [], 0
         for found in self._pieces.finditer(text):
             terms += _quoted(text[at : found.start()])
@@ -47,12 +47,12 @@ class Lark:
         )
 
     def text_without(self, name: str, *beginnings: str) -> str:
-        """A terminal for text with none of these regular expressions as its beginning."""
+        """A terminal for text that begins with none of these regular expressions."""
         forbidden = "".join(f" & ~/{one}{TEXT}/" for one in beginnings)
         return self.rule(name.upper(), f"/{TEXT}/{forbidden}")
 
     def source(self, start: str) -> str:
-        """The grammar: everything collected, and what it begins with."""
+        """The grammar: the start expression and all collected rules."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What the server and the judge's process say to each other: a length (4 bytes, little endian), then msgpack.
+"""Messages between the server and the validating process: a length (4 bytes, little endian), then msgpack.
 
 server                                  child
 Setup                            ->
@@ -18,14 +18,14 @@ MAX_FRAME_BYTES = 16 * 2**20
 
 
 class Setup(msgspec.Struct):
-    """`tokenizer` is the directory, `logits_width` the number of ids that the model tells apart."""
+    """`tokenizer` is the directory, `logits_width` the number of ids that have a logit."""
 
     tokenizer: str
     logits_width: int
 
 
 class Hello(msgspec.Struct):
-    """`refused`: why no grammar can be kept with this tokenizer; empty if they can."""
+    """`refused`: why grammars cannot be enforced with this tokenizer; empty if they can."""
 
     refused: str = ""
 
@@ -37,7 +37,7 @@ class Check(msgspec.Struct):
 
 
 class Validation(msgspec.Struct):
-    """`grammar` is what the executor takes: the one that was sent, GBNF replaced by Lark. `refused`: what is wrong with it."""
+    """`grammar`: the grammar for the executor, with GBNF replaced by Lark. `refused`: the fault of the grammar, empty without."""
 
     grammar: str = ""
     refused: str = ""

@@ -1,13 +1,13 @@
-"""JSON schemas before they are compiled: size, and what the compiler would pass over in silence.
+"""Checks of JSON schemas before they are compiled: their size, and keywords that the compiler would silently ignore.
 
-llguidance refuses keywords of the standard that it does not know (`not`, `if`, `uniqueItems`, ...), and this is left to it.
-What says nothing of which values are valid (annotations, and each `format` that the compiler does not know) is left out:
-it would refuse these too. What it takes but does not keep is refused here:
+llguidance itself refuses standard keywords that it does not support (`not`, `if`, `uniqueItems`, ...). Keywords that do not
+restrict values (annotations, and each `format` that the compiler does not know) are removed: it would refuse these too.
+Keywords that it accepts but does not enforce are refused here:
 
 - bounds of numbers that a float cannot hold exactly: it computes with floats;
-- `minProperties` that only repeated names could make up for: it does not keep names of additional properties apart;
-- texts in `enum` and `const` that JSON can only write with `\\u` escapes. These are switched off: a name or a text written
-  in two ways would slip past the rules for the other.
+- `minProperties` that only repeated names could satisfy: it does not keep names of additional properties distinct;
+- strings in `enum` and `const` that JSON can only write with `\\u` escapes. These are disabled: a name or string written in
+  a second way would evade the rules for the first.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from engine.errors import InvalidRequest
 from server.schemas.structured import MAX_CONSTRAINT_BYTES
 
 MAX_DEPTH = 100
-"""Objects and lists in each other; a nested object of a schema takes two."""
+"""Greatest nesting of objects and lists; a nested object of a schema takes two levels."""
 MAX_ENUM_ENTRIES = 1024
 MAX_GRAMMAR_LENGTH = 512 * 1024
-"""Characters, of all the parts that a grammar is composed of."""
+"""Greatest length of all parts of a grammar together, in characters."""
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _OLD = frozenset({"divisibleBy", "extends", "disallow"})
-"""Of JSON schema draft 3, unknown to later ones: whoever sends them believes that they count."""
+"""Keywords of JSON schema draft 3 that later drafts do not have: their sender believes that they have an effect."""
 FORMATS = frozenset(
     {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
-"""Those that the compiler keeps. JSON schema (2020-12, validation, 7.2.1) has every other one as an annotation."""
+"""Formats that the compiler enforces. In JSON schema (2020-12, validation, 7.2.1) every other format is an annotation."""
 _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[3467]|draft/20(?:19-09|20-12))/schema#?")
-"""Dialects that the compiler tells apart. Any other is to it the address of a file, which it cannot fetch."""
+"""Dialects that the compiler knows. It takes any other for the address of a file, which it cannot fetch."""
 _URI = re.compile(r"(?:[\w.~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*#?|#[\w.-]+", re.ASCII)
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def check_size(value: Any, param: str) -> int:
-    """About how many bytes JSON data has. Raises InvalidRequest if it is too large or too deep. Stops at the limit, however
-    large the data is."""
+    """The approximate size of JSON data in bytes. Raises InvalidRequest if it is too large or too deep. Stops at the limit,
+    however large the data is."""
     size, waiting = 0, [(value, 1)]
     while waiting:
         node, depth = waiting.pop()
@@ -70,8 +70,8 @@ def check_size(value: Any, param: str) -> int:
 
 
 def prepared_schema(schema: dict[str, Any], param: str, closed: bool = False) -> dict[str, Any]:
-    """The schema for the compiler, without what says nothing (`uniqueItems: false`, ...). `closed`: objects that name their
-    properties have no others. Does not modify `schema`. Raises InvalidRequest."""
+    """The schema for the compiler, without keywords that have no effect (`uniqueItems: false`, ...). `closed`: objects that list
+    their properties have no others. Does not modify `schema`. Raises InvalidRequest."""
     check_size(schema, param)
     if "x-guidance" in schema:
         raise refusal(param, "'x-guidance' is not supported in a schema")
@@ -88,8 +88,8 @@ def refusal(param: str, reason: str) -> InvalidRequest:
 
 
 def _close_zero(node: dict[str, Any]) -> None:
-    """The compiler takes 0 for more than `exclusiveMinimum` 0 where the other bound is below 1, and likewise from below. A bound
-    a little beside 0 allows less than was asked, and nothing else. Modifies `node`."""
+    """Move an exclusive bound of 0: the compiler treats 0 as greater than `exclusiveMinimum` 0 if the other bound is below 1, and
+    likewise from below. A bound close to 0 allows slightly less than requested, and nothing else. Modifies `node`."""
     for open_, closed, others, sign in (
         ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1.0),
         ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1.0),
@@ -107,7 +107,7 @@ def _close_zero(node: dict[str, Any]) -> None:
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Keywords that the compiler does not know, or a value of theirs that it does not, and which allow everything."""
+    """Whether a keyword that the compiler does not support has a value that allows everything."""
     if name == "propertyNames":  # which are texts anyway; Zod writes it for each record
         return value is True or value in ({}, {"type": "string"})
     if name == "format":
@@ -124,7 +124,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Walk:
-    """Copies a schema. Keywords that it does not know may hold schemas too, since `$ref` can lead anywhere."""
+    """Copies a schema. Unknown keywords may hold schemas too, since `$ref` can point anywhere."""
 
     def __init__(self, param: str, closed: bool) -> None:
         self._param, self._closed = param, closed
@@ -174,7 +174,7 @@ class _Walk:
             raise refusal(self._param, f"'{name}' should be a number")
         if isinstance(value, int) and (abs(value) >= 2**63 or int(float(value)) != value):
             raise refusal(
-                self._param, f"'{name}' {str(value)[:40]} cannot be kept exactly; use a bound below 2**53"
+                self._param, f"'{name}' {str(value)[:40]} cannot be enforced exactly; use a bound below 2**53"
             )
 
     def _check_min_properties(self, node: dict[str, Any]) -> None:

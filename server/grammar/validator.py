@@ -1,12 +1,12 @@
-"""Whether a grammar can be served: asked of a process that may die of the question.
+"""Validation of grammars in a process that a grammar may crash.
 
     check(text)  ->  known? answered at once
                      asked already? waits for the same answer
-                     else: its tenant's line  ->  ONE task, a question of each line in turn  ->  the process
+                     else: its tenant's queue  ->  ONE task, a question of each queue in turn  ->  the process
 
-The time a grammar may take begins with its own turn, so that one bomb after another delays the others but fails none; bombs of
-one API key delay a question of another key by one of them. Only the task talks to the process: a client that goes away cancels
-its own wait and nothing else, and a question that nobody waits for any more leaves its line.
+A grammar's time limit begins with its own turn, so that hostile grammars delay the others but fail none of them; those of one
+API key delay a question of another key by one turn. Only the task talks to the process: a client that disconnects cancels only
+its own wait, and a question without waiting clients is removed from its queue.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from server.grammar.messages import Validation
 log = structlog.get_logger("server")
 
 DEADLINE = 5.0
-"""Seconds for one grammar."""
+"""Time limit for one grammar, in seconds."""
 START_DEADLINE = 60.0
-"""Seconds until the process has read its tokenizer."""
+"""Time limit for the process to read its tokenizer, in seconds."""
 MAX_WAITING = 64
-"""Questions of one tenant. Each may take its deadline: the last of as many bombs is answered after minutes."""
+"""Most queued questions of one tenant. Each may take its full time limit: the last of them is then answered after minutes."""
 MAX_WAITING_IN_ALL = 256
 MAX_KNOWN = 1024
 MAX_KNOWN_BYTES = 16 * 2**20
-"""Of texts that differ from the question (GBNF made Lark); everything else that is known is small."""
+"""Limit in bytes on cached texts that differ from the question (GBNF translated to Lark); other entries are small."""
 REMEMBER_DEATH = 60.0
-"""Seconds. That a grammar took too long may have been the machine's fault: it is not remembered for ever."""
+"""Time for which a failure is cached, in seconds: a grammar may have taken too long because the machine was slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Question:
     key: bytes
     tenant: str
     answer: asyncio.Future[Validation | None]
-    """None: the process could not be started."""
+    """Future of the result; None: the process could not be started."""
     waiters: int = 0
 
 
@@ -61,7 +61,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Memory:
-    """What was answered, the least recently asked first. An accepted text that did not change is not kept again."""
+    """Cache of results, the least recently used first. An accepted text that did not change is not stored again."""
 
     clock: Callable[[], float]
     entries: OrderedDict[bytes, _Known] = field(default_factory=OrderedDict)
@@ -91,7 +91,7 @@ class _Memory:
 
 
 class GrammarJudge:
-    """Starts its process with the first question. `close` ends it; nothing is answered after that."""
+    """Starts its process with the first question. `close` ends the process, and no question is answered after it."""
 
     def __init__(
         self,
@@ -106,27 +106,27 @@ class GrammarJudge:
         self._command, self._deadline = command, deadline
         self._known = _Memory(clock)
         self._asked: dict[bytes, _Question] = {}
-        """Not answered yet."""
+        """Questions that are not answered yet."""
         self._lines: OrderedDict[str, deque[_Question]] = OrderedDict()
-        """By tenant, whose turn is next first; none of them empty."""
+        """Queues by tenant, the next one first; none is empty."""
         self._more = asyncio.Event()
-        """Somebody has joined a line since they were all empty."""
+        """Event that is set when a question is queued while all queues are empty."""
         self._judged: _Question | None = None
-        """Its turn has come."""
+        """Question that the process is working on."""
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
-        """One writer: the task."""
+        """Process that validates. One writer: the task."""
         self._unusable = ""
-        """Why this tokenizer goes with no grammar, once the process has said so."""
+        """Reason why this tokenizer supports no grammars, once the process has reported it."""
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
+        """The id of the process, None while there is none."""
         return None if self._child is None else self._child.pid
 
     async def check(self, grammar: str, tenant: str = "") -> str:
-        """The text for the executor. `tenant`: who takes turns with others.
+        """The validated text for the executor. `tenant`: the key of the queue; queues take turns.
 
         Raises InvalidRequest with the reason, Overloaded, or Unavailable.
         """
@@ -143,7 +143,7 @@ class GrammarJudge:
         return verdict.grammar or grammar
 
     async def close(self) -> None:
-        """End the process, and whatever waits for it."""
+        """End the process, and fail the questions that wait for it."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -176,7 +176,7 @@ class GrammarJudge:
                 self._leave(question)
 
     def _leave(self, question: _Question) -> None:
-        """Nobody waits for it any more."""
+        """Remove a question that no client waits for."""
         del self._asked[question.key]
         line = self._lines[question.tenant]
         line.remove(question)
@@ -184,7 +184,7 @@ class GrammarJudge:
             del self._lines[question.tenant]
 
     async def _next(self) -> _Question:
-        """The first of the line whose turn it is, which then goes behind the others."""
+        """The first question of the next queue, which then goes behind the others."""
         while not self._lines:
             self._more.clear()
             await self._more.wait()
@@ -203,7 +203,7 @@ class GrammarJudge:
                 try:
                     verdict, seconds = await self._judge(question)
                 except Exception:
-                    log.exception("a grammar could not be judged")
+                    log.exception("a grammar could not be validated")
                     await self._end_child()
                 self._answer(question, verdict, seconds)
         finally:
@@ -218,8 +218,8 @@ class GrammarJudge:
         question.answer.set_result(verdict)
 
     async def _judge(self, question: _Question) -> tuple[Validation | None, float]:
-        """The verdict and for how many seconds it is remembered. A process that somebody else killed says nothing about the
-        grammar: it is asked once more."""
+        """The verdict, and the seconds for which it is cached. A process killed from outside is no verdict on the grammar: the
+        question is asked once more."""
         for attempt in range(2):
             try:
                 if self._unusable or (self._child is None and not await self._start()):
@@ -239,10 +239,10 @@ class GrammarJudge:
                 log.warning("the grammar process died", reason=str(error))
                 if attempt or not error.outside:
                     break
-        return Validation(refused="it is too complex: the grammar compiler died of it"), REMEMBER_DEATH
+        return Validation(refused="it is too complex: the grammar compiler crashed"), REMEMBER_DEATH
 
     async def _start(self) -> bool:
-        """False if it will keep no grammar."""
+        """Start the process; False if it supports no grammars."""
         try:
             child, self._unusable = await Child.start(
                 self._tokenizer, self._logits_width, START_DEADLINE, self._command

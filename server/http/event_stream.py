@@ -68,7 +68,7 @@ class EventStream(Response):
         alive = _Alive(self._keep_alive, lambda: self._send(send, _COMMENT))
         try:
             await _race(receive, self._stream(send, sending), sending, alive)
-        except ClientDisconnected:  # there is nobody to answer; the access log hears of it
+        except ClientDisconnected:  # no client is left to answer; the access log records it
             scope["cohort.disconnected"] = True
         finally:
             if self._refusal is not None:

@@ -165,7 +165,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._receiving and self._overhead > MAX_HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.")
         elif not self._receiving and (self.cycle is None or self.cycle.response_complete):
-            self._wait_for_next()  # blank lines between requests are none
+            self._wait_for_next()  # blank lines between requests do not begin one
 
     def _feed(self, data: bytes) -> None:
         """Parse the data as Uvicorn does, and continue after an offer to speak another protocol."""

@@ -1,1 +1,1 @@
-"""Wire types of the HTTP API, and nothing else."""
+"""Wire types of the HTTP API."""

@@ -1,4 +1,4 @@
-"""What all request bodies share: strict types, and errors that name the field by its path in the client's JSON."""
+"""The base of all request bodies: strict types, and errors that name the field by its path in the client's JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WireModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     rules: ClassVar[Rules] = Rules()
-    """What those keys mean."""
+    """Rules for those keys."""
 
 
 Model = TypeVar("Model", bound=WireModel)
@@ -36,9 +36,9 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 _OF_TYPES = ("_type", "int_from_float")
-"""What Pydantic calls a value of a wrong type ends so."""
+"""Endings of Pydantic's names of errors for values of a wrong type."""
 _MOST_MEANT, _MOST_REASONS = 64, 4
-"""Faults looked at in one place, and told of: an object has as many as it has wrong entries."""
+"""Numbers of faults that are examined in one place, and reported: an object has as many faults as wrong entries."""
 
 
 def _explain(error: ValidationError) -> InvalidRequest:
@@ -96,7 +96,7 @@ def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
 
 @functools.cache
 def field_names() -> frozenset[str]:
-    """The fields of all wire types. Called with the first bad request, when every schema has been imported."""
+    """The fields of all wire types. Called on the first bad request, when every schema has been imported."""
     names: set[str] = set()
     waiting: list[type[WireModel]] = [WireModel]
     while waiting:

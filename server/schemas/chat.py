@@ -26,13 +26,13 @@ MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
 MAX_NAME_LENGTH = 1024
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
-"""OpenAI's rule, and dots, and twice the length: names of tools that come by other protocols have them."""
+"""Pattern of a function's name: OpenAI's, plus dots and twice the length, which names of tools from other protocols have."""
 
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
 THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
-"""Types of parts: of text, and of reasoning in an assistant's message, which clients of several APIs send back. What is
-redacted only its maker can read."""
+"""Types of parts: of text, and of reasoning in an assistant's message, which clients of several APIs send back. Only the
+creator of a redacted part can read it."""
 
 
 class ContentPart(WireModel):
@@ -48,13 +48,13 @@ class ContentPart(WireModel):
 
     @property
     def thought(self) -> str:
-        """The text of a part of reasoning, "" where there is none to read."""
+        """The text of a part of reasoning, "" if it has no readable text."""
         found = (_texts(one) for one in (self.thinking, self.reasoning, self.text, self.summary))
         return next(filter(None, found), "") if self.type != "redacted_thinking" else ""
 
 
 def _texts(value: Any) -> str:
-    """A text, or those in a list of texts and of objects with one each."""
+    """A text, or the texts in a list of texts and of objects with one text each."""
     if isinstance(value, list):
         return "\n".join(filter(None, map(_texts, value)))
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def _texts(value: Any) -> str:
 
 
 class FunctionCall(WireModel):
-    """What the assistant called; `arguments` is JSON in a string, as it was generated, or the object itself."""
+    """The function that the assistant called; `arguments` is JSON in a string, as generated, or the object itself."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     arguments: str | dict[str, Any] | None = None
@@ -90,8 +90,8 @@ class ChatMessage(WireModel):
 
 
 class FunctionDefinition(WireModel):
-    """A function the model may call; `parameters` is a JSON schema, handed to the template as it is. Calls keep to it where
-    they are forced, or the function is `strict`."""
+    """A function the model may call; `parameters` is a JSON schema, passed to the template unchanged. Calls follow it if they
+    are forced or the function is `strict`."""
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
@@ -111,14 +111,14 @@ class Tool(WireModel):
 
 
 class PromptEnd(WireModel):
-    """Where the prompt of a conversation ends: with the beginning of an answer, or inside the last message."""
+    """The end of a conversation's prompt: the beginning of an answer, or inside the last message."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
     @property
     def begins_answer(self) -> bool:
-        """True if an answer begins: by default, unless the last message goes on."""
+        """True if an answer begins: the default, unless the last message is continued."""
         return (
             not self.continue_final_message
             if self.add_generation_prompt is None
@@ -127,16 +127,16 @@ class PromptEnd(WireModel):
 
 
 class TemplateVariables(WireModel):
-    """Variables for the chat template. Two of OpenAI's parameters are handed over where the template reads them; it is what
-    they mean for an open model."""
+    """Variables for the chat template. Two of OpenAI's parameters are passed to a template that reads them, which is their
+    meaning for an open model."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
     def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
-        """Those for a template that reads the names in `read`, and the paths of those it does not read. A parameter wins over
-        what `chat_template_kwargs` says of its name."""
+        """The variables for a template that reads the names in `read`, and the paths of those it does not read. A parameter
+        takes precedence over the same name in `chat_template_kwargs`."""
         named = {name: getattr(self, name) for name in _NAMED}
         given = {name: value for name, value in named.items() if value is not None}
         kwargs = self.chat_template_kwargs or {}
@@ -149,7 +149,7 @@ _NAMED = ("reasoning_effort", "verbosity")
 
 
 class ChatPromptFields(PromptEnd, TemplateVariables):
-    """What the chat template sees."""
+    """The fields that the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -174,17 +174,17 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
 
     @property
     def output_limit(self) -> int | None:
-        """The newer name wins where both are sent."""
+        """The limit on output tokens; the newer name takes precedence if both are sent."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives per token, or None when no logprobs were asked for."""
+        """Alternatives per token, or None if no logprobs were requested."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def choice(self) -> ToolChoice:
-        """What is asked about tools. Raises InvalidRequest naming the field."""
+        """The request's choice of tools. Raises InvalidRequest naming the field."""
         functions = []
         for place, tool in enumerate(self.tools or ()):
             asked = tool.function
@@ -192,8 +192,8 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
         return tool_choice(functions, self.tool_choice, self.parallel_tool_calls is not False)
 
     def offered_tools(self, choice: ToolChoice) -> list[dict[str, Any]]:
-        """The tools the model may see. With tool_choice "none" it sees none, and otherwise none that are not allowed, which
-        is the surest way to obey; a named one it sees among all others."""
+        """The tools that the model sees. With tool_choice "none" it sees none, and otherwise only those that are allowed, which
+        is the surest way to comply; a named tool is shown among all others."""
         if choice.mode == "none":
             return []
         shown = {one.place for one in choice.functions}
@@ -204,7 +204,7 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
         ]
 
     def check(self) -> None:
-        """Everything that types alone do not say. Raises InvalidRequest naming the field."""
+        """Check the rules that types alone do not express. Raises InvalidRequest naming the field."""
         self.check_generation()
         self.check_prompt_side(bool(self.stream))
         if self.top_logprobs and not self.logprobs:

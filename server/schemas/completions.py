@@ -22,17 +22,17 @@ from server.schemas.structured import StructuredFields
 
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
-"""Prompts times choices of one call."""
+"""Limit on prompts times choices of one call."""
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for this endpoint only."""
+"""OpenAI's default number of output tokens, for this endpoint only."""
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
 
 def input_form(prompt: Any) -> str:
-    """Which of the four forms is meant, by the first element: an error then speaks of that form alone.
+    """Which of the four forms is meant, by the first element: an error then describes only that form.
 
-    The tags have spaces, so that none is the name of a field (`base.py` tells them apart by that)."""
+    The tags have spaces, which distinguishes them from names of fields (see `base.py`)."""
     if not isinstance(prompt, list):
         return "one text"
     if prompt and isinstance(prompt[0], int | float):
@@ -54,9 +54,9 @@ Prompt = Annotated[
 class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
     """A legacy completion call: one prompt or many, as text or as token ids.
 
-    `best_of` choices are generated of each prompt, and the `n` with the highest mean logprob per token are returned, best
-    first. `suffix` is what follows the text to be written. `max_tokens` 0 generates nothing: the answer is about the
-    prompt, which `echo` or `prompt_logprobs` show.
+    `best_of` choices are generated for each prompt, and the `n` with the highest mean logprob per token are returned, best
+    first. `suffix` is the text after the middle that the model writes. `max_tokens` 0 generates nothing: the answer describes
+    the prompt, which `echo` or `prompt_logprobs` show.
     """
 
     rules: ClassVar[Rules] = Rules(
@@ -86,12 +86,12 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
 
     @property
     def output_limit(self) -> int | None:
-        """The newer name wins where both are sent."""
+        """The limit on output tokens; the newer name takes precedence if both are sent."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def num_generated(self) -> int:
-        """Choices to generate of each prompt, of which `n` are returned."""
+        """Number of choices to generate for each prompt; `n` of them are returned."""
         return max(self.n or 1, self.best_of or 1)
 
     @property
@@ -111,11 +111,11 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives per prompt token that the engine is to tell, or None."""
+        """Alternatives per prompt token that the engine reports, or None."""
         return max((k for k in (self.echoed_logprobs, self.prompt_logprobs) if k is not None), default=None)
 
     def check(self) -> None:
-        """Everything that types alone do not say. Raises InvalidRequest naming the field."""
+        """Check the rules that types alone do not express. Raises InvalidRequest naming the field."""
         self.check_generation()
         self.check_prompt_side(bool(self.stream))
         if len(self.prompts) * self.num_generated > MAX_SEQUENCES:
@@ -130,7 +130,7 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
         self._check_nothing()
 
     def check_answer(self, prompt_tokens: int) -> None:
-        """Raises InvalidRequest if there is too much to tell of so many tokens of all prompts."""
+        """Raises InvalidRequest if the answer would be too large for this number of tokens of all prompts."""
         shown = prompt_tokens * (self.n or 1)
         self.check_prompt_logprobs(shown, self.echoed_logprobs, "logprobs")
         self.check_prompt_logprobs(shown, self.prompt_logprobs, "prompt_logprobs")
@@ -161,7 +161,7 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
                 raise InvalidRequest(message, param=name, code="unsupported_value")
 
     def _check_nothing(self) -> None:
-        """Rules of `max_tokens` 0."""
+        """Check the rules of `max_tokens` 0."""
         if self.output_limit != 0:
             return
         if not self.echo and self.prompt_logprobs is None:

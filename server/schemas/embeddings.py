@@ -28,9 +28,9 @@ Input = Annotated[
 class EmbeddingRequest(TruncationFields):
     """Texts or token ids to turn into vectors.
 
-    `pooling` says of which hidden states: "last" token, or the "mean" over all; the model's own by default. Vectors have
-    length 1 unless `use_activation` is false. `dimensions` keeps the first so many numbers of each, and makes their length 1
-    again: of use for models that were trained for it. `priority`, `deadline_ms` and `cache_salt` as of
+    `pooling` selects the hidden states: those of the "last" token, or the "mean" over all; the default is the model's own.
+    Vectors have length 1 unless `use_activation` is false. `dimensions` keeps that many first numbers of each vector and
+    normalises it again, which is useful for models trained for it. `priority`, `deadline_ms` and `cache_salt` are those of
     completions.
     """
 
@@ -57,5 +57,5 @@ class EmbeddingRequest(TruncationFields):
         return list(self.input)
 
     def check(self) -> None:
-        """Everything that types alone do not say. Raises InvalidRequest naming the field."""
+        """Check the rules that types alone do not express. Raises InvalidRequest naming the field."""
         self.check_truncation()

@@ -1,9 +1,9 @@
-"""Parameters that are not fields of our schemas: refused when they would change the result, ignored when they cannot.
+"""Parameters that are not fields of our schemas: refused if they would change the result, ignored if they cannot.
 
-Unknown keys that are harmless are ignored, as vLLM does: wrappers around the OpenAI SDK send vendor fields of their own,
-and refusing them would make a drop-in server of no use. What is ignored is told in the response header `x-cohort-ignored`.
-What *would* change the answer is refused by name instead of dropped, and so is a key that looks like a misspelt parameter,
-because its sender believes it has an effect.
+Harmless unknown keys are ignored, as vLLM does: wrappers around the OpenAI SDK send vendor fields of their own, and a drop-in
+server that refused them would be useless. The response header `x-cohort-ignored` lists ignored keys. A key that *would* change
+the answer is refused by name instead of dropped, and so is a key that looks like a misspelt parameter, because its sender
+believes that it has an effect.
 
 The same holds inside the body's objects. In those that are settings (`stream_options`) a misspelt key is refused as well;
 in elements of lists (messages, parts, tools) it is not, since evaluation tools and SDKs put keys of their own there.
@@ -39,7 +39,7 @@ HARMLESS = frozenset(
         "timings_per_token", "return_progress",
     }
 )  # fmt: skip
-"""Accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
+"""Parameters that are accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
 
 UNSUPPORTED: dict[str, Values] = {
     # further samplers
@@ -77,8 +77,8 @@ UNSUPPORTED: dict[str, Values] = {
     "session_params": ({},), "images": ([],), "image_data": ([],), "input_ids": (), "lora": ([],), "prompt_truncate_len": (),
     "response_schema": ({},), "parse_tool_calls": (True,),
 }  # fmt: skip
-"""Known but not supported, each with the values (null always) at which it does nothing. `do_sample` is judged beside the
-temperature (`server/prepare/token_settings.py`); `echo` and `suffix` are fields of completions."""
+"""Parameters that are known but not supported, each with the values (null always) at which it has no effect. `do_sample` is
+checked together with the temperature (`server/prepare/token_settings.py`); `echo` and `suffix` are fields of completions."""
 
 OF_TOKENIZE: dict[str, Values] = {
     name: UNSUPPORTED[name]
@@ -87,7 +87,7 @@ OF_TOKENIZE: dict[str, Values] = {
         "system", "inputs", "enable_thinking", "thinking", "return_token_offsets",
     )
 }  # fmt: skip
-"""What would change the ids of a text or chat; a setting of generation changes none."""
+"""Unsupported parameters that would change the ids of a text or chat; settings of generation do not."""
 
 OF_EMBEDDINGS: dict[str, Values] = {
     name: UNSUPPORTED[name]
@@ -98,7 +98,7 @@ OF_EMBEDDINGS: dict[str, Values] = {
     "endianness": ("native", "little"), "padding": ("do_not_pad",), "truncate": (False, "NONE"), "input_type": (),
     "prompt_name": (), "instruction": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
 }  # fmt: skip
-"""What would change vectors, or how they are written; here they are float32."""
+"""Unsupported parameters that would change vectors or their encoding, which is float32 here."""
 
 _STRUCTURED_HINT = "use 'structured_outputs'"
 _TEMPLATE_HINT = "give what the model's template reads in 'chat_template_kwargs'"
@@ -131,7 +131,7 @@ HINTS = {
     "messages[].refusal": "give it in 'content', as a part of type 'refusal'",
     "messages[].prefix": "use 'continue_final_message'",
 }  # fmt: skip
-"""What the sender of an unsupported parameter may do instead."""
+"""Alternatives to unsupported parameters, for the error messages."""
 
 UNSUPPORTED_INSIDE: dict[str, Values] = {
     "messages[].function_call": (),
@@ -139,7 +139,7 @@ UNSUPPORTED_INSIDE: dict[str, Values] = {
     "messages[].refusal": ("",),
     "messages[].prefix": (False,),
 }
-"""The same inside of objects: what a message has besides would be missing from the prompt."""
+"""Unsupported keys inside objects: additional contents of a message would be missing from the prompt."""
 
 HARMLESS_INSIDE = {
     "stream_options.include_obfuscation": "Nothing is padded here.",
@@ -149,21 +149,22 @@ HARMLESS_INSIDE = {
     "messages[].content[].cache_control": "The prefix cache finds what is common by itself.",
     "messages[].content[].prompt_cache_breakpoint": "The prefix cache finds what is common by itself.",
 }
-"""Examples of ignored keys of objects, for the documentation: every unknown one is ignored."""
+"""Examples of ignored keys of objects, for the documentation: every unknown key is ignored."""
 
 MAX_UNKNOWN = 64
-"""Unknown keys of one request. Each is compared with every name there is, which takes about 0.1 ms."""
+"""Most unknown keys of one request. Each is compared with every known name, which takes about 0.1 ms."""
 MAX_TOLD = 32
-"""Ignored names that are told; a body of megabytes may have any number."""
+"""Most ignored names that are reported; a body of megabytes may have any number."""
 _MAX_FUZZY_LENGTH = 40
-"""No parameter's name is as long, and the comparison takes the square of it."""
+"""Greatest length of a key that is compared with known names, in characters. All names are shorter, and the comparison takes
+quadratic time."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one body makes of keys that are no fields. `refused` maps names to the reason, for an endpoint's own cases;
-    `unsupported` has the names that matter there, with the values at which they do nothing. `handed_on`: the object
+    """Rules of one body for keys that are not fields. `refused` maps names to the reason, for an endpoint's own cases;
+    `unsupported` has the names that matter there, with the values at which they have no effect. `handed_on`: the object
     goes to the chat template with all its keys, so none of them is ignored."""
 
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class Rules:
 
 def screen(body: BaseModel) -> list[str]:
     """The names of all keys of a body that have no effect, those of inner objects by their path: `messages[].type`.
-    Each is named once. One more than MAX_TOLD of them says that there are more.
+    Each is listed once. A list longer than MAX_TOLD by one means that there are more.
 
     Raises InvalidRequest, naming the parameter, for a key that would change the result, or looks as if it should.
     """
@@ -216,7 +217,7 @@ def judge(
             _refuse_unless_neutral(name, name, value, unsupported[name])
         else:
             if name not in HARMLESS:
-                # Not what is unsupported: to be told of a name that is refused as well helps nobody.
+                # Without unsupported names: a suggestion that is refused as well does not help.
                 _refuse_misspelt(name, name, known)
             ignored.append(name)
     return ignored
@@ -246,8 +247,8 @@ def _judge_inside(inner: BaseModel, path: str, place: Place) -> Iterator[str]:
 
 
 def _inner(body: BaseModel) -> Iterator[tuple[str, Place, BaseModel]]:
-    """Every object below a body that has keys of its own: its path, its place (the path with positions) and itself. A body
-    may have a million parts: those that hold neither such keys nor objects are passed over."""
+    """Every object below a body that has unknown keys: its path, its place (the path with positions) and itself. A body may have
+    a million parts: those without such keys or objects are skipped."""
     waiting: list[tuple[str, Place, BaseModel]] = [("", (), body)]
     while waiting:
         path, place, model = waiting.pop()
@@ -284,7 +285,7 @@ def _refuse_unless_neutral(name: str, param: str, value: Any, neutral: Values) -
 
 
 def _plain(name: str) -> str:
-    """As it is however words are joined: `maxTokens`, `max-tokens` and `MAX_TOKENS` are `max_tokens`."""
+    """The name in a normal form: `maxTokens`, `max-tokens` and `MAX_TOKENS` become `max_tokens`."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -299,5 +300,5 @@ def _refuse_misspelt(name: str, param: str, known: Iterable[str]) -> None:
 
 
 def _is_neutral(value: Any, neutral: Values) -> bool:
-    """Equal in value and kind: `False` is no neutral number, an empty list no empty object."""
+    """Whether a value equals a neutral one in value and kind: `False` is not a neutral number, an empty list not an object."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

@@ -1,4 +1,4 @@
-"""Fields that chat and completions share. Caps stand here so that they hold before anything is tokenized."""
+"""Fields that chat and completions share. Their limits are here so that they apply before tokenization."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ MAX_OUTPUT_TOKENS = 2**31 - 1
 MAX_TEMPERATURE = 100
 MAX_TOP_K = 2**31 - 1
 MAX_TOKEN_IDS = 2**20
-"""Ids in one list: several times the longest context in use."""
+"""Most ids in one list: several times the longest context in use."""
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 64
-"""These travel to the executor with every choice of a call."""
+"""Limits on bad words, which are sent to the executor with every choice of a call."""
 MAX_CACHE_SALT_LENGTH = 1024
 MAX_DEADLINE_MS = 86_400_000
 MAX_LOGPROB_ENTRIES = 2048
-"""Sequences times logprobs per token: all of them are encoded for each step, while everybody else waits."""
+"""Limit on sequences times logprobs per token: all of them are encoded for each step, while other requests wait."""
 MAX_PROMPT_LOGPROB_ENTRIES = 2**19
-"""Prompt tokens times logprobs per token in one answer, which then has about 20 MB."""
+"""Limit on prompt tokens times logprobs per token in one answer, which then has about 20 MB."""
 
 
 def _integral(value: Any) -> Any:
-    """1.0 as 1: languages with one kind of number write either."""
+    """Accept 1.0 as 1: languages with one kind of number write either."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _not_too_many(value: Any) -> Any:
-    """Counted first: every entry that is wrong would be an error of its own, a list stops at its first."""
+    """Check the number of entries first: every wrong entry of an object is an error, while a list stops at its first."""
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
         counts = {"field_type": "Dictionary", "max_length": MAX_LOGIT_BIASES, "actual_length": len(value)}
         raise PydanticKnownError("too_long", counts)
@@ -49,7 +49,7 @@ def _not_too_many(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_integral)]
-"""For single numbers; lists of ids are long, and would feel a call of Python for each."""
+"""Type of single numbers; for long lists of ids a Python call per id would be slow."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIdKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -65,21 +65,21 @@ class StreamOptions(WireModel):
 
 
 class TruncationFields(WireModel):
-    """`truncate_prompt_tokens`: keep so many tokens of each prompt; -1 keeps what fits the context next to the output that
-    was asked for. Those at the end are kept, or with `truncation_side` "right" those at the beginning."""
+    """`truncate_prompt_tokens`: keep this many tokens of each prompt; -1 keeps as many as fit the context beside the requested
+    output. The last tokens are kept, or with `truncation_side` "right" the first ones."""
 
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     def check_truncation(self) -> None:
-        """Raises InvalidRequest where nothing would be left."""
+        """Raises InvalidRequest if no token would be left."""
         if self.truncate_prompt_tokens == 0:
             message = "'truncate_prompt_tokens' should be at least 1, or -1 for what fits."
             raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
 
 
 class PromptSideFields(TruncationFields):
-    """What is made of the prompt and told of it. `prompt_logprobs`: that many alternatives for each of its tokens.
+    """Processing of the prompt and reports about it. `prompt_logprobs`: that many alternatives for each of its tokens.
     `return_tokens_as_token_ids`: tokens of logprobs are written as "token_id:N"."""
 
     prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -94,7 +94,7 @@ class PromptSideFields(TruncationFields):
 
     @staticmethod
     def check_prompt_logprobs(tokens: int, alternatives: int | None, param: str) -> None:
-        """Raises InvalidRequest if the answer would have too much to say of `tokens` prompt tokens in all choices."""
+        """Raises InvalidRequest if logprobs of `tokens` prompt tokens, over all choices, would make the answer too large."""
         if alternatives is not None and tokens * (alternatives + 1) > MAX_PROMPT_LOGPROB_ENTRIES:
             message = (
                 f"Logprobs of {tokens} prompt tokens (those of all choices) with {alternatives} alternatives each are too "
@@ -106,9 +106,9 @@ class PromptSideFields(TruncationFields):
 class GenerationFields(WireModel):
     """How to generate. None means: not given, take the default (of the model, then OpenAI's).
 
-    `deadline_ms`: refused at once if the queue is longer than that, and dropped if it has not been started by then (429 both
-    times). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common prefix is shared
-    only between requests with the same salt, so that nobody learns from the time an answer takes what others have asked.
+    `deadline_ms`: the request is refused at once if the estimated queue time is longer, and dropped if it has not started by
+    then (429 in both cases). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common
+    prefix is shared only between requests with the same salt, so that response times do not reveal other clients' prompts.
     """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -173,7 +173,7 @@ class GenerationFields(WireModel):
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
 
     def check_logprobs(self, sequences: int, logprobs: int | None, param: str) -> None:
-        """Raises InvalidRequest if a step of all `sequences` would have too much to say."""
+        """Raises InvalidRequest if a step of all `sequences` would return too many logprobs."""
         if logprobs and sequences * (logprobs + 1) > MAX_LOGPROB_ENTRIES:
             message = (
                 f"Choices times (logprobs + 1) may be at most {MAX_LOGPROB_ENTRIES}; ask for fewer of one."
@@ -187,6 +187,6 @@ class GenerationFields(WireModel):
 
     @property
     def output_limit_name(self) -> str:
-        """What the client calls it."""
+        """The client's name for that limit."""
         newer = getattr(self, "max_completion_tokens", None)
         return "max_tokens" if newer is None else "max_completion_tokens"

@@ -1,4 +1,4 @@
-"""What an answer must follow: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""Constraints of an answer: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from server.schemas.base import WireModel
 
 MAX_CHOICE_ENTRIES = 1024
 MAX_CONSTRAINT_BYTES = 64 * 1024
-"""Of a schema, regular expression or grammar as text."""
+"""Greatest size of a schema, regular expression or grammar as text, in bytes."""
 
 
 class JsonSchemaFormat(WireModel):
-    """A named JSON schema. `strict` is what this server always is: true, false and null all hold the answer to it."""
+    """A named JSON schema. The server always enforces it, whether `strict` is true, false or null."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -48,7 +48,7 @@ class StructuredOutputs(WireModel):
 
 
 class StructuredFields(WireModel):
-    """What chat and completions share."""
+    """The constraint fields that chat and completions share."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

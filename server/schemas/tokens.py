@@ -14,7 +14,7 @@ from server.schemas.sampling import MAX_TOKEN_IDS, TokenId, TruncationFields
 
 
 class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
-    """Text, or a chat that goes through the template."""
+    """Text, or a chat that is rendered by the template."""
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_TOKENIZE)
 
@@ -28,7 +28,7 @@ class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        """Exactly one kind of input. Raises InvalidRequest."""
+        """Check that there is exactly one kind of input. Raises InvalidRequest."""
         self.check_truncation()
         message = "Give either 'prompt' or 'messages'."
         if self.prompt is None and self.messages is None:

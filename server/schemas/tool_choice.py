@@ -1,4 +1,4 @@
-"""What a request says about tools: which are offered, which may be called, whether one must be, and how many."""
+"""The tools of a request: which are offered, which may be called, whether one must be called, and how many."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function on offer. `place` is its number in the request's `tools`; `parameters` is the JSON schema of its
-    arguments, None for a function without any; `strict` asks that they keep to it."""
+    """An offered function. `place` is its number in the request's `tools`; `parameters` is the JSON schema of its arguments,
+    None for a function without any; `strict` requires that the arguments follow it."""
 
     place: int
     name: str
@@ -24,7 +24,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`functions` are those that may be called: one where it is named. `several` calls may come in one answer."""
+    """`functions` are those that may be called: a single one if it is named. `several`: one answer may have several calls."""
 
     mode: Mode = "none"
     functions: tuple[Function, ...] = ()
@@ -32,21 +32,21 @@ class ToolChoice:
 
     @property
     def forced(self) -> bool:
-        """True if the answer has to be a call."""
+        """True if the answer must be a call."""
         return self.mode in ("required", "named")
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions that may be called."""
+        """Names of the functions that may be called."""
         return frozenset(function.name for function in self.functions)
 
 
 def tool_choice(
     functions: Sequence[Function], asked: str | Mapping[str, Any] | None, parallel: bool
 ) -> ToolChoice:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` add up to. Raises InvalidRequest naming the field.
+    """The choice that `tools`, `tool_choice` and `parallel_tool_calls` express. Raises InvalidRequest naming the field.
 
-    `{"type": "allowed_tools"}` leaves the others out: the model is not shown what it must not call.
+    `{"type": "allowed_tools"}` removes the other tools: the model does not see tools that it must not call.
     """
     if not functions:
         if asked in (None, "none"):

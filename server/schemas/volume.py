@@ -1,8 +1,8 @@
-"""How much a JSON body holds, counted before it is parsed: pydantic makes objects of all of it at once, and no other Python
+"""The number of values in a JSON body, counted before it is parsed: pydantic creates all objects at once, and no other Python
 thread runs meanwhile.
 
-Measured with 16 MiB: one text is parsed in 4 ms; 5.6 million empty lists keep everybody waiting for 0.27 s and take 0.8 GB, 1.5
-million different keys 0.63 s. Counting takes 20 to 50 ms, most of it without Python's lock. What is let through: 0.2 s at most.
+Measured with 16 MiB: one text is parsed in 4 ms; 5.6 million empty lists block all threads for 0.27 s and take 0.8 GB, 1.5
+million different keys 0.63 s. Counting takes 20 to 50 ms, most of it without the GIL. An accepted body takes 0.2 s at most.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from engine.errors import InvalidRequest
 
 MAX_VALUES = 2**20 + 2**16
-"""Values separated by commas: a little more than the most ids that a field takes, whose own error is the better one."""
+"""Most values separated by commas: slightly more than the most ids of a field, because the field's own error is clearer."""
 MAX_CONTAINERS = 2**17
-"""Lists and objects."""
+"""Most lists and objects together."""
 MAX_KEYS = 2**17
 _SMALL = 64 * 1024
-"""Characters in strings that are decoded in less than a millisecond, whatever they hold."""
+"""Number of characters in strings that are decoded in less than a millisecond, whatever their content."""
 _CHUNK = 2**20
-"""Bytes looked at in one go."""
+"""Size of the pieces in which a body is counted, in bytes."""
 _COMMA, _COLON, _QUOTE, _BACKSLASH = b',:"\\'
 _OPENING = (ord("["), ord("{"))
 
 
 def check_volume(body: bytes) -> None:
-    """Raises InvalidRequest for a body that holds too many values, lists and objects, or keys. What stands in strings does not
-    count. JSON that is not valid may count for anything: it is refused soon enough."""
+    """Raises InvalidRequest for a body that holds too many values, lists and objects, or keys. The contents of strings do not
+    count. The counts of invalid JSON are arbitrary: it is refused by the parser."""
     if not _exceeds(_counts(np.frombuffer(body, np.uint8))):  # nearly always, and no string is looked for
         return
     for found in running_counts(body):
@@ -38,8 +38,8 @@ def check_volume(body: bytes) -> None:
 
 
 def check_texts(texts: Mapping[str, str]) -> None:
-    """The same for JSON in strings of a body, by the paths of its fields: all of it together may hold what a body may. Raises
-    InvalidRequest naming the first field that is too much."""
+    """The same check for JSON in strings of a body, by the paths of its fields: all strings together have the limits of a body.
+    Raises InvalidRequest naming the first field that exceeds them."""
     if sum(map(len, texts.values())) <= _SMALL:
         return
     most = np.zeros(3, np.int64)
@@ -58,7 +58,7 @@ def check_texts(texts: Mapping[str, str]) -> None:
 
 
 def running_counts(body: bytes) -> Iterator[NDArray[np.int64]]:
-    """Commas, opening brackets and colons outside of strings, up to the end of each piece that was looked at."""
+    """Commas, opening brackets and colons outside strings, counted up to the end of each piece."""
     found = np.zeros(3, np.int64)
     inside = False
     for piece in _pieces(body):
@@ -79,7 +79,7 @@ def _counts(chars: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _exceeds(found: NDArray[np.int64]) -> str | None:
-    """What there is too much of."""
+    """The name of the count that is too large, None if none is."""
     limits = ((MAX_VALUES, "values"), (MAX_CONTAINERS, "lists and objects"), (MAX_KEYS, "keys"))
     for count, (limit, name) in zip(found.tolist(), limits, strict=True):
         if count > limit:

@@ -76,7 +76,7 @@ class FencedThreads:
             # circle the work and its input, megabytes perhaps, would stay until the garbage collector comes round.
             return await loop.run_in_executor(self._pool, fenced.run)
         except asyncio.CancelledError:
-            fenced.stop(DeadlineExceeded)  # nobody waits for it any more: others need its thread
+            fenced.stop(DeadlineExceeded)  # the caller no longer waits: other work needs the thread
             raise
         finally:
             watch.end()

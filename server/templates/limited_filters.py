@@ -1,4 +1,4 @@
-"""Filters and tests of templates that take long or make much, each behind a look at what it is given."""
+"""Filters and tests of templates that may take long or produce much, each with a check of its inputs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from server.templates.limits import (
 )
 
 _MAX_PRECISION = 1000
-"""Digits to round to: before the point they make a power of ten."""
+"""Most digits to round to: digits before the point become a power of ten."""
 
 
 def _passing_on(original: Any, check: Callable[..., Any]) -> Any:
-    """A filter as before, its value and arguments replaced by what `check` returns. Jinja hands some filters a context
-    first, and tells them by an attribute."""
+    """The filter with its value and arguments replaced by those that `check` returns. Jinja passes some filters a context first,
+    and marks them by an attribute."""
     mark = getattr(original, "jinja_pass_arg", None)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,14 +46,14 @@ def _passing_on(original: Any, check: Callable[..., Any]) -> Any:
 
 
 def _sized(value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Filters that only need bounds on numbers and texts, and whose value may be shown."""
+    """Check for filters that only need bounds on numbers and texts, and whose value may be shown."""
     check_numbers((*args, *kwargs.values()))
     text = shown(value) if not isinstance(value, str) else value
     return (text, *args)
 
 
 def _processed(value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Filters built on regular expressions."""
+    """Check for filters built on regular expressions."""
     text, *others = _sized(value, *args, **kwargs)
     for one in (text, *others, *kwargs.values()):
         check_processed(one)
@@ -61,7 +61,7 @@ def _processed(value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 
 
 def _compared(value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Filters that compare or hash the items of a list."""
+    """Check for filters that compare or hash the items of a list."""
     return (weighed_all(value), *args)
 
 
@@ -121,7 +121,7 @@ def _join(context: Any, value: Any, d: str = "", attribute: str | int | None = N
 
 @jinja2.pass_environment
 def _sum(environment: Any, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Item by item, so that each addition is measured as `+` is."""
+    """Sum item by item, so that each addition is checked as `+` is."""
     if attribute is not None:
         iterable = map(filters.make_attrgetter(environment, attribute), iterable)
     total = start
@@ -197,7 +197,7 @@ FILTERS: dict[str, Any] = {
     "trim": _trim,
     "wordwrap": _wordwrap,
 }
-"""By name, in place of Jinja's own."""
+"""Filters by name, in place of Jinja's own."""
 
 _COMPARING = (
     "==",
@@ -220,7 +220,7 @@ _COMPARING = (
 
 
 def measured_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Those tests that compare, behind a look at both sides."""
+    """The tests that compare, with a check of both sides."""
 
     def measured(original: Any) -> Any:
         return lambda one, other: original(weighed(one), weighed(other))

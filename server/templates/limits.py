@@ -1,7 +1,7 @@
-"""Sizes of what a template is about to make, taken before it is made.
+"""Limits on the sizes of a template's values, checked before the values are created.
 
-An operation that runs in C holds every other thread up until it ends, and memory it asks for is gone. So each bound here is
-checked in bytecode first, which a deadline can interrupt, and from numbers that are cheap to have.
+An operation that runs in C blocks every other thread until it ends, and its memory cannot be limited. So each bound here is
+checked in bytecode first, which a deadline can interrupt, and from numbers that are cheap to obtain.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import jinja2
 import jinja2.utils
 
 MAX_OUTPUT = 16 * 1024 * 1024
-"""Characters. A body may hold as many; a template that makes more is looping."""
+"""Most characters of a text. A body may hold as many; a template that produces more is looping."""
 MAX_ITEMS = 1_000_000
-"""Of one list: about 60 MB when each is a text of its own."""
+"""Most items of one list: about 60 MB if each is a text of its own."""
 MAX_NODES = 100_000
-"""Lists, objects and what they hold, counted as often as they are met. As text or compared they take some 50 ms."""
+"""Most lists, objects and their items, counted as often as they occur. To show or compare them takes some 50 ms."""
 MAX_PROCESSED = 1_000_000
-"""Characters that a filter built on regular expressions may be given."""
+"""Most characters for a filter built on regular expressions."""
 _MAX_BITS = 4096
-"""Of an integer that `**` may make."""
+"""Most bits of an integer that `**` may produce."""
 _MAX_STRIPPED = 1000
-"""Characters to strip: each is tried at each place."""
+"""Most characters to strip: each is tried at each position."""
 _MAX_BACKWARDS = 2**28
-"""Pairs of characters compared by a search from the end, which takes the product of both lengths at worst."""
+"""Most pairs of characters compared by a search from the end, which takes the product of both lengths at worst."""
 _DIGITS = re.compile(r"\d+")
 """Field widths and precisions, in format strings."""
 _WIDTH_FROM_VALUES = re.compile(r"%[-+ #0\d]*\.?\*|\{[^{}:]*:[^{}]*\{")
@@ -35,45 +35,45 @@ _BREAKS = " \n\t\r\v\f"
 
 
 class TooMuch(jinja2.TemplateError):
-    """The template makes more than any prompt may have."""
+    """The template produces more than any prompt may have."""
 
     def __init__(self, limit: int = MAX_OUTPUT, of: str = "characters") -> None:
         super().__init__(f"it made more than {limit} {of}")
 
 
 def check_length(length: float) -> None:
-    """Of a text or list to be made."""
+    """Check the length of a text or list to be created."""
     if length > MAX_OUTPUT:
         raise TooMuch
 
 
 def check_items(items: float) -> None:
-    """Of a list to be made."""
+    """Check the number of items of a list to be created."""
     if items > MAX_ITEMS:
         raise TooMuch(MAX_ITEMS, "items")
 
 
 def check_processed(text: Any) -> None:
-    """Of a text that goes through regular expressions."""
+    """Check the length of a text that regular expressions process."""
     if isinstance(text, str) and len(text) > MAX_PROCESSED:
         raise TooMuch(MAX_PROCESSED, "characters for a filter that splits words")
 
 
 def check_numbers(values: Iterable[Any]) -> None:
-    """Widths and counts among arguments."""
+    """Check widths and counts among arguments."""
     for value in values:
         if isinstance(value, int):
             check_length(value)
 
 
 def check_bits(bits: int) -> None:
-    """Of an integer to be made."""
+    """Check the size of an integer to be created."""
     if bits > _MAX_BITS:
         raise jinja2.TemplateError("a number is too large")
 
 
 def weigh(value: Any) -> tuple[int, int, int]:
-    """Nodes, characters and depth of `value` as text. What is shared, or holds itself, counts as often as it is met.
+    """Nodes, characters and depth of `value` as text. A value that is shared, or contains itself, counts as often as it occurs.
 
     Raises TooMuch before it has looked at more than MAX_NODES nodes.
     """
@@ -99,7 +99,7 @@ def weigh(value: Any) -> tuple[int, int, int]:
 
 
 def _contents(item: Any) -> Sequence[Any] | None:
-    """What is inside, None for what has no parts. A mapping's size is known before its parts are listed."""
+    """The parts of an item, None if it has none. A mapping's size is checked before its parts are listed."""
     if isinstance(item, list | tuple | set | frozenset):
         return item  # type: ignore[return-value]  # sized and iterable, which is all that is asked of it
     if isinstance(item, jinja2.utils.Namespace):
@@ -115,14 +115,14 @@ def _contents(item: Any) -> Sequence[Any] | None:
 
 
 def weighed(value: Any) -> Any:
-    """`value`, which may be compared, hashed, sorted or shown: nothing else takes long."""
+    """`value`, after a check that it can be compared, hashed, sorted or shown in reasonable time."""
     if not isinstance(value, str | int | float | None):
         weigh(value)
     return value
 
 
 def weighed_all(values: Iterable[Any]) -> list[Any]:
-    """Those of an iterable, weighed together."""
+    """The values of an iterable, checked together."""
     held = listed(values)
     weigh(held)
     return held
@@ -154,13 +154,14 @@ def check_join(separator: str | bytes, parts: Sequence[Any]) -> None:
 
 
 def check_replace(text: Any, old: Any, new: Any) -> None:
-    """Of `text.replace(old, new)`."""
+    """Check the result's size of `text.replace(old, new)`."""
     if type(old) is type(new) and isinstance(old, str | bytes) and len(new) > len(old):
         check_length(len(text) + text.count(old) * len(new))
 
 
 def check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """A field's width may stand in the format or, for `%*d` and `{:{}}`, among the values; a value may be used often."""
+    """Check the result's size of a format. A width may be in the format or, for `%*d` and `{:{}}`, among the values; a value
+    may be used several times."""
     widths = 0
     for digits in _DIGITS.findall(text):
         if len(digits) > 7:
@@ -177,7 +178,7 @@ def check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def check_method(text: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Before the method `name` of a text is called. Returns the arguments, an iterator among them as a list."""
+    """Check a call of the method `name` of a text. Returns the arguments, with an iterator among them as a list."""
     check_numbers((*args, *kwargs.values()))
     first = args[0] if args else None
     if name == "join" and args:
@@ -204,13 +205,13 @@ def check_method(text: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def check_stripped(characters: Any) -> None:
-    """Of those that `strip` takes."""
+    """Check the number of characters that `strip` removes."""
     if isinstance(characters, str | bytes) and len(characters) > _MAX_STRIPPED:
         raise TooMuch(_MAX_STRIPPED, "characters to strip")
 
 
 def _pieces(text: Any, separator: Any) -> int:
-    """At most, of a text that is split there, None for white space."""
+    """Upper bound on the pieces of a text that is split at `separator`; None: white space."""
     if isinstance(separator, str | bytes) and separator:
         return int(text.count(separator))
     if isinstance(text, bytes):

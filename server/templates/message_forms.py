@@ -1,12 +1,12 @@
-"""The forms of messages that a chat template reads, found out by asking it.
+"""The forms of messages that a chat template reads, found by test renders.
 
-The API knows a content as text or as a list of parts; some templates add strings, some loop over parts, some do the one
-for users and the other for tools. Arguments of tool calls: most templates write an object as JSON, some add a string. A
-message that only calls tools: some templates show its calls where the content is none and nowhere else, others fail at
-none. Reading this from a template's source is guesswork, with macros and variables in between. Rendering a tiny
-conversation in each form, and looking whether its text comes out, is not.
+In the API a content is text or a list of parts; some templates concatenate strings, some loop over parts, some do the one for
+users and the other for tools. Arguments of tool calls: most templates write an object as JSON, some concatenate a string. A
+message that only calls tools: some templates show its calls only if the content is none, others fail on none. Reading this
+from a template's source is guesswork, with macros and variables in between. Rendering a tiny conversation in each form, and
+checking whether its text appears, is reliable.
 
-What the caller sent is handed over as it is wherever the template copes with it, as transformers does.
+A message is passed on as it was sent if the template can read it, as transformers does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]
 Form = Literal["text", "part", "parts", "both"]
-"""A string; a list of one part, the first being all that is read; a list; a string or a list."""
+"""Forms of a content: a string; a list of one part, if only the first is read; a list; a string or a list."""
 Empty = Literal["none", "text", "absent"]
-"""Forms of a content without text: null, "", and no such key."""
+"""Forms of a content without text: null, "", and no key."""
 
 THINKING = "thinking"
-"""The type, and the key, of a part that holds reasoning."""
+"""Type and key of a part that holds reasoning."""
 _PROBE, _SECOND, _VALUE = "cohortprobe", "cohortagain", "cohortvalue"
 _REPR = re.compile(rf"""['"](?:text|thinking)['"]\s*:\s*['"]{_PROBE}""")
-"""A list of parts that was printed instead of read."""
+"""Pattern of a list of parts that was printed instead of read."""
 _ARGUMENTS = {_PROBE: _VALUE}
 _MEMBER = re.compile(rf"{_PROBE}(?!\\).{{0,80}}?{_VALUE}", re.DOTALL)
 _PRINTED = re.compile(rf"""\{{'{_PROBE}'|\\+["']{_PROBE}""")
@@ -39,7 +39,7 @@ _ORDERS: Mapping[Empty, tuple[Empty, ...]] = {
     "text": ("text", "none", "absent"),
     "absent": ("absent", "text", "none"),
 }
-"""What to try for what the caller sent, which comes first."""
+"""Forms to try for each form that the caller may send, which comes first."""
 TOOL = {
     "type": "function",
     "function": {
@@ -52,19 +52,19 @@ TOOL = {
         },
     },
 }
-"""The function of the calls in the conversations here."""
+"""Function of the calls in the test conversations."""
 
 
 class TookTooMuch(InvalidRequest):
-    """Rendering was ended because the process grew, maybe by another request's work: it says nothing about the template."""
+    """Rendering was stopped because the process grew, perhaps by another request's work: this is no result on the template."""
 
 
 class MessageForms:
-    """What one template reads. Asks it when something is needed first, and remembers: a render is pure.
+    """The forms that one template reads. Each is tested when it is first needed, and cached: a render is pure.
 
-    `renders` make a prompt of a conversation; of several, such as one with tools on offer and one without, a form is good
-    where one of them shows it. They raise InvalidRequest for what the template refuses; anything else they raise, and
-    TookTooMuch, ends the asking.
+    `renders` make a prompt of a conversation. There may be several, such as one with tools and one without; a form is accepted
+    if one of them shows it. They raise InvalidRequest if the template refuses; any other exception, and TookTooMuch, ends the
+    tests.
     """
 
     def __init__(self, *renders: Callable[[Sequence[Message]], str]) -> None:
@@ -75,7 +75,7 @@ class MessageForms:
         self._thinking_parts: bool | None = None
 
     def adapt(self, messages: Sequence[Message]) -> list[Message]:
-        """The same messages in the forms the template reads. The messages themselves are not changed."""
+        """The same messages in the forms that the template reads. Does not modify the messages."""
         return [self._adapt(message) for message in messages]
 
     def _adapt(self, message: Message) -> dict[str, Any]:
@@ -132,8 +132,8 @@ class MessageForms:
     # Reasoning in parts.
 
     def _with_thoughts(self, message: Message) -> dict[str, Any]:
-        """A copy of the message. Parts with reasoning stay where the template shows them, else they are the message's
-        reasoning, which it may read or not."""
+        """A copy of the message. Parts with reasoning stay if the template shows them; else they become the message's
+        reasoning, which the template may or may not read."""
         adapted = dict(message)
         content = message.get("content")
         if not isinstance(content, list):
@@ -167,8 +167,8 @@ class MessageForms:
         return self._empties[sent, calls]
 
     def _ask_empty(self, sent: Empty, calls: bool) -> Empty:
-        """The form that the template shows most often without writing "None", the first of those; beside calls, the one that
-        shows these most often if any does. Once is not enough: a template may cope with none in the last message only."""
+        """The first form that the most renders show without writing "None"; beside calls, the form with which the most renders
+        show the calls, if any does. One render is not enough: a template may accept none in the last message only."""
         shown = {form: self._try_empty(form, calls) for form in _ORDERS[sent]}
         others = [one for form, texts in shown.items() if form != "none" for one in texts]
         usual = min((one.count("None") for one in others or self._try([self._user()])), default=0)
@@ -194,7 +194,7 @@ class MessageForms:
         return self._string_arguments
 
     def _come_out(self, arguments: Any) -> bool:
-        """Whether arguments of this form do, beside a content of any form."""
+        """Whether arguments of this form appear in the prompt, beside a content of any form."""
         text = _as(self._content_form("assistant"), "Well.")
         for content in ({"content": None}, {"content": ""}, {}, {"content": text}):
             message = {"role": "assistant", **content, "tool_calls": [_call(arguments)]}
@@ -203,8 +203,8 @@ class MessageForms:
         return False
 
     def _try_called(self, message: Message) -> list[str]:
-        """A call at the end of a conversation and, since some templates show none there, with what came of it, and with the next
-        question, from which on some leave things out."""
+        """The renders of a call at the end of a conversation, followed by its result (some templates show no call at the end),
+        and followed by the next question (some templates omit earlier parts from there on)."""
         user = self._user()
         result = {"role": "tool", "content": "Sunny.", "name": "look_up", "tool_call_id": "call00001"}
         return [
@@ -214,7 +214,7 @@ class MessageForms:
         ]
 
     def _try(self, conversation: Sequence[Message]) -> list[str]:
-        """What it looks like, by each render that the template does not refuse."""
+        """The conversation as text, by each render that the template does not refuse."""
         shown = []
         for render in self._renders:
             try:
@@ -231,7 +231,7 @@ def _reads(shown: str, also: str) -> bool:
 
 
 def _shows_arguments(shown: str) -> bool:
-    """Whether the arguments of the call stand there: not as Python prints an object, nor as JSON in a JSON string."""
+    """Whether the text has the call's arguments: not as Python prints an object, nor as JSON in a JSON string."""
     return _MEMBER.search(shown) is not None and not _PRINTED.search(shown)
 
 
@@ -263,7 +263,7 @@ def _call(arguments: Any) -> dict[str, Any]:
 
 
 def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The text that was sent, to the letter."""
+    """The call with its arguments as exactly the text that was sent."""
     arguments = call["function"]["arguments"] or {}
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -271,14 +271,14 @@ def _with_string_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """What is no JSON object, such as arguments that were cut off, stays the text that the model wrote: a conversation in
-    which that happened once goes on where the template can show it."""
+    """The call with its arguments as an object. Text that is not a JSON object, such as arguments that were cut off, stays text:
+    a conversation with such a call can continue if the template can show it."""
     arguments = arguments_object(call["function"]["arguments"] or {})
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def arguments_object(arguments: Any) -> Any:
-    """A call's arguments as an object where they are one or the JSON of one, else as they are."""
+    """A call's arguments as an object if they are one or its JSON, else unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -1,8 +1,8 @@
-"""The Jinja environment of chat templates: what transformers offers them, and no more room than a prompt needs.
+"""The Jinja environment of chat templates: that of transformers, with limits on time and memory.
 
-Jinja's sandbox keeps templates from Python's internals. It does not keep one operation from making gigabytes or counting
-for an hour, and such an operation is a single call that no deadline can interrupt: so those that multiply, compare or show
-are measured first (`server/templates/limits.py`).
+Jinja's sandbox keeps templates from Python's internals. It does not prevent one operation from producing gigabytes or running
+for an hour, and such an operation is a single call that no deadline can interrupt: so operations that multiply, compare or show
+are checked first (`server/templates/limits.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from server.templates.limits import (
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """As transformers sets it up: blocks take their line break and indentation with them, prompts are no HTML."""
+    """The environment as transformers configures it: blocks remove their line break and indentation, and there is no HTML."""
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -55,7 +55,7 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generator(CodeGenerator):
-    """Compiles what shows, joins and compares values to calls that look at their sizes."""
+    """Compiles operations that show, join and compare values to calls that check their sizes."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concatenated((")
@@ -65,7 +65,7 @@ class _Generator(CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Against a constant, or the items of a list against one, a comparison is short."""
+        """Compile a comparison. One with a constant, or of a list's items with a constant, is short and needs no check."""
         sides = (node.expr, *(operand.expr for operand in node.ops))
         short = len(sides) == 2 and any(map(_is_constant, sides))
         self.write("(")
@@ -84,7 +84,7 @@ class _Generator(CodeGenerator):
             self.write(")")
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
-        """A text is shown as it is, without a call; anything else after a look at its size."""
+        """Compile output: a text is shown without a call, any other value after a check of its size."""
         escaped = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
         if escaped:
             choice = (
@@ -125,7 +125,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """What a macro, a call or filter block or a `set` block has captured."""
+        """The text that a macro, a call or filter block or a `set` block has captured."""
         held = parts if isinstance(parts, list) else list(parts)
         check_length(sum(map(len, held)))
         return "".join(held)
@@ -157,7 +157,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A method of a text may be asked for any width, and some multiply; methods of lists compare."""
+        """Check and make a call: methods of texts take any width, and some multiply; methods of lists compare."""
         this = getattr(obj, "__self__", None)
         if this is None:
             pass
@@ -173,7 +173,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Jinja replaces `format` and `format_map` of strings by forms of its own, before `call` sees them."""
+        """Check `format` and `format_map` of strings, which Jinja replaces by its own forms before `call` sees them."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -187,12 +187,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is its content."""
+    """`{% generation %}...{% endgeneration %}`, which marks the assistant's text for training; here it renders its content."""
 
     tags = {"generation"}
 
     def parse(self, parser: Any) -> nodes.Node:
-        """The block with a scope of its own, as a call block has: what is set inside is not seen after it."""
+        """The block with a scope of its own, as a call block has: variables set inside are not visible after it."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -237,7 +237,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own filter escapes characters for HTML and sorts keys."""
+    """The filter `tojson` of transformers: Jinja's own escapes characters for HTML and sorts keys."""
     items, characters, depth = weigh(value)
     each = sum(len(text) for text in separators or () if isinstance(text, str))
     if indent is not None:

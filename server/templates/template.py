@@ -1,7 +1,7 @@
-"""Chat templates, rendered as transformers renders them, but fenced in: a sandbox, a deadline and an output cap.
+"""Chat templates, rendered as transformers renders them, but with a sandbox, a deadline and a limit on the output.
 
-Templates come from the model's directory or from `--chat-template`, never from a request. They are programs all the same
-(a downloaded model may carry any), so they run in Jinja's immutable sandbox (`server/templates/sandbox.py`), on a thread that
+Templates come from the model's directory or from `--chat-template`, never from a request. They are still programs (a downloaded
+model may contain any), so they run in Jinja's immutable sandbox (`server/templates/sandbox.py`), on a thread that
 `server/system/worker_threads.py` stops when it takes too long.
 """
 
@@ -25,18 +25,18 @@ from server.templates.message_forms import TOOL, MessageForms, TookTooMuch
 from server.templates.sandbox import chat_environment
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of templates with a meaning: the one used otherwise, and the one used when tools are offered."""
+"""Names of templates with a meaning: the default, and the one used when tools are offered."""
 DEVELOPER = "developer"
 """OpenAI's newer word for the role "system"."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names that templates know an assistant's reasoning by; the first is the usual one."""
+"""Names of an assistant's reasoning in templates; the first is the usual one."""
 
 Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One compiled chat template, or several by name. Raises ConfigError when a source is no valid template.
+    """One compiled chat template, or several by name. Raises ConfigError if a source is not a valid template.
 
     `special_tokens` (bos_token, eos_token, ...) are visible to the template by name.
     """
@@ -53,12 +53,12 @@ class ChatTemplate:
         self.variables: frozenset[str] = frozenset()
         """Names that the templates read without setting them."""
         self._names_developer: set[str] = set()
-        """Those that know the role."""
+        """Names of the templates that know the role."""
         self._tools_in_system: set[str] = set()
-        """Those that read tools as a key of the system message, such as Phi-4-mini's."""
+        """Names of the templates that read tools as a key of the system message, such as Phi-4-mini's."""
         sources = {DEFAULT: source} if isinstance(source, str) else source
         self.sources = dict(sources)
-        """The templates' own texts by name."""
+        """Source texts of the templates by name."""
         for name, text in sources.items():
             where = origin if name == DEFAULT else f"{origin} '{name}'"
             try:
@@ -88,12 +88,12 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt, of messages as the template knows them, where a key that is null counts as left out. Blocks, and may
-        loop: call it behind a fence.
+        """The prompt for messages in the template's form; a key that is null counts as omitted. Blocks, and may loop: call it on
+        a fenced thread.
 
         `extra` are the request's `chat_template_kwargs`. With `continue_final_message` the prompt ends with the text of
-        the last message, so that the model goes on with it. Raises InvalidRequest with the template's own message when
-        it refuses the conversation or makes too much.
+        the last message, so that the model continues it. Raises InvalidRequest with the template's own message if it
+        refuses the conversation or produces too much.
         """
         given = [{key: value for key, value in one.items() if value is not None} for one in messages]
         return self._rendered(given, tools, add_generation_prompt, extra, continue_final_message)
@@ -125,9 +125,9 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """`render` for messages in any form: contents as text, as parts or none, arguments as objects or as JSON. They are put
-        into the form that the template reads, which is found out by rendering small conversations once. A developer's
-        message is the system's where the template does not name the role."""
+        """`render` for messages in any form: contents as text, as parts or none, arguments as objects or as JSON. They are
+        converted to the form that the template reads, which is found once by rendering small conversations. A developer's
+        message becomes the system's if the template does not know the role."""
         name = self._choose(bool(tools))
         if name not in self._names_developer:
             messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]
@@ -184,9 +184,9 @@ class ChatTemplate:
 
 
 def resolve_chat_template(value: str, own: str | Mapping[str, str] | None = None) -> tuple[str, str]:
-    """What `--chat-template` means: source and origin (for messages).
+    """The source and the origin (for messages) of the template that `--chat-template` selects.
 
-    A template written out (it has a brace-percent or double-brace tag, or several lines), else the path of a file, else
+    The value is a template text (it has a brace-percent or double-brace tag, or several lines), else the path of a file, else
     the name of one of the model's `own` templates. Raises ConfigError.
     """
     if "{{" in value or "{%" in value or "\n" in value:
@@ -216,7 +216,7 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _prepared(message: Message) -> dict[str, Any]:
-    """A message without keys that are null, but for its content, and its reasoning under each name that templates know."""
+    """A message without null keys, except its content, and with its reasoning under each name that templates use."""
     plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     if reasoning is not None:
@@ -225,7 +225,7 @@ def _prepared(message: Message) -> dict[str, Any]:
 
 
 def _reads_key(tree: nodes.Template, key: str) -> bool:
-    """Whether something is read by this key, of messages or others."""
+    """Whether the template reads this key, of messages or other objects."""
     if any(one.attr == key for one in tree.find_all(nodes.Getattr)):
         return True
     keys = (one.arg for one in tree.find_all(nodes.Getitem))
@@ -233,7 +233,7 @@ def _reads_key(tree: nodes.Template, key: str) -> bool:
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The functions as JSON in the first message, which is the system's: as Phi-4-mini's model card has it."""
+    """The messages with the functions as JSON in the first one, the system's, as in Phi-4-mini's model card."""
     written = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     first, rest = {"role": "system", "content": ""}, list(messages)
     if rest and rest[0]["role"] == "system":
@@ -242,9 +242,9 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 
 
 def _open_end(messages: list[dict[str, Any]]) -> tuple[str, str]:
-    """Mark the end of the last message's text; returns that text and the mark. Changes the last message.
+    """Mark the end of the last message's text; returns that text and the mark. Modifies the last message.
 
-    The mark ends in a space, so that one sees whether the template trims what it is given.
+    The mark ends in a space, which shows whether the template trims its input.
     """
     tag = f"END-OF-FINAL-MESSAGE-{secrets.token_hex(8)} "
     content: Any = messages[-1].get("content") if messages else None

@@ -42,7 +42,7 @@ def notice(dev: bool, index: str, has_gpu: bool, machine: str) -> list[str]:
         lines += [
             "There is no NVIDIA device here, and pip's own torch for x86-64 brings CUDA's libraries: several gigabytes more.",
             "To leave them out, stop now and run: make install TORCH_INDEX_URL=<index of CPU-only builds>",
-            'pytorch.org/get-started/locally shows that index: choose Linux, Pip and "CPU".',
+            'PyTorch\'s page "Get Started" shows that index: choose Linux, Pip and "CPU".',
         ]
     return lines
 

@@ -19,7 +19,7 @@ import pytest
 from cohort_server import LLM, RequestOutput, SamplingParams
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
 
 PROMPTS = ["Count from 3 to 9.", "What is the capital of Peru?", "Once upon", "1, 2, 3,"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

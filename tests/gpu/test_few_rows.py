@@ -42,9 +42,10 @@ from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_kernel_check import EXPERTS, GEMMA, MODEL, bent, decoder
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:overflow encountered in exp", "ignore:invalid value encountered"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp", "ignore:invalid value encountered"),
+]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2}

@@ -33,9 +33,10 @@ from tests.executors.kernels.steps import spec
 from tests.gpu.attention_fakes import pretend
 from tests.gpu.test_experts import MOE
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:overflow encountered in exp", "ignore:invalid value encountered"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp", "ignore:invalid value encountered"),
+]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP16, E4M3 = torch.float16, torch.float8_e4m3fn
 GEMMA = {

@@ -149,7 +149,7 @@ async def test_a_process_that_dies_of_a_grammar(
     make: MakeJudge, notes: Path, question: str, times: int
 ) -> None:
     judge = make()
-    assert "died" in await refused(judge, question)
+    assert "crashed" in await refused(judge, question)
     assert asked(notes) == [question] * times
     assert await judge.check("next") == "next"
     assert births(notes) == times + 1
@@ -180,7 +180,7 @@ def test_the_same_on_the_servers_event_loop(notes: Path) -> None:
         command = [sys.executable, "-m", "tests.server.grammar.validator_stub", str(notes), ""]
         judge = GrammarJudge(Path(), 10, command=command, deadline=1.0)
         await somebody_else_kills_it(judge, notes)
-        assert "died" in await refused(judge, "segfault")
+        assert "crashed" in await refused(judge, "segfault")
         assert "longer" in await refused(judge, "for-ever")
         assert await judge.check("next") == "next"
         pid = judge.pid

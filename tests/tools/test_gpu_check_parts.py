@@ -106,7 +106,7 @@ def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, 
 SMOKE = """
 import sys, sysconfig
 from pathlib import Path
-from tools.gpu_check import child, plan
+from tools.gpu_check import part_process, plan
 before = set(sys.modules)
 measuring = [part for part in plan.PARTS if part.name != "tests"]
 for part in sorted(measuring, key=lambda part: part.name == "peer"):
@@ -115,7 +115,7 @@ for part in sorted(measuring, key=lambda part: part.name == "peer"):
         site = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
         files = {name.partition(".")[0]: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
         print(*sorted(name for name, file in files.items() if name not in before and file.startswith(site)))
-    child.perform(part.target, plan.Options("cpu", True, mode="inline"), Path(sys.argv[1], part.name + ".json"))
+    part_process.perform(part.target, plan.Options("cpu", True, mode="inline"), Path(sys.argv[1], part.name + ".json"))
 """
 OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "yaml", "filelock",
             "setuptools", "pkg_resources", "psutil", "optree", "tqdm"}  # fmt: skip

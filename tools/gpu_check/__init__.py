@@ -2,7 +2,7 @@
 
     __main__    arguments, exit code          plan      the parts, in order, with their time limits
     conduct     runs them, budget, resume     launch    one part as a process of its own
-    record      the JSON that is kept         child     that process         report   table and files
+    record      the JSON that is kept         report    table and files           part_process  one part, in that process
     wheels      packages for machines without a network               evidence  logs of what did not pass
 
     check_device  check_tests  check_agreement  check_agreement_bf16  check_kernels  check_sampling

@@ -34,7 +34,7 @@ class Options:
     kv_cache_memory_bytes: int | None = None
 
     def arguments(self) -> list[str]:
-        """As `child` reads them."""
+        """As `part_process` reads them."""
         given = ["--device", self.device, "--executor", self.executor, "--mode", self.mode]
         given += ["--tiny"] if self.tiny else []
         given += ["--block-size", str(self.block_size)] if self.block_size else []

@@ -335,7 +335,7 @@ async def test_killed_in_the_middle_of_its_work(judge: GrammarJudge) -> None:
 
 async def test_all_memory_taken() -> None:
     """The limit is the process's own: it dies of it, and the next one has not heard of it."""
-    source = "from server.grammar import child; child.MAX_MEMORY_BYTES = 280 << 20; child.main()"
+    source = "from server.grammar import validator_process as it; it.MAX_MEMORY_BYTES = 280 << 20; it.main()"
     judge = GrammarJudge(tiny.weights_dir(), WIDTH, command=[sys.executable, "-c", source])
     assert await judge.check(grammar(regex="a"))
     pid = judge.pid

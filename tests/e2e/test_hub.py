@@ -107,7 +107,7 @@ def test_from_an_empty_cache_to_tokens(hub: FakeHub, env: dict[str, str], tmp_pa
         assert first.process.wait(10) == 0
         assert time.monotonic() - begun < 3
         assert not Path(f"/proc/{child}").exists()
-        assert re.search(rf"downloading {re.escape(NAME)} \d+%", first.log())
+        assert f"downloading {NAME}" in first.log()
         assert "Traceback" not in first.log()
     finally:
         first.kill()

@@ -78,7 +78,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     except SettingsError as error:
         fail(str(error))
 
-    # The large imports come last: whoever connects by now waits in the socket's queue instead of being refused.
+    # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
     from server import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, notes))

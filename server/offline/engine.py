@@ -102,7 +102,7 @@ class OfflineEngine:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # after Ctrl-C nobody waits for it
+            future.cancel()  # after Ctrl-C nothing waits for it
             raise
 
     # -- in the engine's thread ------------------------------------------------------------------------------------------

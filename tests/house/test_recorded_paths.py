@@ -1,8 +1,8 @@
-"""Recorded results, the log of experiments and the docs carry no path of the machine that somebody worked on.
+"""Recorded results, the log of experiments and the docs carry no path of the machine that made them.
 
 Results and LOG.md: no absolute path of two parts or more outside of /proc, /sys, /usr and /dev; HTTP paths below /v1 are
 fine. Docs may also have the paths that a reader types or finds in the container (`DOCS_TOO`). No file at all names anything
-in somebody's home directory.
+in a home directory.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def test_an_absolute_path_is_told_from_other_slashes(text: str, found: list[str]
 
 
 def test_a_home_directory_is_told_from_a_containers() -> None:
-    somebody = ("root", "home/ada", "Users/ada")
-    assert all(HOME.search(f'"/{one}/x') for one in somebody)
+    homes = ("root", "home/ada", "Users/ada")
+    assert all(HOME.search(f'"/{one}/x') for one in homes)
     assert not any(HOME.search(text) for text in ('"HOME": "/root"', "/rootfs/x", "a/root/x", "/home"))

@@ -68,7 +68,9 @@ class RecoveryPlan:
 
 
 class Recovery:
-    """Decides what follows a failed step or the executor's death. Used by the loop task only; waits for nothing and sends nothing to readers.
+    """Decides what follows a failed step or the executor's death.
+
+    Used by the loop task only; waits for nothing and sends nothing to readers.
     `Sequences.rewind` says what becomes of the sequences."""
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, clock: Callable[[], float]) -> None:

@@ -10,6 +10,8 @@ from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_at
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.llm.attention.key_pieces import PieceRule, idle_pieces
 
+pytestmark = pytest.mark.long
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {
     torch.float32: 2e-6 if DEVICE.type == "cpu" else 1e-5,

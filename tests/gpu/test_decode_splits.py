@@ -19,6 +19,8 @@ from executors.llm.attention.triton_attention import TritonAttention
 from executors.llm.gpu.kernel_check import SPLITS, border_lengths, border_problem, in_splits, split_error
 from tests.executors.kernels.steps import spec
 
+pytestmark = pytest.mark.long
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP16, FP32, E4M3 = torch.float16, torch.float32, torch.float8_e4m3fn
 BF16 = torch.bfloat16

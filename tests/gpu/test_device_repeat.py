@@ -24,6 +24,8 @@ from tests.executors.llm.driver import GREEDY, Driver, Sequence, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, IdleDevice
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL, Op, play
 
+pytestmark = pytest.mark.long
+
 LOGPROBS = (
     SamplingParams(temperature=0.5, seed=21, logprobs=0),
     SamplingParams(temperature=0.75, seed=22, logprobs=3),

@@ -76,6 +76,15 @@ void cohort_pack_blocks(const Linear* w, const void* in, int64_t begin, int64_t 
   });
 }
 
+// Rows `at` [count] of `in`, quantized as in a file: float32 [count][columns].
+void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t count, int64_t columns, float* out) {
+  with_layout(kind, [&](auto layout) {
+    using L = decltype(layout);
+    for (int64_t i = 0; i < count; i++)
+      dequantize_row<L>((const uint8_t*)in + at[i] * row_bytes<L>(columns), out + i * columns, columns);
+  });
+}
+
 // What `packed` takes.
 int64_t cohort_packed_bytes(int64_t kind, int64_t form, int64_t rows, int64_t columns) {
   Linear w = {kind, form, rows, columns, nullptr, nullptr, nullptr, 0};

@@ -73,6 +73,9 @@ class CpuKernels:
         self.pack_blocks.argtypes, self.pack_blocks.restype = [POINTER, POINTER, I64, I64, I64], None
         # kind, form, rows, columns.
         self.packed_bytes.argtypes, self.packed_bytes.restype = [I64] * 4, I64
+        # kind, rows as the file has them, indices of rows and how many, columns, out.
+        self.dequantize = loaded.cohort_dequantize
+        self.dequantize.argtypes, self.dequantize.restype = [I64, POINTER, POINTER, I64, I64, POINTER], None
         self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
@@ -223,6 +226,26 @@ class MergedWeight:
     def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
         """See `PackedWeight`."""
         return self.parts[0].multiply(x, self.outputs, activation, wide)
+
+
+class StoredRows:
+    """A matrix [rows, columns] that stays as a file holds it, of STORED_KINDS, and is looked up by rows: an embedding."""
+
+    def __init__(self, kernels: CpuKernels, raw: torch.Tensor, columns: int, kind: str) -> None:
+        """`raw`: uint8 [rows, bytes of a row], contiguous, such as a view of the mapped file."""
+        self._kernels = kernels
+        self.raw = raw
+        self.columns = columns
+        self.kind = STORED_KINDS[kind]
+
+    def look_up(self, at: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, columns], the rows `at`, int64 [n], with the roundings of the format's definition."""
+        at = at.contiguous()
+        out = torch.empty(len(at), self.columns)
+        self._kernels.dequantize(
+            self.kind, self.raw.data_ptr(), at.data_ptr(), len(at), self.columns, out.data_ptr()
+        )
+        return out
 
 
 def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:

@@ -42,10 +42,11 @@ struct Call {
   const int64_t* positions;
   const Step* const* attention;
   void* const* kv;
-  const void* embed;      // [vocabulary][hidden]
+  const void* embed;      // [vocabulary][hidden], of the model's dtype or as `embed_kind` says
   void* out;              // [tokens][hidden]
   const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
   int64_t num_wanted;
+  int64_t embed_kind;  // FP32 or BF16, or that of rows quantized as in a file
 };
 
 thread_local Scratch workspace;
@@ -180,6 +181,15 @@ struct Forward {
       narrow(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size);
   }
 
+  void embed_stored(int64_t t) {
+    float* to = x + t * m.hidden;
+    with_layout(c.embed_kind, [&](auto layout) {
+      using L = decltype(layout);
+      dequantize_row<L>((const uint8_t*)c.embed + c.token_ids[t] * row_bytes<L>(m.hidden), to, m.hidden);
+    });
+    for (int64_t i = 0; i < m.hidden; i++) to[i] *= m.embed_scale;
+  }
+
   // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
   // few rows are wanted it is a little, and where many are their order allows nothing else.
   void keep_wanted(Counter& counter) {
@@ -218,6 +228,7 @@ struct Forward {
     team.barrier();
     if (failed) return free(line);
     rows(counters[0], [&](int64_t t) {
+      if (c.embed_kind >= FIRST_LAYOUT) return embed_stored(t);
       const T* from = (const T*)c.embed + c.token_ids[t] * m.hidden;
       for (int64_t i = 0; i < m.hidden; i += W)
         store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);

@@ -222,6 +222,36 @@ inline const uint8_t* unpack(MXFP4, const uint8_t* in, Unpacked& to) {
   return in + 17;
 }
 
+inline float half_to_float(uint16_t a) { return _cvtsh_ss(a); }
+
+// Bytes of a row in a file.
+template <class L>
+int64_t row_bytes(int64_t columns) {
+  Unpacked probe;
+  static const uint8_t zeros[256] = {};
+  return columns / (BLOCK * L::BLOCKS) * (unpack(L(), zeros, probe) - zeros);
+}
+
+// A row of a file in float32, with the roundings of the format's definition.
+template <class L>
+void dequantize_row(const uint8_t* in, float* out, int64_t columns) {
+  Unpacked row;
+  const int8_t* table = lookup_table<L>();
+  for (int64_t begin = 0; begin < columns; begin += BLOCK * L::BLOCKS) {
+    in = unpack(L(), in, row);
+    float top = L::SCALES == POWER ? to_float(row.scale) : half_to_float(row.scale);
+    float least = L::MINIMUM ? half_to_float(row.minimum) : 0.0f;
+    for (int i = 0; i < BLOCK * L::BLOCKS; i++) {
+      int part = i * L::PARTS / BLOCK, code = row.codes[i] - L::ZERO;
+      if (L::CODES == S8) code = (int8_t)row.codes[i];
+      if (L::CODES == LUT4) code = table[row.codes[i]];
+      float scale = L::BLOCKS > 1 ? top * row.scales[part] : top;
+      float minimum = L::BLOCKS > 1 && L::MINIMUM ? -(least * row.minima[part]) : least;
+      out[begin + i] = L::MINIMUM ? scale * code + minimum : scale * code;
+    }
+  }
+}
+
 // A byte of a code: value k of 32 of a column.
 inline uint8_t* code_byte(uint8_t* block, int column, int step, int value) {
   return block + (step * NR + column) * 4 + value;
@@ -280,8 +310,7 @@ inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
 template <class L>
 void pack_rows(const Linear& w, const uint8_t* in, int64_t begin, int64_t count, int threads) {
   int64_t heads = w.columns / (BLOCK * L::BLOCKS), head_bytes = L::HEAD_BYTES + L::BLOCKS * L::BLOCK_BYTES;
-  Unpacked probe;
-  int64_t row_bytes = heads * (unpack(L(), in, probe) - in);
+  int64_t in_row = row_bytes<L>(w.columns);
   // A thread takes the rows that share half a panel, so that no two write to one byte.
   std::vector<int64_t> firsts;
   int64_t last = -1;
@@ -297,7 +326,7 @@ void pack_rows(const Linear& w, const uint8_t* in, int64_t begin, int64_t count,
       int64_t panel, column;
       w.place(begin + i, &panel, &column);
       uint8_t* to = (uint8_t*)(w.packed + panel * w.panel_words());
-      const uint8_t* from = in + i * row_bytes;
+      const uint8_t* from = in + i * in_row;
       Unpacked unpacked;
       for (int64_t h = 0; h < heads; h++) {
         from = unpack(L(), from, unpacked);

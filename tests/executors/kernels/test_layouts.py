@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executors.kernels import CPU_ISAS
-from executors.kernels.cpu import ACTIVATIONS, STORED_KINDS, MergedWeight, PackedWeight, cpu_kernels
+from executors.kernels.cpu import ACTIVATIONS, STORED_KINDS, MergedWeight, PackedWeight, StoredRows, cpu_kernels
 from tests.executors.kernels.blocks import block_size, dequantized, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
@@ -169,3 +169,14 @@ def test_memory_is_little_more_than_the_file_takes(kind: str) -> None:
     raw = random_rows(kind, 256, 1024)
     bound = {"Q2_K": 1.2, "Q3_K": 1.35, "IQ4_XS": 1.08}.get(kind, 1.07)  # Q3_K: widened to 4 bits
     assert packed(raw, kind, CPU_ISAS[0]).num_bytes <= bound * raw.nbytes
+
+
+@every_isa
+@every_kind
+def test_rows_are_dequantized_as_the_format_is_defined(isa: str, kind: str) -> None:
+    """Bit for bit as the `gguf` package does."""
+    columns = max(96, 2 * block_size(kind))
+    raw = random_rows(kind, 50, columns)
+    rows = StoredRows(cpu_kernels(isa), torch.from_numpy(raw), columns, kind)
+    at = torch.tensor([49, 0, 7, 7])
+    assert torch.equal(rows.look_up(at), torch.from_numpy(dequantized(kind, raw))[at])

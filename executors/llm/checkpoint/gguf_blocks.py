@@ -4,7 +4,8 @@ Every value equals that of the format's reference, the Python package `gguf`, bi
 exact in float32, and the few products and sums are done in the reference's order. Layouts are those of ggml's `block_*` structs;
 the drawings below show a block's fields with their bytes. `d` and `m` are float16.
 
-All types but two unpack to small integer codes, a scale for each group of codes, and perhaps a minimum: value = scale * code - min.
+A block unpacks to integer codes of at most eight bits, a scale for each group of codes, and in some types a minimum:
+value = scale * code - minimum.
 """
 
 from __future__ import annotations

@@ -81,6 +81,17 @@ def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
 
 
+def check_tensors(config: DecoderConfig, directory: Path) -> None:
+    """Raise ConfigError unless the checkpoint has every tensor that the model needs, in a shape and format that can be loaded.
+    Reads headers only."""
+    checkpoint = Checkpoint(directory)
+    try:
+        decoder = Decoder(config, torch.float32, torch.device("meta"))
+        _check(decoder, checkpoint, _targets(decoder, checkpoint))
+    finally:
+        checkpoint.close()
+
+
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
     """Copy a checkpoint into `decoder`, cast it to the decoder's dtype, and finish the decoder. Return a sentence on tensors
     that were left out, or None. Raises ConfigError before anything is copied.

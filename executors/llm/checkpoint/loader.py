@@ -31,6 +31,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.gguf_source import config_path, is_gguf
 from executors.llm.model.linear import kernels_support
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         decoder_config = settle_head(decoder_config, directory)
     warnings = decoder_config.notes
     for note in warnings:
-        _log.warning("%s: %s", directory / "config.json", note)
+        _log.warning("%s: %s", config_path(directory), note)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     if device.type == "cuda" and device.index is not None:
@@ -240,7 +241,8 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
     needed = decoder.num_bytes()
-    if decoder.maps_embedding and config.load_format != "dummy":
+    # Of a GGUF it may be in blocks, which are no rows to look up.
+    if decoder.maps_embedding and config.load_format != "dummy" and not is_gguf(Path(config.model)):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
-from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
@@ -81,6 +81,17 @@ def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
 
 
+def check_tensors(config: DecoderConfig, directory: Path) -> None:
+    """Raise ConfigError unless the checkpoint has every tensor that the model needs, in a shape and format that can be loaded.
+    Reads headers only."""
+    checkpoint = Checkpoint(directory)
+    try:
+        decoder = Decoder(config, torch.float32, torch.device("meta"))
+        _check(decoder, checkpoint, _targets(decoder, checkpoint))
+    finally:
+        checkpoint.close()
+
+
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
     """Copy a checkpoint into `decoder`, cast it to the decoder's dtype, and finish the decoder. Return a sentence on tensors
     that were left out, or None. Raises ConfigError before anything is copied.
@@ -114,18 +125,18 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     return left_out
 
 
-def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
+def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
     if place.packed:
         assert place.linear is not None
         for begin, rows in file.rows(name, place.turned):
             place.linear.fill(rows, place.begin + begin)
-    if place.tensor is decoder.embed and decoder.maps_embedding:
+    if place.tensor is decoder.embed and decoder.maps_embedding and file.can_map(name):
         decoder.embed, decoder.embed_mapped = file.mapped(name), True
     elif place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
 
 
-def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tensor) -> None:
+def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -> None:
     """Load a weight in e4m3 with `scales` [rows, 1 or groups], unchanged or widened."""
     held = None if place.linear is None else place.linear.fp8
     if held is not None:
@@ -175,14 +186,16 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
         if file.shape(name) != expected:
             found = list(file.shape(name))
-            raise ConfigError(f"{file.path}: {name} has shape {found}; config.json makes it {list(expected)}")
+            raise ConfigError(
+                f"{file.path}: {name} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
+            )
         file.dtype(name)
 
 
 def _left_out(
     decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
 ) -> str | None:
-    """Return a note on tensors that config.json does not require; transformers drops them, too. `scales`: names beside the
+    """Return a note on tensors that the configuration does not require; transformers drops them, too. `scales`: names beside the
     targets that are used. Other parts of a nested checkpoint have a note of their own."""
     config = decoder.config
     names = WrittenNames(config.family, checkpoint.names())
@@ -196,7 +209,7 @@ def _left_out(
     )
     if not surplus:
         return None
-    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such tensor"
+    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
 
 
 def _some(names: list[str]) -> str:

@@ -105,11 +105,13 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
+	$(BIN)/python -m tools.migrate_docs check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json and docs/settings.md from wire types and settings
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md and the tables of docs/migrate.md
 	$(BIN)/python -m tools.api_docs write
 	$(BIN)/python -m tools.settings_docs write
+	$(BIN)/python -m tools.migrate_docs write
 
 fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py

@@ -35,7 +35,7 @@ wins over the file. An unknown name, or a value that does not fit, ends the serv
 
 `cohort info`, `cohort verify`, `cohort chat` and `cohort list` take some of these flags, with the same meaning.
 
-This page is made from `server/settings/table.py` by `make api-docs`. [Operations](operations.md) explains what the settings
+This page is made from `server/settings/table.py` by `make api-docs`. [Operate](operate.md) explains what the settings
 do to a running server.
 """
 

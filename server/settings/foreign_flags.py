@@ -1,5 +1,6 @@
-"""Flags that people bring along from other servers, and what they are called here. Standard library only: `cohort --help`
-must stay quick."""
+"""Flags of other servers, and what to use in their place. Standard library only, so that `cohort --help` stays fast.
+
+`tools/migrate_docs.py` makes tables of docs/migrate.md from them."""
 
 from __future__ import annotations
 
@@ -7,16 +8,17 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-ELSEWHERE: dict[str, str] = {
-    # vLLM
+VLLM: dict[str, str] = {
     "--uvicorn-log-level": "--log-level",
     "--disable-log-requests": "--log-level warning", "--enable-log-requests": "--log-level info",
     "--kv-cache-memory": "--kv-cache-memory-bytes", "--max-seq-len": "--max-model-len",
     "--async-scheduling": "--max-in-flight 2", "--no-async-scheduling": "--max-in-flight 1",
     "--speculative-config": "--num-speculative-tokens N",
     "--enable-deterministic-inference": "--deterministic",
-    "-q": "--quantization",
-    # SGLang
+    "-q": "--quantization", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
+}  # fmt: skip
+
+SGLANG: dict[str, str] = {
     "--model-path": "the positional MODEL, or --model", "--tokenizer-path": "--tokenizer",
     "--context-length": "--max-model-len", "--mem-fraction-static": "--gpu-memory-utilization",
     "--max-running-requests": "--max-num-seqs", "--max-total-tokens": "--kv-cache-memory-bytes",
@@ -27,7 +29,9 @@ ELSEWHERE: dict[str, str] = {
     "--disable-radix-cache": "--no-enable-prefix-caching", "--disable-overlap-schedule": "--max-in-flight 1",
     "--disable-cuda-graph": "--enforce-eager",
     "--speculative-num-draft-tokens": "--num-speculative-tokens",
-    # llama.cpp
+}  # fmt: skip
+
+LLAMA_CPP: dict[str, str] = {
     "-m": "the positional MODEL, or --model", "-c": "--max-model-len", "--ctx-size": "--max-model-len",
     "-ngl": "--device", "--gpu-layers": "--device", "--n-gpu-layers": "--device", "-np": "--max-num-seqs",
     "--parallel": "--max-num-seqs", "-b": "--max-num-batched-tokens", "--batch-size": "--max-num-batched-tokens",
@@ -37,8 +41,10 @@ ELSEWHERE: dict[str, str] = {
     "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len", "--cache-prompt": "--enable-prefix-caching",
     "--no-cache-prompt": "--no-enable-prefix-caching", "-fa": "--attention-backend", "--flash-attn": "--attention-backend",
     "-ctk": "--kv-cache-dtype", "--cache-type-k": "--kv-cache-dtype", "-ctv": "--kv-cache-dtype",
-    "--cache-type-v": "--kv-cache-dtype", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
-    # Text Generation Inference and habit
+    "--cache-type-v": "--kv-cache-dtype",
+}  # fmt: skip
+
+HABIT: dict[str, str] = {
     "--model-id": "the positional MODEL, or --model", "--max-total-length": "--max-model-len",
     "--max-concurrent-requests": "--max-num-seqs", "--speculate": "--num-speculative-tokens",
     "--hostname": "--host", "--listen": "--host", "-p": "--port",
@@ -47,6 +53,10 @@ ELSEWHERE: dict[str, str] = {
     "--ssl-cert-file": "--ssl-certfile", "--cors-allow-origins": "--allowed-origins",
     "--cors-allow-origin": "--allowed-origins",
 }  # fmt: skip
+"""Flags of Text Generation Inference, and common spellings."""
+
+ELSEWHERE: dict[str, str] = VLLM | SGLANG | LLAMA_CPP | HABIT
+"""Flags of other servers, each with the flag to use here."""
 
 ALWAYS_ON: dict[str, str] = {
     "--enable-chunked-prefill": "prompts are always prefilled in chunks; leave it out",

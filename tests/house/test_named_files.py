@@ -14,7 +14,14 @@ PAGES = (
     "SECURITY.md",
     "docs/architecture.md",
     "docs/executors.md",
-    "docs/operations.md",
+    "docs/README.md",
+    "docs/start.md",
+    "docs/your-model.md",
+    "docs/operate.md",
+    "docs/metrics.md",
+    "docs/migrate.md",
+    "docs/not-supported.md",
+    "tests/ops/README.md",
 )
 NAMED = re.compile(r"(?<![\w./*<-])((?:[\w-]+/)*[\w-]+\.(?:py|h|cpp))\b(?!:)")
 ELSEWHERE = {"llama.cpp", "Python.h", "transformer.h", "tests/house/test_x.py"}

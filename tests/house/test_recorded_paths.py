@@ -1,8 +1,8 @@
 """Recorded results, the log of experiments and the docs carry no path of the machine that made them.
 
 Results and LOG.md: no absolute path of two parts or more outside of /proc, /sys, /usr and /dev; HTTP paths below /v1 are
-fine. Docs may also have the paths that a reader types or finds in the container (`DOCS_TOO`). No file at all names anything
-in a home directory.
+fine. Docs may also have the HTTP paths of Ollama, below /api, and the paths that a reader types or finds in the container
+(`DOCS_TOO`). No file at all names anything in a home directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDERS = (
     ".ci",
 )
 SAME_EVERYWHERE = ("/proc/", "/sys/", "/usr/", "/dev/", "/v1/")
-DOCS_TOO = ("/tmp/", "/path/to/", "/var/lib/cohort/", "/opt/cohort/", "/etc/")
+DOCS_TOO = ("/api/", "/tmp/", "/path/to/", "/var/lib/cohort/", "/opt/cohort/", "/etc/")
 ABSOLUTE = re.compile(r"(?:(?<=file://)|(?<![\w.~<>{}$#/-]))(?:/[\w.@+-]+){2,}")
 HOME = re.compile(r"(?<![\w.])/(?:root|(?:home|Users)/[\w.-]+)/[\w.]")
 

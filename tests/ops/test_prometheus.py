@@ -216,9 +216,9 @@ def test_health_check_of_the_compose_file(prometheus: Prometheus) -> None:
 
 
 def test_every_metric_is_documented(prometheus: Prometheus, server: ServerProcess) -> None:
-    """docs/operations.md names each metric that the server exports, and no other."""
+    """docs/metrics.md names each metric that the server exports, and no other."""
     exported = set(re.findall(r"^# TYPE (cohort_\w+)", server.get("/metrics").text, re.M))
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    page = (ROOT / "docs/metrics.md").read_text("utf-8")
     documented = set(re.findall(r"^\| `(cohort_\w+)", page, re.M))
     assert exported == documented
 

@@ -134,7 +134,7 @@ def test_configurations_that_others_can_use_have_the_same_defaults() -> None:
 def test_no_default_of_the_docs_is_another_one() -> None:
     """In tables with a column for defaults; the cell may be the beginning of what `--help` says."""
     seen = set()
-    for page in (ROOT / "README.md", ROOT / "docs" / "operations.md"):
+    for page in (ROOT / "README.md", ROOT / "docs" / "operate.md", ROOT / "docs" / "your-model.md"):
         told = False
         for line in page.read_text("utf-8").splitlines():
             cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
@@ -150,7 +150,7 @@ def test_no_default_of_the_docs_is_another_one() -> None:
 
 
 def test_seconds_in_the_prose_of_the_docs_are_the_defaults() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    page = (ROOT / "docs" / "operate.md").read_text("utf-8")
     found = re.findall(r"`--([a-z-]+)` \((\d+) s\)", page)
     assert len(found) >= 2
     for flag, seconds in found:

@@ -1,0 +1,79 @@
+"""docs/migrate.md agrees with the server: flags of others, own names, metrics."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.settings.foreign_flags import (
+    ALWAYS_ON,
+    ELSEWHERE,
+    HABIT,
+    LLAMA_CPP,
+    NOT_YET,
+    SGLANG,
+    VLLM,
+    complaint,
+)
+from server.settings.table import TABLE
+from tools import migrate_docs
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "migrate.md").read_text("utf-8")
+OWN = {row.flag for row in TABLE.values()} | {
+    "--no-" + row.flag.removeprefix("--") for row in TABLE.values() if row.is_switch
+}
+
+
+def section(title: str) -> str:
+    return re.split(r"^## ", PAGE.split(f"\n## {title}\n")[1], flags=re.M)[0]
+
+
+def test_the_tables_are_current() -> None:
+    assert migrate_docs.with_tables(PAGE) == PAGE
+
+
+def test_every_foreign_flag_is_on_the_page() -> None:
+    spelled = set(re.findall(r"`(--?[\w-]+)`", PAGE))
+    assert (ELSEWHERE.keys() | ALWAYS_ON.keys() | NOT_YET) - spelled == set()
+
+
+def test_no_flag_belongs_to_two_servers() -> None:
+    assert len(ELSEWHERE) == len(VLLM) + len(SGLANG) + len(LLAMA_CPP) + len(HABIT)
+
+
+def test_a_changed_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SGLANG, "--new-flag", "--seed")
+    assert migrate_docs.with_tables(PAGE) != PAGE
+    assert "| `--random-seed`, `--new-flag` | `--seed` |" in migrate_docs.with_tables(PAGE)
+
+
+def test_a_page_without_markers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="vllm:begin"):
+        migrate_docs.with_tables("# Migrate\n")
+
+
+def test_names_that_are_said_to_be_vllms_are_settings() -> None:
+    paragraph = section("vLLM").split("<!-- vllm:begin -->")[0]
+    names = re.findall(r"`(--[a-z-]+)`", paragraph)
+    assert len(names) > 20 and set(names) <= OWN
+
+
+def test_settings_for_ollamas_variables_exist() -> None:
+    own = re.findall(r"^\| `OLLAMA_\w+.*?` \| (.+) \|$", section("Ollama"), re.M)
+    assert len(own) == 6
+    assert {flag for cell in own for flag in re.findall(r"--[a-z-]+", cell)} <= OWN
+
+
+def test_metrics_exist() -> None:
+    documented = set(re.findall(r"^\| `(cohort_\w+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.M))
+    named = set(re.findall(r"\bcohort_\w+", section("Metrics")))
+    assert len(named) > 10 and named <= documented
+
+
+def test_the_opening_answers_are_the_servers() -> None:
+    options = dict.fromkeys(OWN, True)
+    shown = re.findall(r"^\$ cohort serve (.+)\ncohort: error: (.+)$", PAGE, re.M)
+    assert len(shown) == 3
+    for argv, answer in shown:
+        assert complaint(argv.split(), options) == answer

@@ -1,0 +1,87 @@
+"""The tables of flags in docs/migrate.md, from `server/settings/foreign_flags.py`: `python -m tools.migrate_docs write|check`."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from server.settings.foreign_flags import ALWAYS_ON, HABIT, LLAMA_CPP, NOT_YET, SGLANG, VLLM
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "migrate.md"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the tables into the page, or say that they are stale (exit code 1)."""
+    if list(argv) not in (["write"], ["check"]):
+        print("usage: python -m tools.migrate_docs write|check", file=sys.stderr)
+        return 2
+    old = PAGE.read_text("utf-8")
+    new = with_tables(old)
+    if list(argv) == ["write"]:
+        PAGE.write_text(new, "utf-8")
+    elif old != new:
+        print(f"{PAGE.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+def tables() -> dict[str, str]:
+    """Each generated part of the page, by the name in its markers."""
+    return {
+        "vllm": replaced_by(VLLM),
+        "sglang": replaced_by(SGLANG),
+        "llama.cpp": replaced_by(LLAMA_CPP),
+        "others": replaced_by(HABIT),
+        "always-on": table("| flag | the server's answer |", ALWAYS_ON.items()),
+        "not-yet": listed(NOT_YET),
+    }
+
+
+def with_tables(page: str) -> str:
+    """The page with every generated part rewritten.
+
+    Raises ValueError if the markers of a part are missing.
+    """
+    for name, text in tables().items():
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
+        head, found_begin, rest = page.partition(begin)
+        _, found_end, tail = rest.partition(end)
+        if not (found_begin and found_end):
+            raise ValueError(f"{PAGE.name}: no markers {begin.strip()} and {end.strip()}")
+        page = f"{head}{begin}{text}\n{end}{tail}"
+    return page
+
+
+def replaced_by(flags: Mapping[str, str]) -> str:
+    """A table of flags and their replacements; spellings with the same replacement share a row."""
+    groups: dict[str, list[str]] = {}
+    for flag, instead in flags.items():
+        groups.setdefault(instead, []).append(flag)
+    rows = (("`, `".join(spellings), instead) for instead, spellings in groups.items())
+    return table("| flag | use |", rows)
+
+
+def table(head: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A Markdown table of two columns; the first holds flags."""
+    lines = (f"| `{flag}` | {marked(words)} |" for flag, words in rows)
+    return "\n".join([head, "|---|---|", *lines])
+
+
+def listed(flags: Iterable[str]) -> str:
+    """A paragraph of flags in alphabetical order."""
+    names = sorted(flags, key=lambda flag: (flag.lstrip("-"), flag))
+    return textwrap.fill(
+        ", ".join(f"`{name}`" for name in names), width=120, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def marked(words: str) -> str:
+    """A flag with its value as code, and a sentence that begins otherwise as it stands."""
+    return f"`{words}`" if words.startswith("--") and "," not in words else words
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -147,6 +147,21 @@ class GgufTensors(TensorFile):
             yield first, _halves_apart(piece, height // one.heads) if one.heads else piece
             self._give_back(at, at + number * size)
 
+    def stored_kind(self, name: str) -> str | None:
+        """See `TensorFile`."""
+        one = self._stored[name]
+        return one.tensor.type if len(one.shape) == 2 and one.tensor.type in DEQUANTIZED else None
+
+    def mapped_rows(self, name: str) -> torch.Tensor | None:
+        """See `TensorFile`."""
+        one = self._stored[name]
+        if one.heads or one.turned:
+            return None
+        self._kept = True
+        begin, length = self._span(name)
+        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=length, offset=begin)
+        return raw.view(one.shape[0], -1)
+
     def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows) of the tensor as it is stored, a vector as one piece without rows."""
         one, dtype = self._stored[name], self.dtype(name)

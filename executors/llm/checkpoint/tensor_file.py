@@ -90,6 +90,20 @@ class TensorFile(ABC):
     def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows [count, columns]) of a matrix in pieces; with `turned`, those of its transpose."""
 
+    def stored_kind(self, name: str) -> str | None:
+        """Return the format of a matrix whose rows the file holds quantized and `raw_rows` returns, such as Q4_K; None for
+        others."""
+        return None
+
+    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, uint8 [count, bytes of a row]) of a matrix with a `stored_kind`, in pieces, in the usual order. A
+        piece is valid until the next is asked for."""
+        raise NotImplementedError
+
+    def mapped_rows(self, name: str) -> torch.Tensor | None:
+        """Return all of `raw_rows` as a view of the file, which stays open for it; None if the file has another order."""
+        return None
+
     def _give_back(self, begin: int, end: int) -> None:
         """Drop the pages that end within bytes [begin, end) of the file; the page that contains `end` is still to be read."""
         page = mmap.PAGESIZE

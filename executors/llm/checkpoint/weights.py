@@ -54,6 +54,18 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         checkpoint.close()
 
 
+def stored_kinds(directory: Path, family: Family) -> dict[str, str]:
+    """Return the formats of the matrices that the files hold quantized, by their usual names. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        present = checkpoint.names()
+        names = WrittenNames(family, present)
+        found = {names.usual(name): checkpoint.file_of(name).stored_kind(name) for name in present}
+        return {name: kind for name, kind in found.items() if kind is not None}
+    finally:
+        checkpoint.close()
+
+
 def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
     """Return `config` with the head that the files contain. Raises ConfigError.
 
@@ -128,11 +140,22 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
 def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
     if place.packed:
         assert place.linear is not None
-        for begin, rows in file.rows(name, place.turned):
-            place.linear.fill(rows, place.begin + begin)
-    if place.tensor is decoder.embed and decoder.maps_embedding and file.can_map(name):
-        decoder.embed, decoder.embed_mapped = file.mapped(name), True
-    elif place.tensor.device.type != "meta":
+        if place.linear.stored:
+            for begin, rows in file.raw_rows(name):
+                place.linear.fill_blocks(rows, place.begin + begin)
+        else:
+            for begin, rows in file.rows(name, place.turned):
+                place.linear.fill(rows, place.begin + begin)
+    if place.tensor is decoder.embed and decoder.maps_embedding:
+        kind = file.stored_kind(name)
+        raw = file.mapped_rows(name) if kind is not None and decoder.keeps_stored else None
+        if raw is not None and kind is not None:
+            decoder.keep_embedding(raw, kind)
+            return
+        if file.can_map(name):
+            decoder.embed, decoder.embed_mapped = file.mapped(name), True
+            return
+    if place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
 
 

@@ -55,6 +55,8 @@ class Decoder:
         self.kv_scales: tuple[tuple[float, float], ...] = ()
         self.embed_mapped = False
         self.stored_embed: StoredRows | None = None
+        self.keeps_stored = kernels is not None and not int8 and bool(stored)
+        """Whether weights that a file holds quantized keep their format."""
         self.kernels = kernels
         self._fused: FusedForward | None = None
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -79,7 +81,7 @@ class Decoder:
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
         if kernels is not None:
-            self._reserve(kernels, int8, {} if stored is None or int8 else stored)
+            self._reserve(kernels, int8, stored if stored and self.keeps_stored else {})
 
     def _reserve(self, kernels: CpuKernels, int8: bool, stored: Mapping[str, str]) -> None:
         parts_of = naming.linear_parts(self) if stored else {}
@@ -105,6 +107,16 @@ class Decoder:
         layers and attention must run on Cohort's kernels for that. Torch's norms, softmax and sums treat rows independently."""
         for layer in self.layers:
             layer.mlp.be_steady()
+
+    def keep_embedding(self, raw: torch.Tensor, kind: str) -> None:
+        """Look up embeddings in `raw`, uint8 [vocabulary, bytes of a row] in a format of STORED_KINDS, such as a view of a
+        file. This frees the memory of the embedding, which is still untouched."""
+        assert self.kernels is not None
+        self.stored_embed = StoredRows(self.kernels, raw, self.config.hidden_size, kind)
+        self.embed = torch.empty(self.embed.shape, dtype=self.dtype, device="meta")
+        if self.config.tied:
+            self.lm_head.weight = self.embed
+        self.embed_mapped = True
 
     def finish(self) -> None:
         """Finish packing. Called once, when all parameters are loaded."""

@@ -8,12 +8,11 @@ from typing import Any
 
 from engine.text.gguf.metadata import MAX_TEMPLATE_CHARS, Metadata, wrong
 from engine.text.gguf.models import ADD_BOS, ADD_EOS, MODELS
-from engine.text.gguf.vocabulary import Vocabulary, read_vocabulary
+from engine.text.gguf.vocabulary import TEMPLATE, Vocabulary, read_vocabulary
 from engine.text.tokenizer_files import DEFAULT
 from executors.contract import ConfigError
 
 MODEL = "tokenizer.ggml.model"
-TEMPLATE = "tokenizer.chat_template"
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SAMPLING = {
@@ -88,9 +87,8 @@ def _chat_templates(values: Metadata) -> dict[str, str]:
 
 def _generation_config(values: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     config: dict[str, Any] = {}
-    ends = vocabulary.end_ids()
-    if ends:
-        config["eos_token_id"] = ends
+    if vocabulary.ends:
+        config["eos_token_id"] = list(vocabulary.ends)
     for role in ("bos", "pad"):
         if role in vocabulary.roles:
             config[f"{role}_token_id"] = vocabulary.roles[role]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -30,21 +32,28 @@ def listed_merges(metadata: Metadata, ids: Mapping[str, int]) -> Merges | None:
     lines = metadata.texts(MERGES, MAX_MERGES)
     if lines is None:
         return None
-    plain = True
-    pairs = []
-    for i, line in enumerate(lines):
-        at = line.find(" ", 1)
-        left, right = line[:at], line[at + 1 :]
-        if at < 0 or not right:
-            raise ConfigError(f"{MERGES}[{i}]: two tokens with a space between them are expected")
-        if left not in ids or right not in ids or left + right not in ids:
-            missing = next(text for text in (left, right, left + right) if text not in ids)
-            raise ConfigError(f"{MERGES}[{i}]: {ascii(missing)[:60]} is not in {TOKENS}")
-        plain = plain and line.count(" ") == 1
-        pairs.append((left, right))
     # A line that begins so would be skipped as the head of a merges.txt.
-    plain = plain and not any(line.startswith("#version") for line in lines)
-    return lines if plain else pairs
+    plain = set(map(str.count, lines, repeat(" "))) <= {1} and not any(
+        map(str.startswith, lines, repeat("#version"))
+    )
+    if plain and lines:
+        parts = " ".join(lines).split(" ")
+        wholes = map(add, parts[::2], parts[1::2])
+        if all(parts) and all(map(ids.__contains__, parts)) and all(map(ids.__contains__, wholes)):
+            return lines
+    return [_pair(i, line, ids) for i, line in enumerate(lines)]
+
+
+def _pair(at: int, line: str, ids: Mapping[str, int]) -> tuple[str, str]:
+    """The two tokens of a line, of which the first may begin with a space. Raises ConfigError as `listed_merges` does."""
+    cut = line.find(" ", 1)
+    left, right = line[:cut], line[cut + 1 :]
+    if cut < 0 or not right:
+        raise ConfigError(f"{MERGES}[{at}]: two tokens with a space between them are expected")
+    for text in (left, right, left + right):
+        if text not in ids:
+            raise ConfigError(f"{MERGES}[{at}]: {ascii(text)[:60]} is not in {TOKENS}")
+    return left, right
 
 
 def merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> Merges:

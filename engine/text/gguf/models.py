@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.text.gguf.merges import MERGES, listed_merges, merges_by_score
@@ -94,7 +95,7 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
             for text, kind in zip(words, vocabulary.types.tolist(), strict=True)
             if kind == NORMAL and not text.startswith("[")
         )
-    own = Vocabulary(words, vocabulary.types, _bert_roles(words, vocabulary.roles), vocabulary.padding)
+    own = replace(vocabulary, texts=words, roles=_bert_roles(words, vocabulary.roles))
     unknown = own.role_text("unk")
     if unknown is None:
         raise ConfigError("tokenizer.ggml.unknown_token_id: missing; a tokenizer of model bert needs it")

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.text.gguf.metadata import MAX_TOKEN_CHARS, MAX_TOKENS, Metadata
+from engine.text.gguf.metadata import MAX_TEMPLATE_CHARS, MAX_TOKEN_CHARS, MAX_TOKENS, Metadata
 from executors.contract import ConfigError
 
 TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
+TEMPLATE = "tokenizer.chat_template"
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
@@ -31,13 +32,12 @@ _ROLE_KEYS = {
 _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}
 """Ids that SentencePiece gives these tokens unless told otherwise; files of model `llama` may leave them out."""
 
-_END_TEXTS = frozenset(
+END_TEXTS = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <EOT>"
     " _<EOT> [EOT] <end_of_utterance> <｜end▁of▁sentence｜>".split()
 )
-"""Texts that end an answer wherever they stand for one token. llama.cpp ends a generation at these, too; it also ends one at
-`</s>`, `<eos>` and the markers of files in code (`<|file_sep|>`, `<|repo_name|>`), which end an answer only where the file
-itself names them."""
+"""Texts that end an answer. llama.cpp ends a generation at these, too; it also ends one at `</s>`, `<eos>` and the markers of
+files in code (`<|file_sep|>`, `<|repo_name|>`), which end an answer only where the file itself names them."""
 
 _VISIBLE = re.compile(
     r"<unused\d+>|<mask>|<2mass>|\[@BOS@\]|<\|(fim_(prefix|middle|suffix|pad)|repo_name|file_sep)\|>"
@@ -56,6 +56,8 @@ class Vocabulary:
     """Type of each token, shape (len(texts),), int64."""
     roles: dict[str, int]
     """Ids by role: bos, eos, eot, eom, unk, sep, pad, mask, cls; only those that the file has."""
+    ends: tuple[int, ...]
+    """Ids that end an answer, first the file's eos, eot and eom, then those of END_TEXTS that are not ordinary text."""
     padding: frozenset[int]
     """Ids that only fill the embedding matrix up to a round size: the original vocabulary does not have them."""
 
@@ -74,24 +76,13 @@ class Vocabulary:
             raise ConfigError(f"{TOKENS}: tokens {later} and {ids[self.texts[later]]} have the same text")
         return ids
 
-    def end_ids(self) -> list[int]:
-        """Ids that end an answer: the file's eos, eot and eom, and the tokens of `_END_TEXTS`.
-
-        In a vocabulary with `<|return|>` and `<|call|>` (harmony), `<|end|>` ends only a part of an answer.
-        """
-        found = {i for i, text in enumerate(self.texts) if text in _END_TEXTS}
-        if {"<|return|>", "<|call|>"} <= {self.texts[i] for i in found}:
-            found = {i for i in found if self.texts[i] != "<|end|>"}
-        named = [self.roles[role] for role in ("eos", "eot", "eom") if role in self.roles]
-        return list(dict.fromkeys([*named, *sorted(found)]))
-
     def added_tokens(self, strip_right: bool) -> list[dict[str, Any]]:
         """Entries of `added_tokens` in tokenizer.json: tokens found in a text before anything else is done with it.
 
         `strip_right`: tokens other than bos, unk and `<|endoftext|>` take the white space after them.
         """
         kept = {self.role_text("bos"), self.role_text("unk"), "<|endoftext|>"}
-        ends = set(self.end_ids())
+        ends = set(self.ends)
         types = self.types.tolist()
         listed = {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL, USER_DEFINED)} | ends
         return [
@@ -133,4 +124,23 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
         spaces = [i for i in np.flatnonzero(types == USER_DEFINED).tolist() if texts[i].strip(" ") == ""]
         for i in spaces:  # conversion wrote such pieces as they look in a text
             texts[i] = texts[i].replace(" ", "▁")
-    return Vocabulary(texts, types, roles, frozenset(padding))
+    return Vocabulary(texts, types, roles, _ends(metadata, texts, types, roles), frozenset(padding))
+
+
+def _ends(
+    metadata: Metadata, texts: list[str], types: np.ndarray[Any, np.dtype[Any]], roles: dict[str, int]
+) -> tuple[int, ...]:
+    """Ids that end an answer: the file's eos, eot and eom, and the tokens of END_TEXTS.
+
+    Files of old converters type such a token as ordinary text; it counts where the chat template writes it. In a vocabulary
+    with `<|return|>` and `<|call|>` (harmony), `<|end|>` ends only a part of an answer.
+    """
+    template = metadata.text(TEMPLATE, MAX_TEMPLATE_CHARS) or ""
+    kinds = types.tolist()
+    found = [
+        i for i, text in enumerate(texts) if text in END_TEXTS and (kinds[i] != NORMAL or text in template)
+    ]
+    if {"<|return|>", "<|call|>"} <= {texts[i] for i in found}:
+        found = [i for i in found if texts[i] != "<|end|>"]
+    named = [roles[role] for role in ("eos", "eot", "eom") if role in roles]
+    return tuple(dict.fromkeys([*named, *found]))

@@ -95,11 +95,10 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
             for text, kind in zip(words, vocabulary.types.tolist(), strict=True)
             if kind == NORMAL and not text.startswith("[")
         )
-    own = replace(vocabulary, texts=words, roles=_bert_roles(words, vocabulary.roles))
+    own = replace(vocabulary, texts=words)
     unknown = own.role_text("unk")
     if unknown is None:
         raise ConfigError("tokenizer.ggml.unknown_token_id: missing; a tokenizer of model bert needs it")
-    around = _bert_template(own)
     return _tokenizer(
         added_tokens=own.added_tokens(strip_right=False),
         normalizer={
@@ -110,7 +109,7 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
             "lowercase": lowercase,
         },
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=around,
+        post_processor=_around(own, own.roles.get("cls"), own.roles.get("sep")),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
         model={
             "type": "WordPiece",
@@ -168,20 +167,3 @@ def _around(vocabulary: Vocabulary, first: int | None, last: int | None) -> dict
         "pair": piece("A", 0) + piece("B", 1),
         "special_tokens": {texts[i]: {"id": texts[i], "ids": [i], "tokens": [texts[i]]} for i in used},
     }
-
-
-_BERT_TEXTS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
-
-
-def _bert_roles(words: list[str], roles: dict[str, int]) -> dict[str, int]:
-    """The roles of the file; those it leaves out by BERT's texts. Its bos is the token before a text."""
-    by_text = {text: i for i, text in enumerate(words)}
-    known = {role: by_text[text] for role, text in _BERT_TEXTS.items() if text in by_text}
-    own = dict(roles)
-    if "bos" in own:
-        own.setdefault("cls", own["bos"])
-    return known | own
-
-
-def _bert_template(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    return _around(vocabulary, vocabulary.roles.get("cls"), vocabulary.roles.get("sep"))

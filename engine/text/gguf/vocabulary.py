@@ -31,6 +31,8 @@ _ROLE_KEYS = {
 }
 _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}
 """Ids that SentencePiece gives these tokens unless told otherwise; files of model `llama` may leave them out."""
+_BERT_TEXTS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+"""Texts that BERT gives these tokens; files of model `bert` may leave out their ids."""
 
 END_TEXTS = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <EOT>"
@@ -118,6 +120,11 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
     roles = {role: i for role, i in named.items() if i is not None}
     if model == "llama":
         roles = {role: i for role, i in _LLAMA_IDS.items() if i < len(texts)} | roles
+    if model == "bert":
+        texts_of_roles = {role: texts.index(text) for role, text in _BERT_TEXTS.items() if text in texts}
+        if "bos" in roles:
+            roles.setdefault("cls", roles["bos"])
+        roles = texts_of_roles | roles
     unused = np.flatnonzero(types == UNUSED).tolist()
     padding = {i for i in unused if texts[i] == f"[PAD{i}]"} - set(roles.values())
     if model == "llama":

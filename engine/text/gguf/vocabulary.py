@@ -112,10 +112,13 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
         at = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
         raise ConfigError(f"{TOKENS}[{at}]: {len(texts[at])} characters; at most {MAX_TOKEN_CHARS} are read")
     types = metadata.numbers(TYPES, len(texts))
-    types = np.full(len(texts), NORMAL) if types is None else types.astype(np.int64)
-    if not np.isin(types, range(NORMAL, BYTE + 1)).all():
-        at = int(np.flatnonzero(~np.isin(types, range(NORMAL, BYTE + 1)))[0])
+    if types is None:
+        types = np.full(len(texts), NORMAL)
+    known = np.isin(types, range(NORMAL, BYTE + 1))
+    if not known.all():
+        at = int(np.flatnonzero(~known)[0])
         raise ConfigError(f"{TYPES}: entry {at} is {types[at]}; types are numbers from {NORMAL} to {BYTE}")
+    types = types.astype(np.int64)
     named = {role: metadata.token_id(key, len(texts)) for role, key in _ROLE_KEYS.items()}
     roles = {role: i for role, i in named.items() if i is not None}
     if model == "llama":

@@ -18,6 +18,7 @@ from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
     Progress,
     checkpoint_dtype,
+    embedding_stays,
     fill_dummy,
     fp8_names,
     load_weights,
@@ -31,7 +32,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.gguf_source import config_path, is_gguf
+from executors.llm.model.gguf_source import config_path
 from executors.llm.model.linear import kernels_support
 
 _log = logging.getLogger(__name__)
@@ -241,8 +242,7 @@ def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
     needed = decoder.num_bytes()
-    # Of a GGUF it may be in blocks, which are no rows to look up.
-    if decoder.maps_embedding and config.load_format != "dummy" and not is_gguf(Path(config.model)):
+    if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model)):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
         raise ConfigError(

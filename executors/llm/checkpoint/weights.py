@@ -17,10 +17,11 @@ from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.tensor_file import TensorFile
-from executors.llm.model.config import DecoderConfig
+from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
 from executors.llm.model.fp8 import widened
+from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.names import WrittenNames
 from executors.llm.model.parameters import Place
 
@@ -50,6 +51,19 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         present = checkpoint.names()
         names = WrittenNames(family, present)
         return frozenset(names.usual(name) for name in present if checkpoint.file_of(name).is_fp8(name))
+    finally:
+        checkpoint.close()
+
+
+def embedding_stays(directory: Path) -> bool:
+    """Return whether the embedding may stay in its file, where the kernels do not need it: blocks of a GGUF file cannot be looked
+    up by rows. Raises ConfigError."""
+    if not is_gguf(directory):
+        return True
+    checkpoint = Checkpoint(directory)
+    try:
+        name = f"{read_config(directory).family.names.embed}.weight"
+        return checkpoint.file_of(name).can_map(name)
     finally:
         checkpoint.close()
 

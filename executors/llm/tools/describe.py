@@ -24,7 +24,7 @@ from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.files import INDEX, Checkpoint
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.weights import lacks, settle_head
+from executors.llm.checkpoint.weights import embedding_stays, lacks, settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.gpu.device_sizing import graph_bytes
 from executors.llm.memory import sizing
@@ -135,7 +135,8 @@ def _bytes_when_loaded(
         rows, columns = linear.weight.shape
         held += packed_bytes(kernels, rows, columns, how.kind, how.gated) - linear.num_bytes
     # A checkpoint's embedding stays in the file. The head's own, where they are tied, was counted as the head's weight.
-    return held + (embed if tied and dummy else 0) - (0 if tied or dummy else embed)
+    stays = not dummy and embedding_stays(Path(config.model))
+    return held + (embed if tied and not stays else 0) - (0 if tied or not stays else embed)
 
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
@@ -157,9 +158,9 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
         by_dtype: Counter[str] = Counter()
         for file in checkpoint.files.values():
             for name in file.names():
-                dtype = file.float_dtype(name) or (torch.float8_e4m3fn if file.is_fp8(name) else None)
+                dtype = file.stored_as(name)
                 if dtype is not None:  # else a mask or the like
-                    by_dtype[str(dtype).removeprefix("torch.")] += file.num_bytes(name)
+                    by_dtype[dtype] += file.num_bytes(name)
         facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]

@@ -19,6 +19,7 @@ from executors.gguf.file import read_gguf
 from executors.llm.checkpoint import weights
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe
@@ -346,11 +347,18 @@ def test_a_large_tensor_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(q.numpy(), quants.dequantize(quants.quantize(exact, number), number))
 
 
-def test_memory_that_the_embedding_takes_is_counted(tmp_path: Path, wide: Path):
-    """Blocks cannot be looked up by rows: the embedding does not stay in the file, as that of a plain type does."""
-    for kind, stays in (("Q8_0", False), ("BF16", True)):
-        file = Checkpoint(_wide_gguf(tmp_path, wide, kind)).file_of("model.embed_tokens.weight")
-        assert file.can_map("model.embed_tokens.weight") is stays
+@pytest.mark.parametrize(("kind", "stays"), [("Q8_0", False), ("BF16", True)])
+async def test_an_embedding_in_blocks_does_not_stay_in_the_file(
+    tmp_path: Path, wide: Path, kind: str, stays: bool
+):
+    directory = _wide_gguf(tmp_path, wide, kind)
+    asked = config(directory, dtype="bfloat16")
+    loaded = load_model(asked, lambda *_: None)
+
+    assert loaded.model.embed_mapped is stays
+    assert loaded.parameter_bytes == describe(asked)["loaded_bytes"]
+    embed = loaded.model.embed
+    assert embed.dtype is torch.bfloat16 and embed.abs().sum() > 0
 
 
 def test_facts_without_loading(tmp_path: Path, wide: Path):
@@ -358,7 +366,11 @@ def test_facts_without_loading(tmp_path: Path, wide: Path):
 
     assert facts["architecture"] == "LlamaForCausalLM" and facts["checkpoint"]["problem"] is None
     held = sum(t.num_bytes for t in read_gguf(tmp_path / "Q8_0.gguf").tensors.values())
-    assert facts["checkpoint"]["bytes"] == held
+    assert (
+        facts["checkpoint"]["bytes"] == held
+        and facts["checkpoint"]["dtype"] == "Q8_0"
+        and facts["dtype"] == "bfloat16"
+    )
 
 
 def test_a_number_that_is_not_finite_is_found(tmp_path: Path, wide: Path):

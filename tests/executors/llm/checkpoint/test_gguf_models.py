@@ -223,6 +223,55 @@ async def test_llama3_rotation_is_within_rounding(tmp_path: Path):
     assert np.abs(await _logits(gguf) - await _logits(hf)).max() < 1e-3
 
 
+async def test_experts_may_have_tensors_of_their_own(tmp_path: Path):
+    """As older files have them."""
+    _, fields, more, _ = MODELS["mixtral"]
+    hf = _checkpoint(tmp_path / "hf", fields)
+    tensors = converted_checkpoint(hf, "llama")
+    for name in [name for name in tensors if "_exps" in name]:
+        for e, part in enumerate(tensors.pop(name)):
+            tensors[name.replace("_exps.", f".{e}.")] = part.contiguous()
+    gguf = prepared(
+        tmp_path / "p", write_gguf(tmp_path / "m.gguf", "llama", {**sizes(fields), **more}, tensors)
+    )
+
+    assert np.array_equal(await _logits(gguf), await _logits(hf))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fields"),
+    [
+        ({"attention.scale": 24**-0.5}, {"query_pre_attn_scalar": 24}),
+        ({"rope.freq_base_swa": 500.0}, {"rope_local_base_freq": 500.0}),
+        ({"attention.sliding_window_pattern": 2}, {"sliding_window_pattern": 2}),
+        ({"attention.sliding_window_pattern": [True, False, True, True, False, True, True]},
+         {"layer_types": [f"{kind}_attention" for kind in "sliding full sliding sliding full sliding sliding".split()]}),
+        ({"attention.sliding_window": 0}, {"sliding_window": None}),
+        ({"final_logit_softcapping": 30.0}, {"final_logit_softcapping": 30.0}),
+        ({"attention.head_count_kv": [2] * 7}, {}),
+        ({"vocab_size": 7}, {}),
+    ],
+)  # fmt: skip
+def test_what_metadata_of_gemma3_may_say(tmp_path: Path, metadata: Metadata, fields: dict[str, Any]):
+    hf, gguf = both(tmp_path, "gemma3", metadata=metadata)
+    (hf / "config.json").write_text(json.dumps({**MODELS["gemma3"][1], **fields}))
+
+    assert read_config(gguf) == read_config(hf)
+
+
+@pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_widest_gemmas_scale_scores_by_their_width(tmp_path: Path, arch: str, layers: int):
+    """As the 27B models do: hidden_size over heads, which their metadata do not say."""
+    names = {f"blk.{i}.attn_norm.weight": torch.ones(96) for i in range(layers)}
+    metadata = {**sizes({**BASE, "hidden_size": 96, "num_hidden_layers": layers, "head_dim": 16}),
+                "attention.sliding_window": 8}  # fmt: skip
+    file = write_gguf(
+        tmp_path / "m.gguf", arch, metadata, {"token_embd.weight": torch.ones(131, 96), **names}
+    )
+
+    assert read_config(prepared(tmp_path / "p", file)).score_scale == (96 // 4) ** -0.5
+
+
 async def test_a_bias_may_be_interleaved_and_a_file_split(tmp_path: Path):
     hf, _ = both(tmp_path, "llama-tied-biases")
     whole = tmp_path / "model.gguf"

@@ -64,6 +64,11 @@ class GgufTensors(TensorFile):
         """Dtype in which a tensor is read, None for a type that is not supported."""
         return self.dtype(name) if self._stored[name].tensor.type in SUPPORTED else None
 
+    def stored_as(self, name: str) -> str | None:
+        """See `TensorFile`."""
+        kind = self.block_type(name)
+        return str(_PLAIN[kind]).removeprefix("torch.") if kind in _PLAIN else kind
+
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is e4m3: never."""
         return False
@@ -106,7 +111,6 @@ class GgufTensors(TensorFile):
 
     def mapped(self, name: str) -> torch.Tensor:
         """See `TensorFile`; `can_map` must be true."""
-        assert self.can_map(name)
         self._kept = True
         begin, length = self._span(name)
         dtype = self.dtype(name)

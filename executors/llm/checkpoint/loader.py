@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
     Progress,
     checkpoint_dtype,
+    embedding_stays,
     fill_dummy,
     fp8_names,
     load_weights,
@@ -33,7 +35,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.gguf_source import config_path, is_gguf
+from executors.llm.model.gguf_source import config_path
 from executors.llm.model.linear import kernels_support
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         refuse_without_kernels(config, dtype, device, missing)
     int8 = config.optimization.quantization == "int8"
     plan, widened = fp8_plan(config, decoder_config, device, directory)
+    kept = kept_formats(config, decoder_config, kernels, directory)
     try:
         decoder = Decoder(
             decoder_config,
@@ -71,14 +74,14 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             int8,
             plan,
             None if plan is None else partial(hold, plan=plan),
-            kept_formats(config, decoder_config, kernels, directory),
+            kept,
         )
         decoder.kv_dtype = kv_dtype(config, device)
         if config.optimization.deterministic:
             decoder.be_steady()
         if config.memory.kv_cache_memory_bytes is not None:
             plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
-        _check_room(decoder, config)
+        _check_room(decoder, config, kept)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
         else:
@@ -264,15 +267,14 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     return _DTYPES[name]
 
 
-def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
+def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, str]) -> None:
     if decoder.device.type != "cpu":
         return
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
     needed = decoder.num_bytes()
-    # Of a GGUF it may be in blocks, which are no rows to look up.
-    if decoder.maps_embedding and config.load_format != "dummy" and not is_gguf(Path(config.model)):
+    if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model), kept):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
         raise ConfigError(

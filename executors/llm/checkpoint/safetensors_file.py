@@ -71,6 +71,11 @@ class SafetensorsFile(TensorFile):
         dtype = _DTYPES.get(self._entries[name].dtype)
         return None if dtype is torch.float8_e4m3fn else dtype
 
+    def stored_as(self, name: str) -> str | None:
+        """See `TensorFile`."""
+        dtype = _DTYPES.get(self._entries[name].dtype)
+        return None if dtype is None else str(dtype).removeprefix("torch.")
+
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is e4m3."""
         return self._entries[name].dtype == "F8_E4M3"

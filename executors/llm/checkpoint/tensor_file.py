@@ -56,6 +56,10 @@ class TensorFile(ABC):
         """Dtype of a tensor, None for one that is not a plain float."""
 
     @abstractmethod
+    def stored_as(self, name: str) -> str | None:
+        """Name of a weight's dtype or block type in the file (`bfloat16`, `Q4_K`), None for what is no weight, such as a mask."""
+
+    @abstractmethod
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is e4m3."""
 

@@ -6,7 +6,7 @@ beside them (`model/quantization.py` lists the formats); they are stored unchang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,10 +17,11 @@ from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.tensor_file import TensorFile
-from executors.llm.model.config import DecoderConfig
+from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
 from executors.llm.model.fp8 import widened
+from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.names import WrittenNames
 from executors.llm.model.parameters import Place
 
@@ -62,6 +63,19 @@ def stored_kinds(directory: Path, family: Family) -> dict[str, str]:
         names = WrittenNames(family, present)
         found = {names.usual(name): checkpoint.file_of(name).stored_kind(name) for name in present}
         return {name: kind for name, kind in found.items() if kind is not None}
+    finally:
+        checkpoint.close()
+
+
+def embedding_stays(directory: Path, kept: Mapping[str, str]) -> bool:
+    """Return whether the embedding may stay in its file, where the kernels do not need it: if the file has it in plain numbers
+    or in one of the formats that are `kept`, by usual names. Raises ConfigError."""
+    if not is_gguf(directory):
+        return True
+    checkpoint = Checkpoint(directory)
+    try:
+        name = f"{read_config(directory).family.names.embed}.weight"
+        return name in kept or checkpoint.file_of(name).can_map(name)
     finally:
         checkpoint.close()
 

@@ -84,13 +84,23 @@ class Decoder:
             self._reserve(kernels, int8, stored if stored and self.keeps_stored else {})
 
     def _reserve(self, kernels: CpuKernels, int8: bool, stored: Mapping[str, str]) -> None:
-        parts_of = naming.linear_parts(self) if stored else {}
+        kept = self.kept_parts(stored)
         for linear, how in self.packing(int8):
-            parts = [(rows, stored.get(name, "")) for name, rows in parts_of.get(id(linear), [])]
-            if parts and all(kind in STORED_KINDS for _, kind in parts):
+            if parts := kept.get(id(linear)):
                 linear.reserve_stored(kernels, parts, how.gated)
             else:
                 linear.reserve(kernels, how.kind, how.gated)
+
+    def kept_parts(self, stored: Mapping[str, str]) -> dict[int, list[tuple[int, str]]]:
+        """Map the id of each linear layer that can keep the formats of its file to the (rows, format) of its parts; `stored`:
+        formats by checkpoint names."""
+        if not stored:
+            return {}
+        found = {
+            linear: [(rows, stored.get(name, "")) for name, rows in parts]
+            for linear, parts in naming.linear_parts(self).items()
+        }
+        return {key: parts for key, parts in found.items() if all(kind in STORED_KINDS for _, kind in parts)}
 
     def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
         """Yield each linear layer with its layout for the kernels."""

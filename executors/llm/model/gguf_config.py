@@ -408,7 +408,7 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), _neutral(0)),
     **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "use_parallel_residual", "swin_norm"), _neutral(0)),
     **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count"), _neutral(0)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "pooling_type", "attention.shared_kv_layers"),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "attention.shared_kv_layers"),
                     _neutral(0)),
     **dict.fromkeys(("expert_count", "expert_used_count", "n_deepstack_layers", "attention.q_lora_rank"), _neutral(0)),
     **dict.fromkeys(("attention.kv_lora_rank", "embedding_length_per_layer_input", "full_attention_interval"), _neutral(0)),

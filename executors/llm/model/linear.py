@@ -90,12 +90,7 @@ class Linear:
     def reserve_stored(self, kernels: CpuKernels, parts: Sequence[tuple[int, str]], gated: bool) -> None:
         """Pack the layer while it is loaded, without widening what the file holds quantized. `parts` are its (rows, format of
         STORED_KINDS) from the first row on; neighbours of one format are one part."""
-        joined: list[tuple[int, str]] = []
-        for rows, kind in parts:
-            if joined and joined[-1][1] == kind:
-                joined[-1] = joined[-1][0] + rows, kind
-            else:
-                joined.append((rows, kind))
+        joined = joined_parts(parts)
         _, columns = self._give_up()
         packed = [
             PackedWeight(kernels, rows, columns, kind, gated and len(joined) == 1) for rows, kind in joined
@@ -157,6 +152,17 @@ class Linear:
             return self.fp8.num_bytes
         held = self._onednn if self.weight is None else self.weight
         return 0 if held is None else held.numel() * held.element_size()
+
+
+def joined_parts(parts: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the (rows, format) of a layer's parts with neighbours of one format as one part."""
+    joined: list[tuple[int, str]] = []
+    for rows, kind in parts:
+        if joined and joined[-1][1] == kind:
+            joined[-1] = joined[-1][0] + rows, kind
+        else:
+            joined.append((rows, kind))
+    return joined
 
 
 def kernels_support(dtype: torch.dtype) -> bool:

@@ -19,6 +19,7 @@ from executors.gguf.file import read_gguf
 from executors.llm.checkpoint import weights
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe
@@ -222,6 +223,55 @@ async def test_llama3_rotation_is_within_rounding(tmp_path: Path):
     assert np.abs(await _logits(gguf) - await _logits(hf)).max() < 1e-3
 
 
+async def test_experts_may_have_tensors_of_their_own(tmp_path: Path):
+    """As older files have them."""
+    _, fields, more, _ = MODELS["mixtral"]
+    hf = _checkpoint(tmp_path / "hf", fields)
+    tensors = converted_checkpoint(hf, "llama")
+    for name in [name for name in tensors if "_exps" in name]:
+        for e, part in enumerate(tensors.pop(name)):
+            tensors[name.replace("_exps.", f".{e}.")] = part.contiguous()
+    gguf = prepared(
+        tmp_path / "p", write_gguf(tmp_path / "m.gguf", "llama", {**sizes(fields), **more}, tensors)
+    )
+
+    assert np.array_equal(await _logits(gguf), await _logits(hf))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fields"),
+    [
+        ({"attention.scale": 24**-0.5}, {"query_pre_attn_scalar": 24}),
+        ({"rope.freq_base_swa": 500.0}, {"rope_local_base_freq": 500.0}),
+        ({"attention.sliding_window_pattern": 2}, {"sliding_window_pattern": 2}),
+        ({"attention.sliding_window_pattern": [True, False, True, True, False, True, True]},
+         {"layer_types": [f"{kind}_attention" for kind in "sliding full sliding sliding full sliding sliding".split()]}),
+        ({"attention.sliding_window": 0}, {"sliding_window": None}),
+        ({"final_logit_softcapping": 30.0}, {"final_logit_softcapping": 30.0}),
+        ({"attention.head_count_kv": [2] * 7}, {}),
+        ({"vocab_size": 7}, {}),
+    ],
+)  # fmt: skip
+def test_what_metadata_of_gemma3_may_say(tmp_path: Path, metadata: Metadata, fields: dict[str, Any]):
+    hf, gguf = both(tmp_path, "gemma3", metadata=metadata)
+    (hf / "config.json").write_text(json.dumps({**MODELS["gemma3"][1], **fields}))
+
+    assert read_config(gguf) == read_config(hf)
+
+
+@pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_widest_gemmas_scale_scores_by_their_width(tmp_path: Path, arch: str, layers: int):
+    """As the 27B models do: hidden_size over heads, which their metadata do not say."""
+    names = {f"blk.{i}.attn_norm.weight": torch.ones(96) for i in range(layers)}
+    metadata = {**sizes({**BASE, "hidden_size": 96, "num_hidden_layers": layers, "head_dim": 16}),
+                "attention.sliding_window": 8}  # fmt: skip
+    file = write_gguf(
+        tmp_path / "m.gguf", arch, metadata, {"token_embd.weight": torch.ones(131, 96), **names}
+    )
+
+    assert read_config(prepared(tmp_path / "p", file)).score_scale == (96 // 4) ** -0.5
+
+
 async def test_a_bias_may_be_interleaved_and_a_file_split(tmp_path: Path):
     hf, _ = both(tmp_path, "llama-tied-biases")
     whole = tmp_path / "model.gguf"
@@ -346,11 +396,18 @@ def test_a_large_tensor_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(q.numpy(), quants.dequantize(quants.quantize(exact, number), number))
 
 
-def test_memory_that_the_embedding_takes_is_counted(tmp_path: Path, wide: Path):
-    """Blocks cannot be looked up by rows: the embedding does not stay in the file, as that of a plain type does."""
-    for kind, stays in (("Q8_0", False), ("BF16", True)):
-        file = Checkpoint(_wide_gguf(tmp_path, wide, kind)).file_of("model.embed_tokens.weight")
-        assert file.can_map("model.embed_tokens.weight") is stays
+@pytest.mark.parametrize(("kind", "stays"), [("Q8_0", False), ("BF16", True)])
+async def test_an_embedding_in_blocks_does_not_stay_in_the_file(
+    tmp_path: Path, wide: Path, kind: str, stays: bool
+):
+    directory = _wide_gguf(tmp_path, wide, kind)
+    asked = config(directory, dtype="bfloat16")
+    loaded = load_model(asked, lambda *_: None)
+
+    assert loaded.model.embed_mapped is stays
+    assert loaded.parameter_bytes == describe(asked)["loaded_bytes"]
+    embed = loaded.model.embed
+    assert embed.dtype is torch.bfloat16 and embed.abs().sum() > 0
 
 
 def test_facts_without_loading(tmp_path: Path, wide: Path):
@@ -358,7 +415,11 @@ def test_facts_without_loading(tmp_path: Path, wide: Path):
 
     assert facts["architecture"] == "LlamaForCausalLM" and facts["checkpoint"]["problem"] is None
     held = sum(t.num_bytes for t in read_gguf(tmp_path / "Q8_0.gguf").tensors.values())
-    assert facts["checkpoint"]["bytes"] == held
+    assert (
+        facts["checkpoint"]["bytes"] == held
+        and facts["checkpoint"]["dtype"] == "Q8_0"
+        and facts["dtype"] == "bfloat16"
+    )
 
 
 def test_a_number_that_is_not_finite_is_found(tmp_path: Path, wide: Path):

@@ -39,7 +39,22 @@ BASE = {
     "intermediate_size": 56, "max_position_embeddings": 256, "tie_word_embeddings": False, "dtype": "float32",
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-EXTREMES = (0, 1, 2, 31, 127, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 60, (1 << 64) - 1)
+EXTREMES = (
+    0,
+    1,
+    2,
+    31,
+    127,
+    255,
+    1 << 15,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 40,
+    1 << 60,
+    (1 << 64) - 1,
+)
 
 
 def _whole(tmp_path: Path, arch: str) -> bytes:

@@ -240,6 +240,18 @@ def test_tokens_that_conversion_made_special_are_shown_again(tmp_path: Path) -> 
     assert tokenizer.decode(range(start, start + 4)) == "".join(texts[:3])
 
 
+def test_empty_tokens(tmp_path: Path) -> None:
+    metadata = metadata_of("llama2")
+    plain = made(metadata, tmp_path)
+    expected = [plain.encode(text) for text in STRINGS[:50]]
+    for key, more in (("tokens", ["", "", ""]), ("token_type", [NORMAL] * 3), ("scores", [-9.0] * 3)):
+        metadata[T + key] = [*metadata[T + key], *more]
+    tokenizer = made(metadata, tmp_path)
+    assert [tokenizer.encode(text) for text in STRINGS[:50]] == expected
+    last = tokenizer.vocab_size - 1
+    assert [tokenizer.token_string(i) for i in (last - 2, last)] == ["", f"[EMPTY_{last}]"]
+
+
 def test_phi3_tokens_take_the_space_behind_them(tmp_path: Path) -> None:
     metadata = metadata_of("llama2")
     plain, phi3 = made(metadata, tmp_path), made(metadata | {"general.architecture": "phi3"}, tmp_path)

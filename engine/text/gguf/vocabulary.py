@@ -111,6 +111,8 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
     if max(map(len, texts)) > MAX_TOKEN_CHARS:
         at = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
         raise ConfigError(f"{TOKENS}[{at}]: {len(texts[at])} characters; at most {MAX_TOKEN_CHARS} are read")
+    for i in [i for i, text in enumerate(texts) if not text][1:]:
+        texts[i] = f"[EMPTY_{i}]"  # as llama.cpp does; texts have to differ, and no text has these
     types = metadata.numbers(TYPES, len(texts))
     if types is None:
         types = np.full(len(texts), NORMAL)

@@ -64,15 +64,20 @@ def test_everything_survives_the_conversion_to_gguf(family: str, tmp_path: Path)
     assert after.warnings == ()
 
 
-@pytest.mark.parametrize("family", BYTE_LEVEL)
-def test_words_are_cut_as_in_the_original(family: str, tmp_path: Path) -> None:
-    """A trained vocabulary is small: words may differ where ids do not."""
+@pytest.mark.parametrize("family", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_words_are_cut_and_merged_as_in_the_original(family: str, tmp_path: Path) -> None:
+    """A trained vocabulary is small: words may differ, or a word may be taken whole, where ids do not show it."""
     before, after = both(family, tmp_path)
+    for setting in ("ignore_merges", "byte_fallback", "fuse_unk", "unk_token"):
+        assert getattr(after.raw.model, setting) == getattr(before.raw.model, setting)
     for text in STRINGS:
-        normal = [t.raw.normalizer.normalize_str(text) if t.raw.normalizer else text for t in (before, after)]
-        assert normal[0] == normal[1], text
-        words = [t.raw.pre_tokenizer.pre_tokenize_str(normal[0]) for t in (before, after)]
-        assert words[0] == words[1], text
+        normal, expected = (
+            t.raw.normalizer.normalize_str(text) if t.raw.normalizer else text for t in (after, before)
+        )
+        assert normal == expected, text
+        if family in BYTE_LEVEL:
+            words, expected = (t.raw.pre_tokenizer.pre_tokenize_str(normal) for t in (after, before))
+            assert words == expected, text
 
 
 @pytest.mark.parametrize(
@@ -233,6 +238,18 @@ def test_tokens_that_conversion_made_special_are_shown_again(tmp_path: Path) -> 
     tokenizer = made(metadata, tmp_path)
     assert tokenizer.encode("".join(texts), add_special_tokens=False) == list(range(start, start + 4))
     assert tokenizer.decode(range(start, start + 4)) == "".join(texts[:3])
+
+
+def test_empty_tokens(tmp_path: Path) -> None:
+    metadata = metadata_of("llama2")
+    plain = made(metadata, tmp_path)
+    expected = [plain.encode(text) for text in STRINGS[:50]]
+    for key, more in (("tokens", ["", "", ""]), ("token_type", [NORMAL] * 3), ("scores", [-9.0] * 3)):
+        metadata[T + key] = [*metadata[T + key], *more]
+    tokenizer = made(metadata, tmp_path)
+    assert [tokenizer.encode(text) for text in STRINGS[:50]] == expected
+    last = tokenizer.vocab_size - 1
+    assert [tokenizer.token_string(i) for i in (last - 2, last)] == ["", f"[EMPTY_{last}]"]
 
 
 def test_phi3_tokens_take_the_space_behind_them(tmp_path: Path) -> None:

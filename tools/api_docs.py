@@ -13,7 +13,6 @@ from typing import Any
 
 from server.openapi.document import document
 from server.openapi.operations import OPERATIONS, Operation
-from server.openapi.parameters import PARAMETERS, parameter
 from server.schemas import extras
 from tools import api_docs_text as text
 
@@ -90,12 +89,12 @@ def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str])
     body = schemas[model.__name__]
     yield f"## {operation.method.upper()} {operation.path}"
     yield f"{operation.summary}. {operation.description}".strip()
-    yield _fields(model.__name__, body)
+    yield _fields(body)
     for name in _inside(body, schemas):
         if name not in shown:
             shown.add(name)
             yield f"**{name}**. {_line(schemas[name].get('description', ''))}"
-            yield _fields(name, schemas[name])
+            yield _fields(schemas[name])
     fields = set(body["properties"])
     refused = {name: f"{_line(reason)}" for name, reason in model.rules.refused.items()}
     for name, neutral in model.rules.unsupported.items():
@@ -124,31 +123,20 @@ def _listed(refused: dict[str, str]) -> str:
     )
 
 
-def _fields(model: str, schema: Schema) -> str:
-    rows = []
-    for name, of_field in sorted(schema["properties"].items(), key=lambda item: _place(model, item[0])):
-        known = parameter(model, name)
-        assert known is not None  # _place has looked
-        required = name in schema.get("required", ())
-        rows.append(
-            (
-                f"`{name}`",
-                kind(of_field),
-                "required" if required else known.default,
-                known.origin,
-                known.meaning,
-            )
+def _fields(schema: Schema) -> str:
+    required = schema.get("required", ())
+    fields = sorted(schema["properties"].items(), key=lambda item: item[0] not in required)
+    rows = [
+        (
+            f"`{name}`",
+            kind(field),
+            "required" if name in required else field.get("x-default", "none"),
+            field["x-origin"],
+            field["description"],
         )
+        for name, field in fields
+    ]
     return _table(("Parameter", "Type and range", "Default", "From", "Meaning"), rows)
-
-
-def _place(model: str, name: str) -> int:
-    """What belongs together stands together in the table of parameters."""
-    names = list(PARAMETERS)
-    for known in (name, f"{model}.{name}"):
-        if known in names:
-            return names.index(known)
-    raise SystemExit(f"server/openapi/parameters.py says nothing of {model}.{name}")
 
 
 def _inside(schema: Any, schemas: dict[str, Schema]) -> list[str]:

@@ -7,12 +7,10 @@ from typing import Any
 
 from server import __version__
 from server.openapi.answers import ANSWERS, Schema, ref
+from server.openapi.fields import field_texts
 from server.openapi.operations import OPERATIONS, TAGS, Operation
-from server.openapi.parameters import parameter
-from server.schemas.base import WireModel
-from server.schemas.chat import TEXTS, THOUGHTS
+from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
-from server.schemas.sampling import MAX_TOKEN_ID
 
 _ERRORS = {
     400: "The request is at fault; `param` names the field.",
@@ -46,87 +44,6 @@ _HEADERS: dict[str, Schema] = {
     },
     "Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
 }  # fmt: skip
-
-
-_FUNCTION = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-    },
-    "required": ["type", "function"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "properties": {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _FUNCTION, "minItems": 1},
-            },
-            "required": ["mode", "tools"],
-        },
-    },
-    "required": ["type", "allowed_tools"],
-}
-_INSTEAD: dict[str, dict[str, Schema]] = {
-    "ChatRequest": {
-        "tool_choice": {
-            "anyOf": [{"enum": ["none", "auto", "required"]}, _FUNCTION, _ALLOWED, {"type": "null"}]
-        }
-    },
-    "ContentPart": {"type": {"enum": [*TEXTS, *THOUGHTS]}},
-}
-_OF_ALL: dict[str, Schema] = {
-    "truncate_prompt_tokens": {
-        "anyOf": [
-            {"const": -1},
-            {"type": "integer", "minimum": 1, "maximum": MAX_TOKEN_ID},
-            {"type": "null"},
-        ]
-    },
-}
-"""Fields whose values are checked by hand, so that the message is a better one."""
-_NOT_NULL = {"not": {"type": "null"}}
-_BESIDES: dict[str, Schema] = {
-    "ChatMessage": {
-        "anyOf": [
-            {"properties": {"role": {"const": "assistant"}}},
-            {"properties": {"content": _NOT_NULL}, "required": ["content"]},
-        ]
-    },
-    "ContentPart": {
-        "oneOf": [
-            {
-                "properties": {
-                    "type": {"not": {"enum": ["refusal", *THOUGHTS]}},
-                    "text": {"type": "string"},
-                },
-                "required": ["text"],
-            },
-            {"properties": {"type": {"enum": [*THOUGHTS]}}},
-            {
-                "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
-                "required": ["refusal"],
-            },
-        ]
-    },
-    "TokenizeRequest": {
-        "oneOf": [
-            {
-                "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}},
-                "required": ["prompt"],
-            },
-            {
-                "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}},
-                "required": ["messages"],
-            },
-        ]
-    },
-}
-"""Rules between fields, by schema, which the types alone do not say."""
 
 
 def document() -> dict[str, Any]:
@@ -167,14 +84,12 @@ def request_schemas(model: type[WireModel]) -> dict[str, Schema]:
     """The schema of a body and of the objects inside of it, by name, with what is known of each field."""
     whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
     found = {**whole.pop("$defs", {}), model.__name__: whole}
-    for name, schema in found.items():
-        fields = schema.get("properties", {})
-        fields |= _INSTEAD.get(name, {}) | {one: _OF_ALL[one] for one in _OF_ALL if one in fields}
-        for field, of_field in list(fields.items()):
-            if known := parameter(name, field):
-                about = {"description": known.meaning, "x-origin": known.origin}
-                fields[field] = {**of_field, **about}
-    clean = {name: _clean(schema) | _BESIDES.get(name, {}) for name, schema in found.items()}
+    models = {one.__name__: one for one in wire_types()}
+    clean = {name: _clean(schema) for name, schema in found.items()}
+    for name, schema in clean.items():
+        for field, text in field_texts(models[name]).items():
+            about = {"description": text.meaning, "x-origin": text.origin}
+            schema["properties"][field] |= about | ({"x-default": text.default} if text.default else {})
     body = clean[model.__name__]
     refused = {*model.rules.refused, *model.rules.unsupported}
     body["x-refused"] = sorted(refused - set(model.model_fields))

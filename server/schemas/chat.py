@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
 from server.schemas.extras import Rules
 from server.schemas.sampling import (
     MAX_LOGPROBS,
-    MAX_OUTPUT_TOKENS,
     GenerationFields,
     Integer,
     PromptSideFields,
 )
 from server.schemas.structured import StructuredFields
-from server.schemas.tool_choice import Function, ToolChoice, tool_choice
+from server.schemas.tool_choice import TOOL_CHOICE, Function, ToolChoice, tool_choice
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -39,12 +38,38 @@ class ContentPart(WireModel):
     """One part of a message's content. Only text is served; nothing is ever fetched from a URL. Of the reasoning in an
     assistant's history any form is taken: `thinking`, `reasoning`, `text` or `summary`, a text or a list of texts."""
 
-    type: str
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {
+                        "type": {"not": {"enum": ["refusal", *THOUGHTS]}},
+                        "text": {"type": "string"},
+                    },
+                    "required": ["text"],
+                },
+                {"properties": {"type": {"enum": [*THOUGHTS]}}},
+                {
+                    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+                    "required": ["refusal"],
+                },
+            ]
+        }
+    )
+
+    type: Annotated[str, WithJsonSchema({"enum": [*TEXTS, *THOUGHTS]})]
+    """OpenAI: `text`, also `input_text`, `output_text` and `refusal`; in an assistant's message also `thinking`, `reasoning`,
+    `reasoning_text` and `redacted_thinking`."""
     text: str | None = None
+    """OpenAI: The text."""
     refusal: str | None = None
+    """OpenAI: The text of a refusal."""
     thinking: Any = None
+    """Anthropic: Reasoning of an earlier answer, a text or a list of texts, for templates that read it."""
     reasoning: Any = None
+    """LangChain: The same by another name."""
     summary: Any = None
+    """OpenAI: The same, where nothing else tells of it."""
 
     @property
     def thought(self) -> str:
@@ -66,27 +91,48 @@ class FunctionCall(WireModel):
     """The function that the assistant called; `arguments` is JSON in a string, as generated, or the object itself."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+    """OpenAI: The function's name."""
     arguments: str | dict[str, Any] | None = None
+    """OpenAI: A JSON object, as text."""
 
 
 class ToolCall(WireModel):
     """A call in an earlier assistant message."""
 
     id: str | None = None
+    """OpenAI: The call's id."""
     type: Literal["function"] = "function"
+    """OpenAI: There are functions only. Default: function."""
     function: FunctionCall
+    """OpenAI: What was called."""
 
 
 class ChatMessage(WireModel):
     """One message. Extra keys are tolerated: evaluation tools send some."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"role": {"const": "assistant"}}},
+                {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+            ]
+        }
+    )
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """OpenAI: `developer` means `system`, unless the template names it."""
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    """OpenAI: Text, or parts of text. Null in an assistant's message with tool calls."""
     name: str | None = None
+    """OpenAI: Handed to the template."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
+    """OpenAI: What the assistant called."""
     tool_call_id: str | None = None
+    """OpenAI: Which call a tool's message answers."""
     reasoning: str | None = None
+    """vLLM: Reasoning of an earlier answer, for templates that read it."""
     reasoning_content: str | None = None
+    """vLLM: The same by its other name."""
 
 
 class FunctionDefinition(WireModel):
@@ -96,9 +142,14 @@ class FunctionDefinition(WireModel):
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     name: Annotated[str, Field(pattern=FUNCTION_NAME)]
+    """OpenAI: Its name."""
     description: str | None = None
+    """OpenAI: What it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """OpenAI: JSON schema of its arguments. Forced calls, and those of a `strict` function, add no names to objects whose
+    `properties` are given, unless `additionalProperties` is too."""
     strict: bool | None = None
+    """OpenAI: Whether arguments are held to the schema. Default: false."""
 
 
 class Tool(WireModel):
@@ -107,14 +158,18 @@ class Tool(WireModel):
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     type: Literal["function"]
+    """OpenAI: There are functions only."""
     function: FunctionDefinition
+    """OpenAI: The function on offer."""
 
 
 class PromptEnd(WireModel):
     """The end of a conversation's prompt: the beginning of an answer, or inside the last message."""
 
     add_generation_prompt: bool | None = None
+    """vLLM: Whether the prompt ends with the beginning of an answer. Default: true, unless continue_final_message."""
     continue_final_message: bool | None = None
+    """vLLM: Go on with the last message instead of answering it. Default: false."""
 
     @property
     def begins_answer(self) -> bool:
@@ -131,8 +186,11 @@ class TemplateVariables(WireModel):
     meaning for an open model."""
 
     chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM: Variables for the model's chat template, such as `enable_thinking`; those it does not read are told."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """OpenAI: Handed to the chat template; where it does not read it, the answer's header says so. Default: the template's."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """OpenAI: Likewise. Default: the template's."""
 
     def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
         """The variables for a template that reads the names in `read`, and the paths of those it does not read. A parameter
@@ -152,10 +210,12 @@ class ChatPromptFields(PromptEnd, TemplateVariables):
     """The fields that the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    """OpenAI: The conversation so far."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """OpenAI: Functions the model may call."""
 
 
-class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatPromptFields):
+class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatPromptFields):
     """A chat completion call."""
 
     rules: ClassVar[Rules] = Rules(
@@ -165,17 +225,18 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
         }
     )
 
-    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
+    """OpenAI: Whether tokens come with their log probabilities. Default: false."""
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    """OpenAI: Alternatives per token; needs logprobs. Default: 0."""
+    tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(TOOL_CHOICE)] = None
+    """OpenAI: auto, none, required, or one function by name; forced calls are held to by a grammar. Default: auto."""
     parallel_tool_calls: bool | None = None
+    """OpenAI: Whether one answer may hold several calls. Default: true."""
+    add_special_tokens: bool | None = None
+    """vLLM: Whether the tokenizer adds its own to what the template wrote, which has them already. Default: false."""
     include_reasoning: bool | None = None
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit on output tokens; the newer name takes precedence if both are sent."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    """vLLM: Whether the answer shows the reasoning apart from the content. Default: true."""
 
     @property
     def num_logprobs(self) -> int | None:

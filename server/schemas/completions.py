@@ -51,7 +51,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
+class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
     """A legacy completion call: one prompt or many, as text or as token ids.
 
     `best_of` choices are generated for each prompt, and the `n` with the highest mean logprob per token are returned, best
@@ -68,12 +68,19 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
     )
 
     prompt: Prompt
+    """OpenAI: One prompt or several, as text or as token ids."""
     max_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: Most tokens to generate. Default: 16."""
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """OpenAI: So many alternatives per token with their log probabilities."""
+    add_special_tokens: bool | None = None
+    """vLLM: Whether the tokenizer adds its own, such as BOS, to a text. Default: true."""
     echo: bool | None = None
+    """OpenAI: Begin the answer with the prompt, logprobs included. Default: false."""
     best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """OpenAI: Generate so many choices per prompt and return the n likeliest per token. Default: n."""
     suffix: str | None = None
+    """OpenAI: Text that follows the completion. Needs a model trained to fill in the middle."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -83,11 +90,6 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
         if isinstance(self.prompt[0], int):
             return [self.prompt]  # one prompt in token ids
         return list(self.prompt)
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit on output tokens; the newer name takes precedence if both are sent."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def num_generated(self) -> int:

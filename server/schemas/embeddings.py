@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.schemas.completions import TokenIds, input_form
 from server.schemas.extras import OF_EMBEDDINGS, Rules
-from server.schemas.sampling import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, Integer, TruncationFields
+from server.schemas.sampling import Integer, RequestFields, TruncationFields
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -25,7 +25,7 @@ Input = Annotated[
 ]
 
 
-class EmbeddingRequest(TruncationFields):
+class EmbeddingRequest(TruncationFields, RequestFields):
     """Texts or token ids to turn into vectors.
 
     `pooling` selects the hidden states: those of the "last" token, or the "mean" over all; the default is the model's own.
@@ -36,16 +36,18 @@ class EmbeddingRequest(TruncationFields):
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_EMBEDDINGS)
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
     input: Input
+    """OpenAI: One input or several, as text or as token ids."""
     encoding_format: Literal["float", "base64"] | None = None
+    """OpenAI: float: a list of numbers; base64: little-endian float32. Default: float."""
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
+    """OpenAI: Keep so many first dimensions, at length 1 again. Default: all."""
     pooling: Literal["last", "mean"] | None = None
+    """Cohort: last: the last token's state; mean: the mean of all. Default: the model's, else last."""
     use_activation: bool | None = None
+    """vLLM: Whether vectors are made to have length 1. Default: true."""
     add_special_tokens: bool | None = None
-    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
+    """vLLM: Whether the tokenizer adds its own, such as BOS, to a text. Default: true."""
 
     @property
     def inputs(self) -> list[str | list[int]]:

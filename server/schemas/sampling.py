@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
 from engine.errors import InvalidRequest
@@ -61,15 +61,30 @@ class StreamOptions(WireModel):
     """`include_usage`: one more chunk with the totals at the end. `continuous_usage_stats`: totals so far in every chunk."""
 
     include_usage: bool | None = None
+    """OpenAI: A last chunk with the token counts and no choices. Default: false."""
     continuous_usage_stats: bool | None = None
+    """vLLM: Token counts so far in every chunk. Default: false."""
 
 
 class TruncationFields(WireModel):
     """`truncate_prompt_tokens`: keep this many tokens of each prompt; -1 keeps as many as fit the context beside the requested
     output. The last tokens are kept, or with `truncation_side` "right" the first ones."""
 
-    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"const": -1},
+                    {"type": "integer", "minimum": 1, "maximum": MAX_TOKEN_ID},
+                    {"type": "null"},
+                ]
+            }
+        ),
+    ] = None
+    """vLLM: Keep the last so many tokens of a prompt; -1 keeps what fits the context."""
     truncation_side: Literal["left", "right"] | None = None
+    """vLLM: Which side truncate_prompt_tokens cuts off. Default: left."""
 
     def check_truncation(self) -> None:
         """Raises InvalidRequest if no token would be left."""
@@ -83,7 +98,9 @@ class PromptSideFields(TruncationFields):
     `return_tokens_as_token_ids`: tokens of logprobs are written as "token_id:N"."""
 
     prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """vLLM: Log probabilities of the prompt's tokens with so many alternatives."""
     return_tokens_as_token_ids: bool | None = None
+    """vLLM: Write tokens of logprobs as `token_id:N`. Default: false."""
 
     def check_prompt_side(self, stream: bool) -> None:
         """Rules between fields. Raises InvalidRequest naming the field."""
@@ -103,8 +120,8 @@ class PromptSideFields(TruncationFields):
             raise InvalidRequest(message, param=param, code="invalid_value")
 
 
-class GenerationFields(WireModel):
-    """How to generate. None means: not given, take the default (of the model, then OpenAI's).
+class RequestFields(WireModel):
+    """Fields of every body that takes a place in the queue.
 
     `deadline_ms`: the request is refused at once if the estimated queue time is longer, and dropped if it has not started by
     then (429 in both cases). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common
@@ -112,42 +129,76 @@ class GenerationFields(WireModel):
     """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the one served."""
+    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    """vLLM: Lower comes first. An error unless the server runs with --scheduling-policy priority. Default: 0."""
+    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """Cohort: Milliseconds until it must be started: 429 where the queue is longer, or when they are over."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
+    """vLLM: Only requests with the same salt share KV of a common prefix, so that times tell nobody else."""
+
+
+class GenerationFields(RequestFields):
+    """How to generate. None means: not given, take the default (of the model, then OpenAI's)."""
+
     n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """OpenAI: Choices per prompt. Default: 1."""
+    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: Most tokens to generate. Default: what fits the context."""
+    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: The newer name of max_tokens; it wins. Default: that of max_tokens."""
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """vLLM: Tokens before an end token or stop string may end the answer. Default: 0."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    """OpenAI: Strings at which the answer ends, in calls too; not part of it."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
+        None
+    )
+    """vLLM: Token ids at which the answer ends."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM: Whether the stop string is part of the answer. Default: false."""
+    ignore_eos: bool | None = None
+    """vLLM: Go on past the model's end tokens. Default: false."""
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    """OpenAI: 0 takes the likeliest token each time. Default: the model's."""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """OpenAI: Sample from the likeliest tokens whose probabilities add up to this. Default: the model's."""
     top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    """vLLM: Sample from so many likeliest tokens; 0 and -1 mean all. Default: the model's."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """vLLM: Leave out tokens less likely than this part of the likeliest. Default: the model's."""
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Cohort: Locally typical sampling; 1 and 0 mean off. Default: the model's."""
     repetition_penalty: (
         Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
+    """vLLM: Divides the logits of tokens that were in prompt or answer. Default: the model's."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """OpenAI: Subtracted from the logits of tokens that were in the answer. Default: 0."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """OpenAI: The same, times how often they were. Default: 0."""
     logit_bias: (
         Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_not_too_many)]
         | None
     ) = None
+    """OpenAI: Added to the logits of tokens, by id."""
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    """vLLM: Words that must not come, spelled as they begin a text and after a space; inside other tokens they may."""
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
     ) = None
-    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """vLLM: The only token ids that may come. Default: all."""
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
-    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
-        None
-    )
-    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    """OpenAI: The same seed gives the same answer; equal prompts of a call differ. -1 is none. It is told back. Default:
+    random."""
+    stream: bool | None = None
+    """OpenAI: Send the answer in server-sent events as it is generated. Default: false."""
+    stream_options: StreamOptions | None = None
+    """OpenAI: What a stream tells besides."""
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    """vLLM: Whether special tokens are left out of text. Default: true."""
     return_token_ids: bool | None = None
+    """vLLM: Tell the token ids of prompt and answer. Default: false."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -182,11 +233,10 @@ class GenerationFields(WireModel):
 
     @property
     def output_limit(self) -> int | None:
-        """Most tokens to generate, or None for as many as fit."""
-        return self.max_tokens
+        """The limit on output tokens, or None for as many as fit; the newer name takes precedence if both are sent."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def output_limit_name(self) -> str:
         """The client's name for that limit."""
-        newer = getattr(self, "max_completion_tokens", None)
-        return "max_tokens" if newer is None else "max_completion_tokens"
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
@@ -18,14 +18,35 @@ class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_TOKENIZE)
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}},
+                    "required": ["prompt"],
+                },
+                {
+                    "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}},
+                    "required": ["messages"],
+                },
+            ]
+        }
+    )
+
     model: str | None = None
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the one served."""
     prompt: str | None = None
+    """vLLM: A text; this or messages."""
     messages: (
         Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
+    """vLLM: A conversation; this or prompt."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """OpenAI: Functions the model may call."""
     add_special_tokens: bool | None = None
+    """vLLM: Whether the tokenizer adds its own, such as BOS. Default: true for prompt, false for messages."""
     return_token_strs: bool | None = None
+    """vLLM: Tell each token's text as well. Default: false."""
 
     def check(self) -> None:
         """Check that there is exactly one kind of input. Raises InvalidRequest."""
@@ -43,5 +64,8 @@ class DetokenizeRequest(WireModel):
     rules: ClassVar[Rules] = Rules(unsupported={})
 
     model: str | None = None
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the one served."""
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+    """vLLM: Token ids to turn into text."""
     skip_special_tokens: bool | None = None
+    """Cohort: Whether special tokens are left out of the text. Default: false."""

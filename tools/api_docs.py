@@ -1,6 +1,6 @@
 """docs/openapi.json and docs/api.md from the wire types and tables of the server: `python -m tools.api_docs write|check`.
 
-Prose stands in api_docs_text.py; every table is derived, so that it cannot tell of a parameter what the server does not do.
+The prose is in api_docs_text.py. Every table is derived, so it cannot promise what the server does not do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write both files, or say which of them is stale."""
+    """Write both files, or print which of them are stale."""
     found = {SNAPSHOT: snapshot(), PAGE: page()}
     if list(argv) == ["write"]:
         for path, content in found.items():
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def snapshot() -> str:
-    """The description as the server gives it, in lines that can be compared."""
+    """The description that the server returns, in lines that can be compared."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -77,13 +77,13 @@ def _endpoints() -> str:
 
 
 def _anchor(operation: Operation) -> str:
-    """As GitHub makes one of a heading."""
+    """The anchor that GitHub makes of the heading."""
     kept = "".join(c for c in f"{operation.method} {operation.path}" if c.isalnum() or c in " _-")
     return kept.replace(" ", "-").lower()
 
 
 def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str]) -> Iterator[str]:
-    """A section: its parameters, the objects inside of them that have not been shown, and what it refuses and ignores."""
+    """A section: parameters, objects within them that were not shown before, refused and ignored parameters."""
     model = operation.request
     assert model is not None
     body = schemas[model.__name__]
@@ -103,7 +103,7 @@ def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str])
     if refused:
         yield f"Refused with 400 (null is always accepted): {_listed(refused)}."
     ignored = ", ".join(f"`{name}`" for name in sorted(extras.HARMLESS - fields))
-    yield f"Ignored, and told in `x-cohort-ignored`: {ignored}, and unknown keys."
+    yield f"Ignored, and listed in `x-cohort-ignored`: {ignored}, and unknown keys."
     first = next(iter(operation.examples.values()))
     yield f"```json\n{json.dumps(first, indent=2)}\n```"
 

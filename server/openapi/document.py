@@ -1,4 +1,4 @@
-"""/openapi.json, made of the table of operations, the wire types and the schemas of answers (OpenAPI 3.1)."""
+"""/openapi.json (OpenAPI 3.1), made from the table of operations, the wire types and the schemas of answers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
 
 _ERRORS = {
-    400: "The request is at fault; `param` names the field.",
-    401: "No valid key.",
-    403: "The Host header names a host that the server does not answer to: `--allowed-hosts`.",
-    404: "There is no such model, or no such path.",
-    408: "The request did not arrive in time, or too much of its answer was not read; the connection is closed.",
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "The Host header names a host that the server does not answer to; `--allowed-hosts` adds names.",
+    404: "The model or the path does not exist.",
+    408: "The request did not arrive in time, or the client was too slow to read its answer. The connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
     415: "The body is compressed, or its Content-Type is not JSON.",
-    429: "The queue is full: come back after `Retry-After` seconds.",
-    431: "Request line and headers are larger than 64 KiB.",
-    500: "Something failed here; the client is not at fault.",
-    503: "Loading or draining: come back after `Retry-After` seconds, or go elsewhere.",
+    429: "The queue is full, or the request's deadline cannot be met. Retry after `Retry-After` seconds.",
+    431: "The request line and headers are larger than 64 KiB.",
+    500: "The server failed; the request is not at fault.",
+    503: "The server is loading or draining. Retry after `Retry-After` seconds, or use another server.",
 }
 
 _HEADERS: dict[str, Schema] = {
     "RequestId": {
-        "description": "Minted for each request; the server's log has it too.",
+        "description": "Identifier of the request. The server creates it and writes it to its log.",
         "required": True,
         "schema": {"type": "string", "pattern": "^req_[0-9a-f]{24}$"},
     },
     "Ignored": {
-        "description": "Parameters of the request that were accepted and had no effect: names, percent-encoded, separated by "
-        "commas, those inside of objects by their path (`messages[].type`). `...` at the end: there are more.",
+        "description": "Names of the request's parameters that were accepted and had no effect, percent-encoded and separated by "
+        "commas. A name within an object is its path (`messages[].type`). A final `...` means that there are more.",
         "schema": {"type": "string", "maxLength": 2100},
     },
-    "RetryAfter": {"description": "Seconds.", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "RetryAfter": {
+        "description": "Seconds to wait before the next attempt.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[0-9]+$"},
+    },
     "ShouldRetry": {
         "description": "The same request would most likely fail again.",
         "schema": {"type": "string", "const": "false"},
@@ -47,7 +51,7 @@ _HEADERS: dict[str, Schema] = {
 
 
 def document() -> dict[str, Any]:
-    """The whole description, plain data."""
+    """The whole description as plain data."""
     schemas: dict[str, Schema] = dict(ANSWERS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -73,7 +77,7 @@ def document() -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "One of the keys given with `--api-key`; a server started without any asks for none.",
+                    "description": "A key given with `--api-key`. A server started without keys requires none.",
                 }
             },
         },
@@ -81,7 +85,7 @@ def document() -> dict[str, Any]:
 
 
 def request_schemas(model: type[WireModel]) -> dict[str, Schema]:
-    """The schema of a body and of the objects inside of it, by name, with what is known of each field."""
+    """The schemas of a body and of the objects within it, by name, with description, origin and default of each field."""
     whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
     found = {**whole.pop("$defs", {}), model.__name__: whole}
     models = {one.__name__: one for one in wire_types()}
@@ -101,8 +105,8 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "ex
 
 
 def _clean(node: Any) -> Any:
-    """Pydantic's schema as JSON Schema has it: bounds behind a validator come out in Pydantic's own words, keys that do not
-    match a pattern are refused, and titles repeat the names."""
+    """A schema of Pydantic as plain JSON Schema: the bounds of a field with a validator get their standard names, keys that do
+    not match the pattern are excluded, and titles, which only repeat names, are removed."""
     if isinstance(node, list):
         return [_clean(one) for one in node]
     if not isinstance(node, dict):
@@ -147,7 +151,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.not_ready:
         responses["503"] = {
             **_success(operation),
-            "description": "The same, with the stage that is in the way.",
+            "description": "The same body; `status` tells why the server is not ready.",
         }
         responses["503"]["headers"] = {**responses["503"]["headers"], "Retry-After": _header("RetryAfter")}
     return {**out, "responses": responses}
@@ -166,7 +170,7 @@ def _success(operation: Operation) -> dict[str, Any]:
 
 
 def _event(chunk: str) -> Schema:
-    """Before OpenAPI 3.2 there is no word for the events of a stream: tools take the schema for that of one event."""
+    """The schema of one event. OpenAPI 3.1 cannot describe a stream of events; tools read this schema as that of one event."""
     json_text = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -174,7 +178,7 @@ def _event(chunk: str) -> Schema:
     }
     return {
         "type": "object",
-        "description": f"With `stream`: events `data: JSON`, each a {chunk} or an Error, and at last `data: [DONE]`.",
+        "description": f"With `stream`: events `data: JSON`, each a {chunk} or an Error; the last event is `data: [DONE]`.",
         "properties": {"data": {"anyOf": [json_text, {"type": "string", "const": "[DONE]"}]}},
         "required": ["data"],
     }

@@ -35,8 +35,8 @@ creator of a redacted part can read it."""
 
 
 class ContentPart(WireModel):
-    """One part of a message's content. Only text is served; nothing is ever fetched from a URL. Of the reasoning in an
-    assistant's history any form is taken: `thinking`, `reasoning`, `text` or `summary`, a text or a list of texts."""
+    """One part of a message's content. Parts are text, or reasoning in an assistant's message; URLs are never fetched. Reasoning
+    is read from `thinking`, `reasoning`, `text` or `summary`, each a text or a list of texts."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -58,18 +58,18 @@ class ContentPart(WireModel):
     )
 
     type: Annotated[str, WithJsonSchema({"enum": [*TEXTS, *THOUGHTS]})]
-    """OpenAI: `text`, also `input_text`, `output_text` and `refusal`; in an assistant's message also `thinking`, `reasoning`,
-    `reasoning_text` and `redacted_thinking`."""
+    """OpenAI: Kind of the part: `text`, `input_text`, `output_text` or `refusal`; in an assistant's message also `thinking`,
+    `reasoning`, `reasoning_text` or `redacted_thinking`."""
     text: str | None = None
-    """OpenAI: The text."""
+    """OpenAI: Text of the part. Required unless the part is a refusal or reasoning."""
     refusal: str | None = None
-    """OpenAI: The text of a refusal."""
+    """OpenAI: Text of a refusal. Required in a part of type `refusal`."""
     thinking: Any = None
-    """Anthropic: Reasoning of an earlier answer, a text or a list of texts, for templates that read it."""
+    """Anthropic: Reasoning of an earlier answer, a text or a list of texts, for chat templates that read it."""
     reasoning: Any = None
-    """LangChain: The same by another name."""
+    """LangChain: Another name for `thinking`."""
     summary: Any = None
-    """OpenAI: The same, where nothing else tells of it."""
+    """OpenAI: Another name for `thinking`, read only if the part has no other reasoning."""
 
     @property
     def thought(self) -> str:
@@ -88,27 +88,27 @@ def _texts(value: Any) -> str:
 
 
 class FunctionCall(WireModel):
-    """The function that the assistant called; `arguments` is JSON in a string, as generated, or the object itself."""
+    """Function that the assistant called, with its arguments."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-    """OpenAI: The function's name."""
+    """OpenAI: Name of the function that the assistant called."""
     arguments: str | dict[str, Any] | None = None
-    """OpenAI: A JSON object, as text."""
+    """OpenAI: Arguments of the call: JSON text, as generated, or a JSON object."""
 
 
 class ToolCall(WireModel):
-    """A call in an earlier assistant message."""
+    """Call in an earlier message of the assistant."""
 
     id: str | None = None
-    """OpenAI: The call's id."""
+    """OpenAI: Identifier of the call; the message with its result repeats it as `tool_call_id`."""
     type: Literal["function"] = "function"
-    """OpenAI: There are functions only. Default: function."""
+    """OpenAI: Kind of the tool; functions are the only kind. Default: function."""
     function: FunctionCall
-    """OpenAI: What was called."""
+    """OpenAI: Function that the assistant called, with its arguments."""
 
 
 class ChatMessage(WireModel):
-    """One message. Extra keys are tolerated: evaluation tools send some."""
+    """Message of a conversation. Unknown keys are ignored, since evaluation tools send some."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,56 +120,57 @@ class ChatMessage(WireModel):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """OpenAI: `developer` means `system`, unless the template names it."""
+    """OpenAI: Author of the message. `developer` is treated as `system`, unless the chat template has a role `developer`."""
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    """OpenAI: Text, or parts of text. Null in an assistant's message with tool calls."""
+    """OpenAI: Text, or a list of text parts. Only an assistant's message may omit it."""
     name: str | None = None
-    """OpenAI: Handed to the template."""
+    """OpenAI: Name of the author, passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
-    """OpenAI: What the assistant called."""
+    """OpenAI: Calls that the assistant made in this message."""
     tool_call_id: str | None = None
-    """OpenAI: Which call a tool's message answers."""
+    """OpenAI: Identifier of the call whose result this message of role `tool` contains."""
     reasoning: str | None = None
-    """vLLM: Reasoning of an earlier answer, for templates that read it."""
+    """vLLM: Reasoning of an earlier answer, for chat templates that read it."""
     reasoning_content: str | None = None
-    """vLLM: The same by its other name."""
+    """vLLM: Another name for `reasoning`."""
 
 
 class FunctionDefinition(WireModel):
-    """A function the model may call; `parameters` is a JSON schema, passed to the template unchanged. Calls follow it if they
-    are forced or the function is `strict`."""
+    """Function that the model may call. The chat template receives `parameters` unchanged. Required and named calls, and calls of
+    a `strict` function, follow it."""
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     name: Annotated[str, Field(pattern=FUNCTION_NAME)]
-    """OpenAI: Its name."""
+    """OpenAI: Name of the function."""
     description: str | None = None
-    """OpenAI: What it does, for the model."""
+    """OpenAI: Purpose of the function, for the model to read."""
     parameters: dict[str, Any] | None = None
-    """OpenAI: JSON schema of its arguments. Forced calls, and those of a `strict` function, add no names to objects whose
-    `properties` are given, unless `additionalProperties` is too."""
+    """OpenAI: JSON schema of the arguments. In required and named calls, and in calls of a `strict` function, objects with
+    `properties` have no other keys, unless the schema sets `additionalProperties`."""
     strict: bool | None = None
-    """OpenAI: Whether arguments are held to the schema. Default: false."""
+    """OpenAI: Whether arguments must follow `parameters`. Default: false."""
 
 
 class Tool(WireModel):
-    """A tool on offer."""
+    """Tool that the model may call."""
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     type: Literal["function"]
-    """OpenAI: There are functions only."""
+    """OpenAI: Kind of the tool; functions are the only kind."""
     function: FunctionDefinition
-    """OpenAI: The function on offer."""
+    """OpenAI: Function that the model may call."""
 
 
 class PromptEnd(WireModel):
     """The end of a conversation's prompt: the beginning of an answer, or inside the last message."""
 
     add_generation_prompt: bool | None = None
-    """vLLM: Whether the prompt ends with the beginning of an answer. Default: true, unless continue_final_message."""
+    """vLLM: Whether the prompt ends with the beginning of an assistant's message. Default: true, unless
+    continue_final_message."""
     continue_final_message: bool | None = None
-    """vLLM: Go on with the last message instead of answering it. Default: false."""
+    """vLLM: Whether the answer continues the last message instead of following it. Default: false."""
 
     @property
     def begins_answer(self) -> bool:
@@ -182,15 +183,18 @@ class PromptEnd(WireModel):
 
 
 class TemplateVariables(WireModel):
-    """Variables for the chat template. Two of OpenAI's parameters are passed to a template that reads them, which is their
-    meaning for an open model."""
+    """Variables for the chat template. Two parameters of OpenAI are among them, because the template alone decides their meaning
+    for an open model."""
 
     chat_template_kwargs: dict[str, Any] | None = None
-    """vLLM: Variables for the model's chat template, such as `enable_thinking`; those it does not read are told."""
+    """vLLM: Variables for the chat template, such as `enable_thinking`. The header `x-cohort-ignored` lists those that the
+    template does not use."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """OpenAI: Handed to the chat template; where it does not read it, the answer's header says so. Default: the template's."""
+    """OpenAI: Passed to the chat template. If the template does not use it, the header `x-cohort-ignored` lists it. Default: the
+    template's."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """OpenAI: Likewise. Default: the template's."""
+    """OpenAI: Passed to the chat template. If the template does not use it, the header `x-cohort-ignored` lists it. Default: the
+    template's."""
 
     def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
         """The variables for a template that reads the names in `read`, and the paths of those it does not read. A parameter
@@ -210,13 +214,13 @@ class ChatPromptFields(PromptEnd, TemplateVariables):
     """The fields that the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    """OpenAI: The conversation so far."""
+    """OpenAI: Messages of the conversation so far, oldest first."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """OpenAI: Functions the model may call."""
+    """OpenAI: Functions that the model may call."""
 
 
 class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatPromptFields):
-    """A chat completion call."""
+    """Body of a chat completion."""
 
     rules: ClassVar[Rules] = Rules(
         refused={
@@ -226,17 +230,19 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
     )
 
     logprobs: bool | None = None
-    """OpenAI: Whether tokens come with their log probabilities. Default: false."""
+    """OpenAI: Whether the answer contains the log probability of each token. Default: false."""
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """OpenAI: Alternatives per token; needs logprobs. Default: 0."""
+    """OpenAI: Number of alternatives per token. Requires `logprobs`. Default: 0."""
     tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(TOOL_CHOICE)] = None
-    """OpenAI: auto, none, required, or one function by name; forced calls are held to by a grammar. Default: auto."""
+    """OpenAI: Functions that the model may or must call: `none`, `auto`, `required`, one function by name, or a list of allowed
+    tools. A grammar enforces required and named calls. Default: auto."""
     parallel_tool_calls: bool | None = None
-    """OpenAI: Whether one answer may hold several calls. Default: true."""
+    """OpenAI: Whether one answer may contain several calls. Default: true."""
     add_special_tokens: bool | None = None
-    """vLLM: Whether the tokenizer adds its own to what the template wrote, which has them already. Default: false."""
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to the rendered chat template, which normally contains
+    them. Default: false."""
     include_reasoning: bool | None = None
-    """vLLM: Whether the answer shows the reasoning apart from the content. Default: true."""
+    """vLLM: Whether the answer contains the reasoning, in a field apart from the content. Default: true."""
 
     @property
     def num_logprobs(self) -> int | None:

@@ -52,12 +52,7 @@ Prompt = Annotated[
 
 
 class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
-    """A legacy completion call: one prompt or many, as text or as token ids.
-
-    `best_of` choices are generated for each prompt, and the `n` with the highest mean logprob per token are returned, best
-    first. `suffix` is the text after the middle that the model writes. `max_tokens` 0 generates nothing: the answer describes
-    the prompt, which `echo` or `prompt_logprobs` show.
-    """
+    """Body of a completion: one prompt or several, as text or as token ids."""
 
     rules: ClassVar[Rules] = Rules(
         refused={
@@ -70,17 +65,19 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
     prompt: Prompt
     """OpenAI: One prompt or several, as text or as token ids."""
     max_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    """OpenAI: Most tokens to generate. Default: 16."""
+    """OpenAI: Maximum number of tokens to generate. With 0, `echo` or `prompt_logprobs` reports on the prompt alone. Default:
+    16."""
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """OpenAI: So many alternatives per token with their log probabilities."""
+    """OpenAI: Number of alternatives per token. If given, the answer contains log probabilities."""
     add_special_tokens: bool | None = None
-    """vLLM: Whether the tokenizer adds its own, such as BOS, to a text. Default: true."""
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to a prompt given as text. Default: true."""
     echo: bool | None = None
-    """OpenAI: Begin the answer with the prompt, logprobs included. Default: false."""
+    """OpenAI: Whether the answer begins with the prompt; its `logprobs` then include those of the prompt. Default: false."""
     best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
-    """OpenAI: Generate so many choices per prompt and return the n likeliest per token. Default: n."""
+    """OpenAI: Number of choices to generate per prompt. The `n` with the highest mean log probability per token are returned,
+    best first. Default: n."""
     suffix: str | None = None
-    """OpenAI: Text that follows the completion. Needs a model trained to fill in the middle."""
+    """OpenAI: Text that follows the completion. Requires a model trained to fill in the middle."""
 
     @property
     def prompts(self) -> list[str | list[int]]:

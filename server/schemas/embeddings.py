@@ -26,28 +26,23 @@ Input = Annotated[
 
 
 class EmbeddingRequest(TruncationFields, RequestFields):
-    """Texts or token ids to turn into vectors.
-
-    `pooling` selects the hidden states: those of the "last" token, or the "mean" over all; the default is the model's own.
-    Vectors have length 1 unless `use_activation` is false. `dimensions` keeps that many first numbers of each vector and
-    normalises it again, which is useful for models trained for it. `priority`, `deadline_ms` and `cache_salt` are those of
-    completions.
-    """
+    """Texts or token ids to turn into vectors."""
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_EMBEDDINGS)
 
     input: Input
     """OpenAI: One input or several, as text or as token ids."""
     encoding_format: Literal["float", "base64"] | None = None
-    """OpenAI: float: a list of numbers; base64: little-endian float32. Default: float."""
+    """OpenAI: Form of the vectors: `float` (lists of numbers) or `base64` (of little-endian float32). Default: float."""
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
-    """OpenAI: Keep so many first dimensions, at length 1 again. Default: all."""
+    """OpenAI: Number of first dimensions to keep; the shortened vector is normalised again. Default: all."""
     pooling: Literal["last", "mean"] | None = None
-    """Cohort: last: the last token's state; mean: the mean of all. Default: the model's, else last."""
+    """Cohort: Hidden states that make the vector: `last` (that of the last token) or `mean` (the mean of all). Default: the
+    model's, else last."""
     use_activation: bool | None = None
-    """vLLM: Whether vectors are made to have length 1. Default: true."""
+    """vLLM: Whether vectors are normalised to length 1. Default: true."""
     add_special_tokens: bool | None = None
-    """vLLM: Whether the tokenizer adds its own, such as BOS, to a text. Default: true."""
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to an input given as text. Default: true."""
 
     @property
     def inputs(self) -> list[str | list[int]]:

@@ -14,7 +14,7 @@ from server.schemas.sampling import MAX_TOKEN_IDS, TokenId, TruncationFields
 
 
 class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
-    """Text, or a chat that is rendered by the template."""
+    """Text, or a conversation that the chat template renders."""
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_TOKENIZE)
 
@@ -34,19 +34,19 @@ class TokenizeRequest(PromptEnd, TruncationFields, TemplateVariables):
     )
 
     model: str | None = None
-    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the one served."""
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the served model."""
     prompt: str | None = None
-    """vLLM: A text; this or messages."""
+    """vLLM: Text to tokenize. Exactly one of `prompt` and `messages` is required."""
     messages: (
         Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
-    """vLLM: A conversation; this or prompt."""
+    """vLLM: Conversation to tokenize, rendered by the chat template."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """OpenAI: Functions the model may call."""
+    """OpenAI: Functions that the chat template describes to the model."""
     add_special_tokens: bool | None = None
-    """vLLM: Whether the tokenizer adds its own, such as BOS. Default: true for prompt, false for messages."""
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS. Default: true for prompt, false for messages."""
     return_token_strs: bool | None = None
-    """vLLM: Tell each token's text as well. Default: false."""
+    """vLLM: Whether the answer contains the text of each token. Default: false."""
 
     def check(self) -> None:
         """Check that there is exactly one kind of input. Raises InvalidRequest."""
@@ -64,7 +64,7 @@ class DetokenizeRequest(WireModel):
     rules: ClassVar[Rules] = Rules(unsupported={})
 
     model: str | None = None
-    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the one served."""
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the served model."""
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
     """vLLM: Token ids to turn into text."""
     skip_special_tokens: bool | None = None

@@ -35,7 +35,8 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     encoding_format: Literal["float", "base64"] | None = None
     """OpenAI: Form of the vectors: `float` (lists of numbers) or `base64` (of little-endian float32). Default: float."""
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
-    """OpenAI: Number of first dimensions to keep; the shortened vector is normalised again. Default: all."""
+    """OpenAI: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. Default:
+    all."""
     pooling: Literal["last", "mean"] | None = None
     """Cohort: Hidden states that make the vector: `last` (that of the last token) or `mean` (the mean of all). Default: the
     model's, else last."""

@@ -169,8 +169,8 @@ class GenerationFields(RequestFields):
     repetition_penalty: (
         Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
-    """vLLM: Lowers the logits of tokens that occur in the prompt or the answer: positive ones are divided by it, negative ones
-    multiplied. Default: the model's."""
+    """vLLM: Divides the positive logits of tokens that occur in the prompt or the answer, and multiplies the negative ones.
+    Default: the model's."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """OpenAI: Subtracted from the logits of tokens that occur in the answer. Default: 0."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -1,6 +1,6 @@
 """docs/openapi.json and docs/api.md from the wire types and tables of the server: `python -m tools.api_docs write|check`.
 
-Prose stands in api_docs_text.py; every table is derived, so that it cannot tell of a parameter what the server does not do.
+The prose is in api_docs_text.py. Every table is derived, so it cannot promise what the server does not do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from server.openapi.document import document
 from server.openapi.operations import OPERATIONS, Operation
-from server.openapi.parameters import PARAMETERS, parameter
 from server.schemas import extras
 from tools import api_docs_text as text
 
@@ -26,7 +25,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write both files, or say which of them is stale."""
+    """Write both files, or print which of them are stale."""
     found = {SNAPSHOT: snapshot(), PAGE: page()}
     if list(argv) == ["write"]:
         for path, content in found.items():
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def snapshot() -> str:
-    """The description as the server gives it, in lines that can be compared."""
+    """The description that the server returns, in lines that can be compared."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -78,24 +77,24 @@ def _endpoints() -> str:
 
 
 def _anchor(operation: Operation) -> str:
-    """As GitHub makes one of a heading."""
+    """The anchor that GitHub makes of the heading."""
     kept = "".join(c for c in f"{operation.method} {operation.path}" if c.isalnum() or c in " _-")
     return kept.replace(" ", "-").lower()
 
 
 def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str]) -> Iterator[str]:
-    """A section: its parameters, the objects inside of them that have not been shown, and what it refuses and ignores."""
+    """A section: parameters, objects within them that were not shown before, refused and ignored parameters."""
     model = operation.request
     assert model is not None
     body = schemas[model.__name__]
     yield f"## {operation.method.upper()} {operation.path}"
     yield f"{operation.summary}. {operation.description}".strip()
-    yield _fields(model.__name__, body)
+    yield _fields(body)
     for name in _inside(body, schemas):
         if name not in shown:
             shown.add(name)
             yield f"**{name}**. {_line(schemas[name].get('description', ''))}"
-            yield _fields(name, schemas[name])
+            yield _fields(schemas[name])
     fields = set(body["properties"])
     refused = {name: f"{_line(reason)}" for name, reason in model.rules.refused.items()}
     for name, neutral in model.rules.unsupported.items():
@@ -104,7 +103,7 @@ def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str])
     if refused:
         yield f"Refused with 400 (null is always accepted): {_listed(refused)}."
     ignored = ", ".join(f"`{name}`" for name in sorted(extras.HARMLESS - fields))
-    yield f"Ignored, and told in `x-cohort-ignored`: {ignored}, and unknown keys."
+    yield f"Ignored, and listed in `x-cohort-ignored`: {ignored}, and unknown keys."
     first = next(iter(operation.examples.values()))
     yield f"```json\n{json.dumps(first, indent=2)}\n```"
 
@@ -124,31 +123,20 @@ def _listed(refused: dict[str, str]) -> str:
     )
 
 
-def _fields(model: str, schema: Schema) -> str:
-    rows = []
-    for name, of_field in sorted(schema["properties"].items(), key=lambda item: _place(model, item[0])):
-        known = parameter(model, name)
-        assert known is not None  # _place has looked
-        required = name in schema.get("required", ())
-        rows.append(
-            (
-                f"`{name}`",
-                kind(of_field),
-                "required" if required else known.default,
-                known.origin,
-                known.meaning,
-            )
+def _fields(schema: Schema) -> str:
+    required = schema.get("required", ())
+    fields = sorted(schema["properties"].items(), key=lambda item: item[0] not in required)
+    rows = [
+        (
+            f"`{name}`",
+            kind(field),
+            "required" if name in required else field.get("x-default", "none"),
+            field["x-origin"],
+            field["description"],
         )
+        for name, field in fields
+    ]
     return _table(("Parameter", "Type and range", "Default", "From", "Meaning"), rows)
-
-
-def _place(model: str, name: str) -> int:
-    """What belongs together stands together in the table of parameters."""
-    names = list(PARAMETERS)
-    for known in (name, f"{model}.{name}"):
-        if known in names:
-            return names.index(known)
-    raise SystemExit(f"server/openapi/parameters.py says nothing of {model}.{name}")
 
 
 def _inside(schema: Any, schemas: dict[str, Schema]) -> list[str]:

@@ -22,8 +22,8 @@ $ echo 'max_num_seqs: 128' > my.yaml && cohort serve --config my.yaml
 ```
 
 The three commands do the same. Every setting has one name in three spellings: a flag, an environment variable with the prefix
-`COHORT_`, and a key of a YAML file, which is the long flag with underscores. Flags win over the environment, and the environment
-wins over the file. An unknown name, or a value that does not fit, ends the server with one line and exit code 2.
+`COHORT_`, and a key of a YAML file, which is the long flag with underscores. Flags take precedence over the environment, and
+the environment over the file. After an unknown name or an invalid value, the server prints one line and ends with exit code 2.
 
 - The file is named by `{CONFIG.flag}` or `{CONFIG.variable}`: a path, or one of the presets `default`, `cpu` and `gpu`. Without a
   file and without a model, the server reads the preset `default`.

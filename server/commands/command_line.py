@@ -24,7 +24,7 @@ from server.settings.table import CONFIG, TABLE
 
 app = typer.Typer(
     name="cohort",
-    help="Serve language models with an OpenAI-compatible API. `cohort serve` alone serves the embedded demo model.",
+    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves the embedded demo model.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -56,8 +56,8 @@ def version() -> None:
 
 
 @app.command(
-    help="Start the server. Every flag is also a key of a YAML file (--config) and an environment variable: "
-    "--max-num-seqs, max_num_seqs, COHORT_MAX_NUM_SEQS. Flags win over the environment, which wins over the file.",
+    help="Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of "
+    "a YAML file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file.",
 )
 @with_settings((*TABLE, CONFIG.name))
 def serve(model_dir: ModelArgument = None, **flags: Any) -> None:

@@ -19,9 +19,9 @@ _ISA_LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
 
 
 def doctor(as_json: Annotated[bool, flag("Print JSON.", "--json")] = False) -> None:
-    """Tell what this machine can do.
+    """Show what this machine can do.
 
-    Versions, CPU flags, limits, the kernels chosen here, and what would be faster.
+    Reports versions, CPU features, limits, the kernels that Cohort chooses on this machine, and advice for more speed.
     """
     facts = collect()
     if as_json:

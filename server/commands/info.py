@@ -25,7 +25,7 @@ def info(
     memory: Annotated[
         Text,
         flag(
-            "Memory that the server may use in all, such as 16GiB [this machine's].",
+            "Memory limit of the whole server, such as 16GiB [the memory of this machine].",
             "--memory",
             metavar="BYTES",
         ),
@@ -33,10 +33,10 @@ def info(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Tell what a model takes.
+    """Show the memory that a model needs.
 
-    Its size, its KV, and how many sequences fit into memory; no weights are loaded.
-    Flags, environment and file mean what they mean to `cohort serve`.
+    Reports the size of the model and of its KV cache, and the number of sequences that fit into memory, without loading
+    weights. Flags, environment and file have the same meaning as for `cohort serve`.
     """
     given = as_bytes(memory, "--memory")
     if given is not None and flags["kv_cache_memory_bytes"] is not None:

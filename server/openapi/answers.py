@@ -1,6 +1,7 @@
-"""JSON schemas of what the server answers, as it answers it: tests validate real answers against them.
+"""JSON schemas of the server's answers. Tests validate real answers against them.
 
-Objects are closed, so that a member that is missing here fails a test.
+Objects are closed, so that a test fails if an answer has a member that is missing here. The answers have no types of their own:
+those of generation are written as bytes, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ BOOLEAN: Schema = {"type": "boolean"}
 
 
 def nullable(schema: Schema) -> Schema:
-    """That, or null."""
+    """The schema, or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def array(items: Schema, **limits: int) -> Schema:
-    """A list."""
+    """A list of items of one schema."""
     return {"type": "array", "items": items, **limits}
 
 
 def ref(name: str) -> Schema:
-    """A component by its name."""
+    """Reference to a component by its name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -43,12 +44,12 @@ def closed(required: Schema, optional: Schema | None = None, description: str = 
 
 
 def const(value: str) -> Schema:
-    """Exactly this text."""
+    """Schema of a single text."""
     return {"type": "string", "const": value}
 
 
 def one_of(*values: str) -> Schema:
-    """One of these texts."""
+    """Schema of several texts."""
     return {"type": "string", "enum": list(values)}
 
 
@@ -56,12 +57,15 @@ _ENVELOPE = {
     "created": COUNT,
     "model": STRING,
     "system_fingerprint": STRING,
-    "seed": {**INTEGER, "description": "Sent with the same request it gives the same answer."},
+    "seed": {
+        **INTEGER,
+        "description": "Seed that was used. The same request with this seed gets the same answer.",
+    },
 }
 _TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": nullable(array(COUNT))}
 _STOP_REASON = {
     "anyOf": [STRING, INTEGER, {"type": "null"}],
-    "description": "The stop string or stop token id at which it ended.",
+    "description": "Stop string or stop token id that ended the choice, or null.",
 }
 _FINISH = nullable(one_of("stop", "length", "tool_calls", "content_filter"))
 _COMPLETION_FINISH = nullable(one_of("stop", "length", "content_filter"))
@@ -88,7 +92,7 @@ ANSWERS: dict[str, Schema] = {
                 }
             )
         },
-        description="What every answer but a success holds, and the event that ends a stream which failed.",
+        description="Body of every answer that is not a success, and the event that ends a failed stream.",
     ),
     "Usage": closed(
         {
@@ -278,7 +282,7 @@ ANSWERS: dict[str, Schema] = {
     "Detokenized": closed({"prompt": STRING}),
     "TokenizerInfo": {
         "type": "object",
-        "description": "What the model's tokenizer_config.json says, and the chat template in use.",
+        "description": "Contents of the model's tokenizer_config.json, and the chat template in use.",
         "properties": {"tokenizer_class": nullable(STRING), "chat_template": {}},
         "additionalProperties": True,
     },
@@ -309,7 +313,7 @@ ANSWERS: dict[str, Schema] = {
                         "kv_layout": {"type": "object"},
                         "kv_capacity": nullable(COUNT),
                     },
-                    description="An executor, with the members of the contract's records.",
+                    description="Executor, described by the records of the executor interface.",
                 )
             ),
             "registered": array(STRING),
@@ -319,7 +323,7 @@ ANSWERS: dict[str, Schema] = {
     "Stage": closed(
         {"status": one_of("loading", "ready", "recovering", "draining", "failed", "stopped")},
         {"detail": STRING, "phase": STRING, "done": INTEGER, "total": INTEGER},
-        description="What the server is doing; while loading, how far it is: `done` and `total` in the phase's own unit.",
+        description="Stage of the server. While it loads, `done` and `total` tell the progress, in the unit of the phase.",
     ),
     "Version": closed({"version": STRING}),
     "Description": {"type": "object", "required": ["openapi", "paths"]},

@@ -1,4 +1,4 @@
-"""/openapi.json, made of the table of operations, the wire types and the schemas of answers (OpenAPI 3.1)."""
+"""/openapi.json (OpenAPI 3.1), made from the table of operations, the wire types and the schemas of answers."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from typing import Any
 
 from server import __version__
 from server.openapi.answers import ANSWERS, Schema, ref
+from server.openapi.fields import field_texts
 from server.openapi.operations import OPERATIONS, TAGS, Operation
-from server.openapi.parameters import parameter
-from server.schemas.base import WireModel
-from server.schemas.chat import TEXTS, THOUGHTS
+from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
-from server.schemas.sampling import MAX_TOKEN_ID
 
 _ERRORS = {
-    400: "The request is at fault; `param` names the field.",
-    401: "No valid key.",
-    403: "The Host header names a host that the server does not answer to: `--allowed-hosts`.",
-    404: "There is no such model, or no such path.",
-    408: "The request did not arrive in time, or too much of its answer was not read; the connection is closed.",
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "The Host header names a host that the server does not answer to; `--allowed-hosts` adds names.",
+    404: "The model or the path does not exist.",
+    408: "The request did not arrive in time, or the client was too slow to read its answer. The connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
     415: "The body is compressed, or its Content-Type is not JSON.",
-    429: "The queue is full: come back after `Retry-After` seconds.",
-    431: "Request line and headers are larger than 64 KiB.",
-    500: "Something failed here; the client is not at fault.",
-    503: "Loading or draining: come back after `Retry-After` seconds, or go elsewhere.",
+    429: "The queue is full, or the request's deadline cannot be met. Retry after `Retry-After` seconds.",
+    431: "The request line and headers are larger than 64 KiB.",
+    500: "The server failed; the request is not at fault.",
+    503: "The server is loading or draining. Retry after `Retry-After` seconds, or use another server.",
 }
 
 _HEADERS: dict[str, Schema] = {
     "RequestId": {
-        "description": "Minted for each request; the server's log has it too.",
+        "description": "Identifier of the request. The server creates it and writes it to its log.",
         "required": True,
         "schema": {"type": "string", "pattern": "^req_[0-9a-f]{24}$"},
     },
     "Ignored": {
-        "description": "Parameters of the request that were accepted and had no effect: names, percent-encoded, separated by "
-        "commas, those inside of objects by their path (`messages[].type`). `...` at the end: there are more.",
+        "description": "Names of the request's parameters that were accepted and had no effect, percent-encoded and separated by "
+        "commas. A name within an object is its path (`messages[].type`). A final `...` means that there are more.",
         "schema": {"type": "string", "maxLength": 2100},
     },
-    "RetryAfter": {"description": "Seconds.", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "RetryAfter": {
+        "description": "Seconds to wait before the next attempt.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[0-9]+$"},
+    },
     "ShouldRetry": {
         "description": "The same request would most likely fail again.",
         "schema": {"type": "string", "const": "false"},
@@ -48,89 +50,8 @@ _HEADERS: dict[str, Schema] = {
 }  # fmt: skip
 
 
-_FUNCTION = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-    },
-    "required": ["type", "function"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "properties": {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _FUNCTION, "minItems": 1},
-            },
-            "required": ["mode", "tools"],
-        },
-    },
-    "required": ["type", "allowed_tools"],
-}
-_INSTEAD: dict[str, dict[str, Schema]] = {
-    "ChatRequest": {
-        "tool_choice": {
-            "anyOf": [{"enum": ["none", "auto", "required"]}, _FUNCTION, _ALLOWED, {"type": "null"}]
-        }
-    },
-    "ContentPart": {"type": {"enum": [*TEXTS, *THOUGHTS]}},
-}
-_OF_ALL: dict[str, Schema] = {
-    "truncate_prompt_tokens": {
-        "anyOf": [
-            {"const": -1},
-            {"type": "integer", "minimum": 1, "maximum": MAX_TOKEN_ID},
-            {"type": "null"},
-        ]
-    },
-}
-"""Fields whose values are checked by hand, so that the message is a better one."""
-_NOT_NULL = {"not": {"type": "null"}}
-_BESIDES: dict[str, Schema] = {
-    "ChatMessage": {
-        "anyOf": [
-            {"properties": {"role": {"const": "assistant"}}},
-            {"properties": {"content": _NOT_NULL}, "required": ["content"]},
-        ]
-    },
-    "ContentPart": {
-        "oneOf": [
-            {
-                "properties": {
-                    "type": {"not": {"enum": ["refusal", *THOUGHTS]}},
-                    "text": {"type": "string"},
-                },
-                "required": ["text"],
-            },
-            {"properties": {"type": {"enum": [*THOUGHTS]}}},
-            {
-                "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
-                "required": ["refusal"],
-            },
-        ]
-    },
-    "TokenizeRequest": {
-        "oneOf": [
-            {
-                "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}},
-                "required": ["prompt"],
-            },
-            {
-                "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}},
-                "required": ["messages"],
-            },
-        ]
-    },
-}
-"""Rules between fields, by schema, which the types alone do not say."""
-
-
 def document() -> dict[str, Any]:
-    """The whole description, plain data."""
+    """The whole description as plain data."""
     schemas: dict[str, Schema] = dict(ANSWERS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -156,7 +77,7 @@ def document() -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "One of the keys given with `--api-key`; a server started without any asks for none.",
+                    "description": "A key given with `--api-key`. A server started without keys requires none.",
                 }
             },
         },
@@ -164,17 +85,15 @@ def document() -> dict[str, Any]:
 
 
 def request_schemas(model: type[WireModel]) -> dict[str, Schema]:
-    """The schema of a body and of the objects inside of it, by name, with what is known of each field."""
+    """The schemas of a body and of the objects within it, by name, with description, origin and default of each field."""
     whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
     found = {**whole.pop("$defs", {}), model.__name__: whole}
-    for name, schema in found.items():
-        fields = schema.get("properties", {})
-        fields |= _INSTEAD.get(name, {}) | {one: _OF_ALL[one] for one in _OF_ALL if one in fields}
-        for field, of_field in list(fields.items()):
-            if known := parameter(name, field):
-                about = {"description": known.meaning, "x-origin": known.origin}
-                fields[field] = {**of_field, **about}
-    clean = {name: _clean(schema) | _BESIDES.get(name, {}) for name, schema in found.items()}
+    models = {one.__name__: one for one in wire_types()}
+    clean = {name: _clean(schema) for name, schema in found.items()}
+    for name, schema in clean.items():
+        for field, text in field_texts(models[name]).items():
+            about = {"description": text.meaning, "x-origin": text.origin}
+            schema["properties"][field] |= about | ({"x-default": text.default} if text.default else {})
     body = clean[model.__name__]
     refused = {*model.rules.refused, *model.rules.unsupported}
     body["x-refused"] = sorted(refused - set(model.model_fields))
@@ -186,8 +105,8 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "ex
 
 
 def _clean(node: Any) -> Any:
-    """Pydantic's schema as JSON Schema has it: bounds behind a validator come out in Pydantic's own words, keys that do not
-    match a pattern are refused, and titles repeat the names."""
+    """A schema of Pydantic as plain JSON Schema: the bounds of a field with a validator get their standard names, keys that do
+    not match the pattern are excluded, and titles, which only repeat names, are removed."""
     if isinstance(node, list):
         return [_clean(one) for one in node]
     if not isinstance(node, dict):
@@ -232,7 +151,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.not_ready:
         responses["503"] = {
             **_success(operation),
-            "description": "The same, with the stage that is in the way.",
+            "description": "The same body; `status` tells why the server is not ready.",
         }
         responses["503"]["headers"] = {**responses["503"]["headers"], "Retry-After": _header("RetryAfter")}
     return {**out, "responses": responses}
@@ -251,7 +170,7 @@ def _success(operation: Operation) -> dict[str, Any]:
 
 
 def _event(chunk: str) -> Schema:
-    """Before OpenAPI 3.2 there is no word for the events of a stream: tools take the schema for that of one event."""
+    """The schema of one event. OpenAPI 3.1 cannot describe a stream of events; tools read this schema as that of one event."""
     json_text = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -259,7 +178,7 @@ def _event(chunk: str) -> Schema:
     }
     return {
         "type": "object",
-        "description": f"With `stream`: events `data: JSON`, each a {chunk} or an Error, and at last `data: [DONE]`.",
+        "description": f"With `stream`: events `data: JSON`, each a {chunk} or an Error; the last event is `data: [DONE]`.",
         "properties": {"data": {"anyOf": [json_text, {"type": "string", "const": "[DONE]"}]}},
         "required": ["data"],
     }

@@ -1,4 +1,4 @@
-"""Every operation of the API: what it is called, what it takes, what it answers, and an example or two."""
+"""Every operation of the API: its name, its request, its answer, and one or two examples."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 TAGS = {
-    "Generation": "Chat and completions, as OpenAI has them.",
-    "Models": "What is served, and by what.",
-    "Tokens": "The model's tokenizer, as vLLM has it.",
-    "Operation": "For those who run the server.",
+    "Generation": "Chat, completions and embeddings, in OpenAI's form.",
+    "Models": "The served model and its executors.",
+    "Tokens": "The model's tokenizer, in vLLM's form.",
+    "Operation": "Health, metrics and version, for operators.",
 }
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path. `answer` is a component of answers.py, or None for text; `chunk` the component that the events
-    of its stream hold; `errors` the statuses that an answer may have besides."""
+    """One method of one path. `answer` names a component of answers.py, None for text; `chunk` names the component that the
+    events of its stream contain; `errors` lists the other statuses that an answer may have."""
 
     method: str
     path: str
@@ -37,9 +37,9 @@ class Operation:
     chunk: str | None = None
     keyless: bool = False
     own_key: bool = False
-    """Open, unless a key of its own closes it."""
+    """True if the path needs no key unless it has one of its own."""
     not_ready: bool = False
-    """A 503 has the body of the 200."""
+    """True if a 503 has the same body as the 200."""
 
 
 _OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
@@ -68,8 +68,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "post", "/v1/chat/completions", "createChatCompletion", "Generation", "Answer a conversation",
         "ChatCompletion", _OF_WORK,
-        "Streams: first a chunk with the role, then deltas, a chunk with `finish_reason` for each choice, the usage if it was "
-        "asked for, and `[DONE]`. A failure in a stream is an event with an `error`.",
+        "A stream begins with a chunk that contains the role. Then come deltas, a chunk with `finish_reason` for each choice, "
+        "the token counts if `stream_options.include_usage` is set, and `[DONE]`. A failure within a stream is an event with "
+        "an `error`.",
         ChatRequest,
         {
             "simple": _HELLO,
@@ -82,7 +83,7 @@ OPERATIONS: tuple[Operation, ...] = (
         chunk="ChatCompletionChunk",
     ),
     Operation(
-        "post", "/v1/completions", "createCompletion", "Generation", "Continue one prompt or many",
+        "post", "/v1/completions", "createCompletion", "Generation", "Continue one prompt or several",
         "Completion", _OF_WORK,
         "Choices are ordered by prompt: those of the first prompt come first.",
         CompletionRequest,
@@ -93,54 +94,55 @@ OPERATIONS: tuple[Operation, ...] = (
         chunk="CompletionChunk",
     ),
     Operation(
-        "post", "/v1/embeddings", "createEmbedding", "Generation", "Vectors of texts",
+        "post", "/v1/embeddings", "createEmbedding", "Generation", "Turn texts into vectors",
         "Embeddings", _OF_WORK,
         "Vectors have length 1 unless `use_activation` is false. They come in the order of the inputs.",
         EmbeddingRequest,
         {"texts": {"input": ["Hello", "Good morning"]}, "base64": {"input": "Hello", "encoding_format": "base64"}},
     ),
     Operation(
-        "post", "/tokenize", "tokenize", "Tokens", "Token ids of a text or a conversation",
-        "Tokenized", _OF_BODIES, "A conversation goes through the chat template.", TokenizeRequest,
+        "post", "/tokenize", "tokenize", "Tokens", "Turn a text or a conversation into token ids",
+        "Tokenized", _OF_BODIES, "The chat template renders a conversation.", TokenizeRequest,
         {"text": {"prompt": "Hello"}, "chat": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),
     Operation(
-        "post", "/detokenize", "detokenize", "Tokens", "Text of token ids",
+        "post", "/detokenize", "detokenize", "Tokens", "Turn token ids into text",
         "Detokenized", _OF_BODIES, "", DetokenizeRequest, {"ids": {"tokens": [1, 2, 3]}},
     ),
     Operation(
-        "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "The tokenizer's settings and chat template",
+        "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "Return the tokenizer's settings and chat template",
         "TokenizerInfo", (401, 403, 431, 500, 503),
     ),
-    Operation("get", "/v1/models", "listModels", "Models", "Every name the model is served under", "ModelList"),
+    Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList"),
     Operation(
-        "get", "/v1/models/{name}", "getModel", "Models", "One of them", "Model", (401, 403, 404, 431, 500),
-        "A name may hold slashes; they need not be encoded.",
+        "get", "/v1/models/{name}", "getModel", "Models", "Describe the model of one name", "Model", (401, 403, 404, 431, 500),
+        "A name may contain slashes, which need not be encoded.",
     ),
     Operation(
-        "get", "/v1/executors", "listExecutors", "Models", "What each executor declares, and how it fares",
+        "get", "/v1/executors", "listExecutors", "Models", "List the executors, with their properties and status",
         "ExecutorList", (401, 403, 431, 500, 503),
     ),
     Operation(
-        "get", "/live", "live", "Operation", "Whether the event loop turns", "Live", (403, 431, 500), keyless=True,
-        description="200 also while loading, recovering and draining: the only liveness probe.",
+        "get", "/live", "live", "Operation", "Report whether the server process responds", "Live", (403, 431, 500), keyless=True,
+        description="The only path for liveness probes: status 200 also while the server loads, recovers and drains.",
     ),
     Operation(
-        "get", "/ready", "ready", "Operation", "Whether new work is welcome", "Stage", (403, 431, 500), keyless=True,
-        description="200 only when new work should be routed here.", not_ready=True,
+        "get", "/ready", "ready", "Operation", "Report whether the server accepts new requests", "Stage", (403, 431, 500),
+        description="The path for readiness probes: status 200 only while load balancers should send requests here.",
+        keyless=True, not_ready=True,
     ),
     Operation(
-        "get", "/health", "health", "Operation", "Whether the server works, or is about to again", "Stage", (403, 431, 500),
-        description="503 while loading, when a recovery takes too long, and when the engine is down.", keyless=True,
-        not_ready=True,
+        "get", "/health", "health", "Operation", "Report whether the server works or is recovering", "Stage", (403, 431, 500),
+        description="Status 503 while the server loads, if a recovery takes too long, and if the engine has failed.",
+        keyless=True, not_ready=True,
     ),
-    Operation("get", "/version", "version", "Operation", "The server's version", "Version", (403, 431, 500), keyless=True),
+    Operation("get", "/version", "version", "Operation", "Return the server's version", "Version", (403, 431, 500), keyless=True),
     Operation(
-        "get", "/metrics", "metrics", "Operation", "Prometheus text", None,
-        description="Open, unless the server was started with `--metrics-key`: then that key is the one it wants.",
+        "get", "/metrics", "metrics", "Operation", "Return metrics as Prometheus text", None,
+        description="Needs no key, unless the server was started with `--metrics-key`; then it needs that key.",
         own_key=True,
     ),
     Operation(
-        "get", "/openapi.json", "openapi", "Operation", "This description", "Description",
+        "get", "/openapi.json", "openapi", "Operation", "Return this description", "Description",
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ router = APIRouter()
 
 @router.api_route("/v1/models", methods=READ)
 async def list_models(request: Request) -> Response:
-    """Every name the model is served under."""
+    """List the names under which the model is served."""
     state = state_of(request)
     return json_response({"object": "list", "data": [_card(state, name) for name in state.names]})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -97,10 +97,14 @@ def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
 @functools.cache
 def field_names() -> frozenset[str]:
     """The fields of all wire types. Called on the first bad request, when every schema has been imported."""
-    names: set[str] = set()
+    return frozenset(
+        field.alias or name for model in wire_types() for name, field in model.model_fields.items()
+    )
+
+
+def wire_types() -> Iterator[type[WireModel]]:
+    """All wire types that have been imported, bases included; those with several bases come several times."""
     waiting: list[type[WireModel]] = [WireModel]
     while waiting:
-        model = waiting.pop()
-        names.update(field.alias or name for name, field in model.model_fields.items())
+        yield (model := waiting.pop())
         waiting.extend(model.__subclasses__())
-    return frozenset(names)

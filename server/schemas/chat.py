@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.errors import InvalidRequest
 from server.schemas.base import WireModel
 from server.schemas.extras import Rules
 from server.schemas.sampling import (
     MAX_LOGPROBS,
-    MAX_OUTPUT_TOKENS,
     GenerationFields,
     Integer,
     PromptSideFields,
 )
 from server.schemas.structured import StructuredFields
-from server.schemas.tool_choice import Function, ToolChoice, tool_choice
+from server.schemas.tool_choice import TOOL_CHOICE, Function, ToolChoice, tool_choice
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -36,15 +35,41 @@ creator of a redacted part can read it."""
 
 
 class ContentPart(WireModel):
-    """One part of a message's content. Only text is served; nothing is ever fetched from a URL. Of the reasoning in an
-    assistant's history any form is taken: `thinking`, `reasoning`, `text` or `summary`, a text or a list of texts."""
+    """One part of a message's content. Parts are text, or reasoning in an assistant's message; URLs are never fetched. Reasoning
+    is read from `thinking`, `reasoning`, `text` or `summary`, each a text or a list of texts."""
 
-    type: str
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {
+                        "type": {"not": {"enum": ["refusal", *THOUGHTS]}},
+                        "text": {"type": "string"},
+                    },
+                    "required": ["text"],
+                },
+                {"properties": {"type": {"enum": [*THOUGHTS]}}},
+                {
+                    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+                    "required": ["refusal"],
+                },
+            ]
+        }
+    )
+
+    type: Annotated[str, WithJsonSchema({"enum": [*TEXTS, *THOUGHTS]})]
+    """OpenAI: Kind of the part: `text`, `input_text`, `output_text` or `refusal`; in an assistant's message also `thinking`,
+    `reasoning`, `reasoning_text` or `redacted_thinking`."""
     text: str | None = None
+    """OpenAI: Text of the part. Required unless the part is a refusal or reasoning."""
     refusal: str | None = None
+    """OpenAI: Text of a refusal. Required in a part of type `refusal`."""
     thinking: Any = None
+    """Anthropic: Reasoning of an earlier answer, a text or a list of texts, for chat templates that read it."""
     reasoning: Any = None
+    """LangChain: Another name for `thinking`."""
     summary: Any = None
+    """OpenAI: Another name for `thinking`, read only if the part has no other reasoning."""
 
     @property
     def thought(self) -> str:
@@ -63,58 +88,89 @@ def _texts(value: Any) -> str:
 
 
 class FunctionCall(WireModel):
-    """The function that the assistant called; `arguments` is JSON in a string, as generated, or the object itself."""
+    """Function that the assistant called, with its arguments."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+    """OpenAI: Name of the function that the assistant called."""
     arguments: str | dict[str, Any] | None = None
+    """OpenAI: Arguments of the call: JSON text, as generated, or a JSON object."""
 
 
 class ToolCall(WireModel):
-    """A call in an earlier assistant message."""
+    """Call in an earlier message of the assistant."""
 
     id: str | None = None
+    """OpenAI: Identifier of the call; the message with its result repeats it as `tool_call_id`."""
     type: Literal["function"] = "function"
+    """OpenAI: Kind of the tool; functions are the only kind. Default: function."""
     function: FunctionCall
+    """OpenAI: Function that the assistant called, with its arguments."""
 
 
 class ChatMessage(WireModel):
-    """One message. Extra keys are tolerated: evaluation tools send some."""
+    """Message of a conversation. Unknown keys are ignored, since evaluation tools send some."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"role": {"const": "assistant"}}},
+                {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+            ]
+        }
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """OpenAI: Author of the message. `developer` is treated as `system`, unless the chat template has a role `developer`."""
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    """OpenAI: Text, or a list of text parts. Only an assistant's message may omit it."""
     name: str | None = None
+    """OpenAI: Name of the author, passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
+    """OpenAI: Calls that the assistant made in this message."""
     tool_call_id: str | None = None
+    """OpenAI: Identifier of the call whose result this message of role `tool` contains."""
     reasoning: str | None = None
+    """vLLM: Reasoning of an earlier answer, for chat templates that read it."""
     reasoning_content: str | None = None
+    """vLLM: Another name for `reasoning`."""
 
 
 class FunctionDefinition(WireModel):
-    """A function the model may call; `parameters` is a JSON schema, passed to the template unchanged. Calls follow it if they
-    are forced or the function is `strict`."""
+    """Function that the model may call. The chat template receives `parameters` unchanged. Required and named calls, and calls of
+    a `strict` function, follow it."""
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     name: Annotated[str, Field(pattern=FUNCTION_NAME)]
+    """OpenAI: Name of the function."""
     description: str | None = None
+    """OpenAI: Purpose of the function, for the model to read."""
     parameters: dict[str, Any] | None = None
+    """OpenAI: JSON schema of the arguments. In required and named calls, and in calls of a `strict` function, objects with
+    `properties` have no other keys, unless the schema sets `additionalProperties`."""
     strict: bool | None = None
+    """OpenAI: Whether arguments must follow `parameters`. Default: false."""
 
 
 class Tool(WireModel):
-    """A tool on offer."""
+    """Tool that the model may call."""
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
     type: Literal["function"]
+    """OpenAI: Kind of the tool; functions are the only kind."""
     function: FunctionDefinition
+    """OpenAI: Function that the model may call."""
 
 
 class PromptEnd(WireModel):
     """The end of a conversation's prompt: the beginning of an answer, or inside the last message."""
 
     add_generation_prompt: bool | None = None
+    """vLLM: Whether the prompt ends with the beginning of an assistant's message. Default: true, unless
+    continue_final_message."""
     continue_final_message: bool | None = None
+    """vLLM: Whether the answer continues the last message instead of following it. Default: false."""
 
     @property
     def begins_answer(self) -> bool:
@@ -127,12 +183,18 @@ class PromptEnd(WireModel):
 
 
 class TemplateVariables(WireModel):
-    """Variables for the chat template. Two of OpenAI's parameters are passed to a template that reads them, which is their
-    meaning for an open model."""
+    """Variables for the chat template. Two parameters of OpenAI are among them, because the template alone decides their meaning
+    for an open model."""
 
     chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM: Variables for the chat template, such as `enable_thinking`. The header `x-cohort-ignored` lists those that the
+    template does not use."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """OpenAI: Passed to the chat template. If the template does not use it, the header `x-cohort-ignored` lists it. Default: the
+    template's."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """OpenAI: Passed to the chat template. If the template does not use it, the header `x-cohort-ignored` lists it. Default: the
+    template's."""
 
     def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
         """The variables for a template that reads the names in `read`, and the paths of those it does not read. A parameter
@@ -152,11 +214,13 @@ class ChatPromptFields(PromptEnd, TemplateVariables):
     """The fields that the chat template sees."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    """OpenAI: Messages of the conversation so far, oldest first."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """OpenAI: Functions that the model may call."""
 
 
-class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatPromptFields):
-    """A chat completion call."""
+class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatPromptFields):
+    """Body of a chat completion."""
 
     rules: ClassVar[Rules] = Rules(
         refused={
@@ -165,17 +229,20 @@ class ChatRequest(GenerationFields, PromptSideFields, StructuredFields, ChatProm
         }
     )
 
-    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
+    """OpenAI: Whether the answer contains the log probability of each token. Default: false."""
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    """OpenAI: Number of alternatives per token. Requires `logprobs`. Default: 0."""
+    tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(TOOL_CHOICE)] = None
+    """OpenAI: Functions that the model may or must call: `none`, `auto`, `required`, one function by name, or a list of allowed
+    tools. A grammar enforces required and named calls. Default: auto."""
     parallel_tool_calls: bool | None = None
+    """OpenAI: Whether one answer may contain several calls. Default: true."""
+    add_special_tokens: bool | None = None
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to the rendered chat template, which normally contains
+    them. Default: false."""
     include_reasoning: bool | None = None
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit on output tokens; the newer name takes precedence if both are sent."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    """vLLM: Whether the answer contains the reasoning, in a field apart from the content. Default: true."""
 
     @property
     def num_logprobs(self) -> int | None:

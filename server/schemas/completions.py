@@ -51,13 +51,8 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
-    """A legacy completion call: one prompt or many, as text or as token ids.
-
-    `best_of` choices are generated for each prompt, and the `n` with the highest mean logprob per token are returned, best
-    first. `suffix` is the text after the middle that the model writes. `max_tokens` 0 generates nothing: the answer describes
-    the prompt, which `echo` or `prompt_logprobs` show.
-    """
+class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
+    """Body of a completion: one prompt or several, as text or as token ids."""
 
     rules: ClassVar[Rules] = Rules(
         refused={
@@ -68,12 +63,21 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
     )
 
     prompt: Prompt
+    """OpenAI: One prompt or several, as text or as token ids."""
     max_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: Maximum number of tokens to generate. With 0, `echo` or `prompt_logprobs` reports on the prompt alone. Default:
+    16."""
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """OpenAI: Number of alternatives per token. If given, the answer contains log probabilities."""
+    add_special_tokens: bool | None = None
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to a prompt given as text. Default: true."""
     echo: bool | None = None
+    """OpenAI: Whether the answer begins with the prompt; its `logprobs` then include those of the prompt. Default: false."""
     best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """OpenAI: Number of choices to generate per prompt. The `n` with the highest mean log probability per token are returned,
+    best first. Default: n."""
     suffix: str | None = None
+    """OpenAI: Text that follows the completion. Requires a model trained to fill in the middle."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -83,11 +87,6 @@ class CompletionRequest(GenerationFields, PromptSideFields, StructuredFields):
         if isinstance(self.prompt[0], int):
             return [self.prompt]  # one prompt in token ids
         return list(self.prompt)
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit on output tokens; the newer name takes precedence if both are sent."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def num_generated(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.schemas.completions import TokenIds, input_form
 from server.schemas.extras import OF_EMBEDDINGS, Rules
-from server.schemas.sampling import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, Integer, TruncationFields
+from server.schemas.sampling import Integer, RequestFields, TruncationFields
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -25,27 +25,25 @@ Input = Annotated[
 ]
 
 
-class EmbeddingRequest(TruncationFields):
-    """Texts or token ids to turn into vectors.
-
-    `pooling` selects the hidden states: those of the "last" token, or the "mean" over all; the default is the model's own.
-    Vectors have length 1 unless `use_activation` is false. `dimensions` keeps that many first numbers of each vector and
-    normalises it again, which is useful for models trained for it. `priority`, `deadline_ms` and `cache_salt` are those of
-    completions.
-    """
+class EmbeddingRequest(TruncationFields, RequestFields):
+    """Texts or token ids to turn into vectors."""
 
     rules: ClassVar[Rules] = Rules(unsupported=OF_EMBEDDINGS)
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
     input: Input
+    """OpenAI: One input or several, as text or as token ids."""
     encoding_format: Literal["float", "base64"] | None = None
+    """OpenAI: Form of the vectors: `float` (lists of numbers) or `base64` (of little-endian float32). Default: float."""
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
+    """OpenAI: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. Default:
+    all."""
     pooling: Literal["last", "mean"] | None = None
+    """Cohort: Hidden states that make the vector: `last` (that of the last token) or `mean` (the mean of all). Default: the
+    model's, else last."""
     use_activation: bool | None = None
+    """vLLM: Whether vectors are normalised to length 1. Default: true."""
     add_special_tokens: bool | None = None
-    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
+    """vLLM: Whether the tokenizer adds its special tokens, such as BOS, to an input given as text. Default: true."""
 
     @property
     def inputs(self) -> list[str | list[int]]:

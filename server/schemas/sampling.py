@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
 from engine.errors import InvalidRequest
@@ -58,18 +58,33 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class StreamOptions(WireModel):
-    """`include_usage`: one more chunk with the totals at the end. `continuous_usage_stats`: totals so far in every chunk."""
+    """Additional contents of a stream."""
 
     include_usage: bool | None = None
+    """OpenAI: Whether the last chunk, which has no choices, contains the token counts. Default: false."""
     continuous_usage_stats: bool | None = None
+    """vLLM: Whether every chunk contains the token counts so far. Default: false."""
 
 
 class TruncationFields(WireModel):
-    """`truncate_prompt_tokens`: keep this many tokens of each prompt; -1 keeps as many as fit the context beside the requested
-    output. The last tokens are kept, or with `truncation_side` "right" the first ones."""
+    """Truncation of prompts that are too long."""
 
-    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"const": -1},
+                    {"type": "integer", "minimum": 1, "maximum": MAX_TOKEN_ID},
+                    {"type": "null"},
+                ]
+            }
+        ),
+    ] = None
+    """vLLM: Number of tokens of each prompt to keep; the others are cut off. -1 keeps as many as fit the context beside the
+    requested output."""
     truncation_side: Literal["left", "right"] | None = None
+    """vLLM: Side on which `truncate_prompt_tokens` cuts off tokens. Default: left."""
 
     def check_truncation(self) -> None:
         """Raises InvalidRequest if no token would be left."""
@@ -79,11 +94,12 @@ class TruncationFields(WireModel):
 
 
 class PromptSideFields(TruncationFields):
-    """Processing of the prompt and reports about it. `prompt_logprobs`: that many alternatives for each of its tokens.
-    `return_tokens_as_token_ids`: tokens of logprobs are written as "token_id:N"."""
+    """Processing of the prompt, and reports about it."""
 
     prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """vLLM: Number of alternatives per token of the prompt. If given, the answer contains the prompt's log probabilities."""
     return_tokens_as_token_ids: bool | None = None
+    """vLLM: Whether log probabilities name tokens as `token_id:N` instead of by their text. Default: false."""
 
     def check_prompt_side(self, stream: bool) -> None:
         """Rules between fields. Raises InvalidRequest naming the field."""
@@ -103,51 +119,84 @@ class PromptSideFields(TruncationFields):
             raise InvalidRequest(message, param=param, code="invalid_value")
 
 
-class GenerationFields(WireModel):
-    """How to generate. None means: not given, take the default (of the model, then OpenAI's).
-
-    `deadline_ms`: the request is refused at once if the estimated queue time is longer, and dropped if it has not started by
-    then (429 in both cases). `priority`: lower comes first, under `--scheduling-policy priority`. `cache_salt`: KV of a common
-    prefix is shared only between requests with the same salt, so that response times do not reveal other clients' prompts.
-    """
+class RequestFields(WireModel):
+    """Fields of every request that waits in the queue."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    """OpenAI: Name of the model, as GET /v1/models lists it. Default: the served model."""
+    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    """vLLM: Requests with lower values are scheduled first. Without `--scheduling-policy priority`, values other than 0 are an
+    error. Default: 0."""
+    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """Cohort: Milliseconds within which the request must start. A request is refused with 429 if its estimated queue time is
+    longer, or if it has not started by then."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
+    """vLLM: Only requests with the same salt share the KV cache of a common prefix, so that response times do not reveal other
+    clients' prompts."""
+
+
+class GenerationFields(RequestFields):
+    """How to generate. None means: not given, take the default (of the model, then OpenAI's)."""
+
     n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """OpenAI: Number of choices per prompt. Default: 1."""
+    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: Maximum number of tokens to generate. Default: what fits the context."""
+    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    """OpenAI: Newer name of `max_tokens`; it takes precedence. Default: that of max_tokens."""
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """vLLM: Number of tokens to generate before an end token or a stop string may end the answer. Default: 0."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    """OpenAI: Strings that end the answer, also within tool calls. They are not part of the answer."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
+        None
+    )
+    """vLLM: Token ids that end the answer."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM: Whether the answer includes the stop string. Default: false."""
+    ignore_eos: bool | None = None
+    """vLLM: Whether generation continues past the model's end tokens. Default: false."""
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    """OpenAI: Sampling temperature; 0 takes the likeliest token at each step. Default: the model's."""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """OpenAI: Sample from the likeliest tokens whose probabilities add up to this. Default: the model's."""
     top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    """vLLM: Sample from this number of likeliest tokens; 0 and -1 mean all. Default: the model's."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """vLLM: Exclude tokens whose probability is below this fraction of the likeliest token's. Default: the model's."""
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Cohort: Probability mass of locally typical sampling; 1 and 0 disable it. Default: the model's."""
     repetition_penalty: (
         Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
+    """vLLM: Divides the positive logits of tokens that occur in the prompt or the answer, and multiplies the negative ones.
+    Default: the model's."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """OpenAI: Subtracted from the logits of tokens that occur in the answer. Default: 0."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """OpenAI: Subtracted from the logit of a token once for each time it occurs in the answer. Default: 0."""
     logit_bias: (
         Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_not_too_many)]
         | None
     ) = None
+    """OpenAI: Numbers added to the logits of tokens, by token id."""
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    """vLLM: Words that are not generated at the beginning of a text or after a space. Other tokens may contain them."""
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
     ) = None
-    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """vLLM: The only token ids that may be generated. Default: all."""
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
-    priority: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
-        None
-    )
-    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    """OpenAI: Seed of sampling: the same request with the same seed gets the same answer. Equal prompts in one request get
+    different answers. -1 means no seed. The answer contains the seed that was used. Default: random."""
+    stream: bool | None = None
+    """OpenAI: Whether the answer is sent as server-sent events while it is generated. Default: false."""
+    stream_options: StreamOptions | None = None
+    """OpenAI: Additional contents of a stream. Requires `stream`."""
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    """vLLM: Whether special tokens are left out of the text. Default: true."""
     return_token_ids: bool | None = None
+    """vLLM: Whether the answer contains the token ids of prompt and answer. Default: false."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -182,11 +231,10 @@ class GenerationFields(WireModel):
 
     @property
     def output_limit(self) -> int | None:
-        """Most tokens to generate, or None for as many as fit."""
-        return self.max_tokens
+        """The limit on output tokens, or None for as many as fit; the newer name takes precedence if both are sent."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def output_limit_name(self) -> str:
         """The client's name for that limit."""
-        newer = getattr(self, "max_completion_tokens", None)
-        return "max_tokens" if newer is None else "max_completion_tokens"
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"

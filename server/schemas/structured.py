@@ -14,41 +14,59 @@ MAX_CONSTRAINT_BYTES = 64 * 1024
 
 
 class JsonSchemaFormat(WireModel):
-    """A named JSON schema. The server always enforces it, whether `strict` is true, false or null."""
+    """JSON schema with a name. The server enforces it, whatever `strict` is."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    """OpenAI: Name of the schema."""
     description: str | None = None
+    """OpenAI: Purpose of the schema."""
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """OpenAI: JSON schema that the answer follows."""
     strict: bool | None = None
+    """OpenAI: Accepted and without effect: every answer follows the schema. Default: true."""
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's form: free text, any JSON object, or JSON that follows a schema."""
+    """OpenAI's format of an answer: free text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """OpenAI: Kind of format: `text`, `json_object` (any JSON object) or `json_schema`."""
     json_schema: JsonSchemaFormat | None = None
+    """OpenAI: The schema, with its name. Only with type `json_schema`."""
 
 
 class StructuredOutputs(WireModel):
-    """vLLM's form: exactly one kind of constraint. `json` is a schema, as an object or as JSON text; `grammar` is Lark, or
-    GBNF (rules with `::=`). The last three fields say how the JSON of `json` and `json_object` is written. There is one
-    backend, so `disable_fallback` always holds."""
+    """vLLM's constraint on an answer: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`. The other fields
+    control how JSON is written."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    """vLLM: JSON schema that the answer follows, as an object or as JSON text."""
     regex: Annotated[str, Field(max_length=MAX_CONSTRAINT_BYTES)] | None = None
+    """vLLM: Regular expression that the whole answer matches."""
     choice: (
         Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_ENTRIES, fail_fast=True)] | None
     ) = None
+    """vLLM: Texts of which the answer is one."""
     grammar: Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_BYTES)] | None = None
+    """vLLM: Grammar that the answer follows, in Lark's notation or in GBNF (rules with `::=`)."""
     json_object: bool | None = None
+    """vLLM: True if the answer is any JSON object."""
     whitespace_pattern: Annotated[str, Field(max_length=256)] | None = None
+    """vLLM: Regular expression of the whitespace between parts of JSON. Default: a blank, or a line break with its
+    indentation."""
     disable_any_whitespace: bool | None = None
+    """vLLM: Whether JSON is written without whitespace. Default: false."""
     disable_additional_properties: bool | None = None
+    """vLLM: Whether JSON objects contain only the properties that the schema names. Default: false."""
     disable_fallback: bool | None = None
+    """vLLM: Accepted and without effect: there is one backend. Default: true."""
 
 
 class StructuredFields(WireModel):
     """The constraint fields that chat and completions share."""
 
     response_format: ResponseFormat | None = None
+    """OpenAI: Format of the answer: text, any JSON object, or JSON that follows a schema. It is always enforced. Default:
+    text."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM: Constraint on the answer: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`."""

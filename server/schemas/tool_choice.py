@@ -10,6 +10,32 @@ from engine.errors import InvalidRequest
 
 Mode = Literal["none", "auto", "required", "named"]
 
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _NAMED, "minItems": 1},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
+TOOL_CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED, {"type": "null"}]}
+"""JSON schema of what `tool_choice()` accepts."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:

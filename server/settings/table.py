@@ -70,13 +70,13 @@ class Settings:
         None,
         "Format of the model's tool calls: hermes, llama3_json, mistral, or none to leave tool calls in the text.",
         ("hermes", "llama3_json", "mistral", "none"),
-        shown="the format that the chat template shows; calls in other formats stay text",
+        shown="the format in the chat template; calls in other formats stay text",
     )
     reasoning_parser: str | None = choice(
         None,
         "Format of the model's reasoning: qwen3, deepseek_r1, mistral, or none to leave reasoning in the text.",
         ("qwen3", "deepseek_r1", "mistral", "none"),
-        shown="the format that the chat template shows",
+        shown="the format in the chat template",
     )
     reasoning_field: str = choice(
         "both",
@@ -88,18 +88,19 @@ class Settings:
         "Source of sampling defaults: auto (the model), none or vllm (neutral values), or a directory.",
     )
     override_generation_config: Mapping[str, Any] = json_object(
-        "Sampling defaults that win over --generation-config, such as '{\"temperature\": 0.5}'.", shown=""
+        "Sampling defaults that take precedence over --generation-config, such as '{\"temperature\": 0.5}'.",
+        shown="",
     )
     dtype: str = text(
         "auto",
-        "Type of the computation: auto, bfloat16, float16 or float32.",
+        "Data type of the computation: auto, bfloat16, float16 or float32.",
         may_be_empty=True,
         opens="Device and memory",
     )
     device: str = text("auto", "Device: auto, cpu, cuda or cuda:N.", may_be_empty=True)
     max_model_len: int | None = integer(None, "Context length in tokens.", low=1, shown="the model's")
     max_num_seqs: int = integer(
-        64, "Maximum number of sequences in a step.", low=1, shown="{}, fewer where memory is short"
+        64, "Maximum number of sequences in a step.", low=1, shown="{}, or fewer if memory is short"
     )
     max_num_batched_tokens: int = integer(
         2048, "Maximum number of tokens in a step.", low=1, shown="{}; 512 per thread on a CPU"
@@ -107,30 +108,30 @@ class Settings:
     block_size: int = integer(16, "Number of tokens in a KV block.", low=1, high=1024)
     kv_cache_memory_bytes: int | None = byte_size(
         None,
-        "Memory for the KV cache, such as 4GiB. On a CPU a given size is allocated at the start; without one the cache grows "
-        "as it is used.",
+        "Memory for the KV cache, such as 4GiB. On a CPU, a given size is allocated at the start; without one, the cache grows "
+        "with its use.",
         shown="the free memory",
     )
     kv_cache_dtype: str = text(
         "auto",
-        "Type of keys and values: auto (the model's dtype), or fp8 (e4m3), which holds twice as many tokens in the same memory.",
+        "Data type of keys and values: auto (the model's dtype) or fp8 (e4m3), with which twice as many tokens fit into memory.",
     )
     gpu_memory_utilization: float = number(
         0.9,
-        "Fraction of a GPU's memory that the server may use in all, weights and KV cache included. Where "
-        "--kv-cache-memory-bytes is given, that alone decides the size of the KV cache.",
+        "Fraction of a GPU's memory that the server may use, weights and KV cache included. If --kv-cache-memory-bytes is "
+        "given, only that flag sets the size of the KV cache.",
         above=0,
         high=1,
     )
     max_queued_seqs: int = integer(
         4096,
-        "Maximum number of waiting sequences; a request beyond it is refused with 429 and a Retry-After.",
+        "Maximum number of waiting sequences. Further requests are refused with 429 and a Retry-After header.",
         low=1,
         opens="Queue and steps",
     )
     max_queued_tokens: int = integer(
         1 << 22,
-        "Maximum number of waiting prompt tokens; a request beyond it is refused with 429 and a Retry-After.",
+        "Maximum number of waiting prompt tokens. Further requests are refused with 429 and a Retry-After header.",
         low=1,
     )
     max_queue_wait: float = number(
@@ -141,42 +142,44 @@ class Settings:
     )
     scheduling_policy: SchedulingPolicy | None = choice(  # noqa: RUF009 - a row is made once
         None,
-        "Order of admission: fcfs (first come, first served), priority (the `priority` of requests, lower first) or fair "
-        "(the API key that was served least).",
+        "Order of waiting requests: fcfs (first come, first served), priority (lowest `priority` first) or fair (first the "
+        "API key that was served least).",
         SCHEDULING_POLICIES,
         shown="fcfs; fair with several API keys",
     )
     target_itl_ms: float | None = number(
         None,
         "Milliseconds that a step may take while streams run; prompts are computed in chunks that fit. 0 computes prompts as "
-        "fast as possible, at the cost of the streams.",
+        "fast as possible and delays the streams.",
         low=0,
         high=60_000,
         shown="1.75 times a step without prompts",
     )
-    enable_prefix_caching: bool = switch(True, "Reuse the KV of earlier requests whose prompts begin alike.")
+    enable_prefix_caching: bool = switch(
+        True, "Reuse the KV cache of earlier requests whose prompts have the same beginning."
+    )
     cache_salt_per_key: bool = switch(
         False,
-        "Share the KV of a common prefix only between requests with the same API key, so that response times do not reveal "
+        "Share the KV cache of a common prefix only between requests with the same API key, so that response times do not reveal "
         "the prompts of other clients.",
     )
     attention_backend: str = text(
         "auto",
         "Implementation of attention: flash-attn (the library, extra [flash]), triton, varlen (torch's own, from 2.12) or torch.",
-        shown="{}: on a GPU the first of these that works, on a CPU Cohort's kernel",
+        shown="{}: on a GPU the first of these that works, on a CPU Cohort's own kernel",
         opens="Computation",
     )
     enforce_eager: bool = switch(
-        False, "Capture no CUDA graphs: the server starts sooner, and steps are slower."
+        False, "Do not capture CUDA graphs: the server starts sooner, but steps are slower."
     )
     deterministic: bool = switch(
         False,
-        "Compute the same tokens bit for bit, whatever else is in the batch and however often a request is recomputed.",
+        "Compute the same tokens, bit for bit, whatever else is in the batch and however often a request is recomputed.",
     )
     quantization: str | None = text(
         None,
         "Weights and activations in 8 bits: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a "
-        "CPU) or fp8 (e4m3, on a GPU that multiplies FP8).",
+        "CPU) or fp8 (e4m3, on GPUs with FP8 arithmetic).",
         shown="none, or the checkpoint's",
     )
     cpu_isa: str | None = text(
@@ -186,15 +189,15 @@ class Settings:
     )
     max_in_flight: int | None = integer(
         None,
-        "Maximum number of steps that are submitted before the first of them is finished; 1 waits for each step.",
+        "Maximum number of steps in flight, submitted but not finished; with 1, each step waits for the one before.",
         low=1,
         shown="1 on a CPU, else 2",
     )
     # Each proposed token is computed, and most of a long guess is wrong: hence the limit.
     num_speculative_tokens: int = integer(
         0,
-        "Number of tokens that are proposed and verified per step. The proposal is what followed the same tokens before; "
-        "0 proposes none.",
+        "Number of tokens to propose and verify per step. Proposed are the tokens that followed an earlier occurrence of the "
+        "last tokens; 0 turns proposals off.",
         low=0,
         high=32,
     )
@@ -203,12 +206,12 @@ class Settings:
     )
     seed: int = integer(0, "Seed of random weights.", low=0, below=2**63)
     api_key: tuple[str, ...] = keys(
-        "Key that clients must send; may be given several times.", shown="none", opens="Access"
+        "API key that clients must send; may be given several times.", shown="none", opens="Access"
     )
     metrics_key: str | None = key(None, "Key that /metrics requires.")
     allowed_origins: tuple[str, ...] = names(
         (),
-        "Origin whose pages may call this server from a browser, or '*'; may be given several times.",
+        "Web origin whose pages may call this server from a browser, or '*'; may be given several times.",
         shown="none",
         commas_in_items=True,
         json_lists=True,
@@ -241,11 +244,11 @@ class Settings:
         None, "Certificate and chain, PEM. With it the server speaks HTTPS.", shown="none: HTTP"
     )
     ssl_ca_certs: str | None = text(
-        None, "Certificate authorities that certificates of clients are checked against, PEM."
+        None, "Certificate authorities for checking the certificates of clients, PEM."
     )
     ssl_cert_reqs: int = integer(
         0,
-        "Certificates of clients: 0 asks for none, 1 checks those that are sent, 2 requires them.",
+        "Certificates of clients: 0 requests none, 1 checks a certificate that is sent, 2 requires one.",
         low=0,
         high=2,
     )
@@ -257,7 +260,7 @@ class Settings:
     )
     executor_mode: ExecutorMode = choice(  # noqa: RUF009 - a row is made once
         "process",
-        "Where the executor runs: in a process of its own (process) or in a thread of the server (inline).",
+        "Place of the executor: process (a process of its own) or inline (a thread of the server).",
         EXECUTOR_MODES,
     )
     executor_option: Mapping[str, Scalar] = pairs(
@@ -265,17 +268,17 @@ class Settings:
     )
     recovery_timeout: float = number(
         120.0,
-        "Seconds that a recovery of the executor may take. After them /health reports the failure, and the server ends with "
-        "exit code 3.",
+        "Seconds that a recovery of the executor may take. If it takes longer, /health reports the failure and the server ends "
+        "with exit code 3.",
         above=0,
         may_be_infinite=True,
     )
     drain_timeout: float = number(
-        30.0, "Seconds that running requests get after SIGTERM.", low=0, may_be_infinite=True
+        30.0, "Seconds that running requests have to finish after SIGTERM.", low=0, may_be_infinite=True
     )
     write_timeout: float = number(
         60.0,
-        "Seconds after which the server gives up a client that takes nothing of its answer.",
+        "Seconds after which the server disconnects a client that reads nothing of its answer.",
         above=0,
         high=86_400,
     )

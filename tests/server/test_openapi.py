@@ -17,7 +17,6 @@ from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
 from server.openapi.answers import ANSWERS
 from server.openapi.operations import OPERATIONS, Operation
-from server.openapi.parameters import PARAMETERS, parameter
 from server.schemas.base import parse
 from tests.server.api_schema import check, check_answer, described, validator
 from tests.server.fakes import AS_JSON, House, says, steps
@@ -78,15 +77,10 @@ async def test_the_server_gives_it(house: House) -> None:
     assert response.json() == described()
 
 
-def test_every_parameter_is_explained_and_every_explanation_is_of_one() -> None:
-    fields = set()
+def test_every_parameter_is_explained() -> None:
     for name, schema in described()["components"]["schemas"].items():
-        if name in ANSWERS:
-            continue
-        for field in schema["properties"]:
-            assert parameter(name, field) is not None, f"{name}.{field}"
-            fields |= {field, f"{name}.{field}"}
-    assert not set(PARAMETERS) - fields
+        for field, about in schema["properties"].items() if name not in ANSWERS else ():
+            assert about["description"] and about["x-origin"], f"{name}.{field}"
 
 
 def test_the_committed_files_are_current() -> None:

@@ -43,49 +43,47 @@ class BenchCommand(TyperCommand):
 def bench(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help=f"The server [default: {DEFAULT_URL}]", show_default=False),
+        typer.Argument(
+            metavar="URL", help=f"Address of the server [default: {DEFAULT_URL}]", show_default=False
+        ),
     ] = DEFAULT_URL,
-    model: Annotated[Text, flag("Name of the model [the first that the server has].", "--model")] = None,
+    model: Annotated[Text, flag("Name of the model [the first that the server lists].", "--model")] = None,
     workload: Annotated[
         list[str] | None,
         flag(
-            "What to ask of it; several with commas or several flags; --list tells them [steady].",
+            "Workload to run; several with commas or with several flags. --list shows them [steady].",
             "--workload",
             metavar="NAME",
         ),
     ] = None,
     requests: Annotated[Number, flag("Requests per run [the workload's].", "--requests")] = None,
-    concurrency: Annotated[Number, flag("Requests at a time [the workload's].", "--concurrency")] = None,
+    concurrency: Annotated[Number, flag("Concurrent requests [the workload's].", "--concurrency")] = None,
     prompt_tokens: Annotated[
-        Number, flag("Tokens of a prompt beside what is shared [the workload's].", "--prompt-tokens")
+        Number, flag("Tokens per prompt after the shared beginning [the workload's].", "--prompt-tokens")
     ] = None,
-    output_tokens: Annotated[Number, flag("Tokens of an answer [the workload's].", "--output-tokens")] = None,
+    output_tokens: Annotated[Number, flag("Tokens per answer [the workload's].", "--output-tokens")] = None,
     repeat: Annotated[
-        int, flag("Runs of each workload; if there are several the first only warms up [3].", "--repeat")
+        int, flag("Runs per workload. If there are several, the first is a warm-up [3].", "--repeat")
     ] = 3,
     seed: Annotated[
-        Number,
-        flag(
-            "Of the prompts. The same once more finds them in the server's prefix cache [random].", "--seed"
-        ),
+        Number, flag("Seed of the prompts; the same seed hits the server's prefix cache [random].", "--seed")
     ] = None,
     vocab_size: Annotated[
-        Number, flag("Token ids the model has, if it cannot be found out.", "--vocab-size")
+        Number, flag("Size of the vocabulary, if the server does not tell it.", "--vocab-size")
     ] = None,
     api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY, OPENAI_API_KEY].", "--api-key")] = None,
     json_file: Annotated[
-        Text, flag("Write the report as JSON; without FILE to stdout.", "--json", metavar="[FILE]")
+        Text, flag("Write the report as JSON to FILE, without FILE to stdout.", "--json", metavar="[FILE]")
     ] = None,
     plot: Annotated[
-        Text,
-        flag("Draw throughput against latency; needs the extra [bench].", "--plot", metavar="FILE.png"),
+        Text, flag("Draw throughput against latency. Needs the extra [bench].", "--plot", metavar="FILE.png")
     ] = None,
     list_: Annotated[bool, flag("List the workloads.", "--list")] = False,
 ) -> None:
-    """Measure a server.
+    """Measure the speed of a server.
 
-    Any with an OpenAI-compatible API: throughput, time to the first token and between tokens, under named workloads.
-    Exit code 1: there was nothing to measure, or requests failed.
+    Runs named workloads against any server with an OpenAI-compatible API and reports throughput, time to the first token and
+    time between tokens. Exit code 1: there was nothing to measure, or requests failed.
     """
     import random
 

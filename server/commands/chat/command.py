@@ -39,30 +39,38 @@ Target = Annotated[
 @with_settings(("max_model_len", "dtype", "quantization", "device"), short={"quantization": "-q"})
 def chat(
     target: Target = None,
-    url: Annotated[Text, flag("Address of a running server, another way to write URL.", "--url")] = None,
+    url: Annotated[Text, flag("Address of a running server; the same as the argument URL.", "--url")] = None,
     model: Annotated[
-        Text, flag("Name of the model on a running server [the first that it has].", "--model")
+        Text, flag("Name of the model on a running server [the first in its list].", "--model")
     ] = None,
     system: Annotated[Text, flag("System prompt.", "--system", metavar="TEXT")] = None,
     api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY].", "--api-key")] = None,
     temperature: Annotated[Real, flag("Sampling temperature [the model's].", "--temperature")] = None,
-    top_p: Annotated[Real, flag("Nucleus sampling [the model's].", "--top-p")] = None,
+    top_p: Annotated[
+        Real,
+        flag("Sample from the likeliest tokens whose probabilities add up to this [the model's].", "--top-p"),
+    ] = None,
     top_k: Annotated[
-        int | None, flag("Sample from the so many likeliest tokens [the model's].", "--top-k")
+        int | None, flag("Sample from this number of likeliest tokens [the model's].", "--top-k")
     ] = None,
     min_p: Annotated[
-        Real, flag("Leave out tokens less likely than this part of the likeliest [the model's].", "--min-p")
+        Real,
+        flag(
+            "Exclude tokens whose probability is below this fraction of the likeliest token's [the model's].",
+            "--min-p",
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, flag("Tokens an answer may have [what the context leaves].", "--max-tokens")
+        int | None, flag("Maximum number of tokens in an answer [what fits the context].", "--max-tokens")
     ] = None,
     seed: Annotated[int | None, flag("Seed of sampling [random].", "--seed")] = None,
     **serving: Any,
 ) -> None:
-    """Chat with a model, or with a running server. Piped text is one message, whose answer alone is printed.
+    """Chat with a model or with a running server.
 
-    In a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves. A server that was started for the
-    conversation ends with it. --max-model-len, --dtype, --quantization and --device are for that server."""
+    In a terminal, /help lists the commands, Ctrl-C stops an answer, and Ctrl-D ends the conversation. Piped input is one
+    message; only its answer is printed. A server that was started for the conversation ends with it; --max-model-len,
+    --dtype, --quantization and --device are settings of that server."""
     key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,

@@ -28,14 +28,14 @@ MAX_KILLS = 10
 
 def demo(
     model: ModelArgument = None,
-    streams: Annotated[int, flag("Streams at a time [32].", "--streams")] = 32,
-    kills: Annotated[int, flag("How often the executor is killed [1].", "--kills")] = 1,
-    seed: Annotated[int, flag("Of the prompts and of their sampling [0].", "--seed")] = 0,
+    streams: Annotated[int, flag("Number of concurrent streams [32].", "--streams")] = 32,
+    kills: Annotated[int, flag("Number of times that the executor is killed [1].", "--kills")] = 1,
+    seed: Annotated[int, flag("Seed of the prompts and of sampling [0].", "--seed")] = 0,
 ) -> None:
-    """Kill the executor under live streams, and compare.
+    """Kill the executor under live streams and compare the answers.
 
-    Starts a server of its own on a free port, runs the same streams twice, the second time with SIGKILL for the executor in
-    their midst, and tells how many answers are equal and how long the longest pause was. Exit code 0: all are equal.
+    Starts a server on a free port and runs the same streams twice; in the second run, SIGKILL ends the executor. Reports
+    the number of equal answers and the longest pause. Exit code 0: all answers are equal.
     """
     for name, value, low, high in (
         ("--streams", streams, 1, MAX_STREAMS), ("--kills", kills, 1, MAX_KILLS), ("--seed", seed, 0, (1 << 31) - 1),

@@ -18,9 +18,10 @@ NOT_SERVED = "GGUF files are not served yet"
 
 @with_settings(("download_dir",))
 def list_models(as_json: AsJson = False, **flags: Any) -> None:
-    """List the models on this disk, with size and the context that fits into memory.
+    """List the models on this disk.
 
-    Looks into the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and into --download-dir."""
+    Searches the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and --download-dir. Shows the size of each model
+    and the context length that fits into memory."""
     from server.commands.list.folders import find, roots
 
     take_interrupts()

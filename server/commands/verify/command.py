@@ -45,24 +45,31 @@ def verify(
     ] = None,
     prompts: Annotated[
         Text,
-        flag("File with a prompt a line for logits and greedy text [some].", "--prompts", metavar="FILE"),
+        flag(
+            "File with one prompt per line, for logits and greedy text [built-in prompts].",
+            "--prompts",
+            metavar="FILE",
+        ),
     ] = None,
-    tokens: Annotated[int, flag("Tokens of greedy text per prompt [32].", "--tokens")] = 32,
-    dtype: Annotated[str, flag("float32, bfloat16 or float16 [float32].", "--dtype")] = "float32",
+    tokens: Annotated[int, flag("Number of tokens of greedy text per prompt [32].", "--tokens")] = 32,
+    dtype: Annotated[str, flag("Data type: float32, bfloat16 or float16 [float32].", "--dtype")] = "float32",
     device: Annotated[
-        str, flag("Where it runs here; transformers is on the CPU [auto].", "--device")
+        str, flag("Device of Cohort; transformers runs on the CPU [auto].", "--device")
     ] = "auto",
     tolerance: Annotated[
         float | None,
-        flag("By how much a logit may differ from float64's [twice transformers' own].", "--tolerance"),
+        flag(
+            "Maximum difference of a logit from its float64 value [twice that of transformers].",
+            "--tolerance",
+        ),
     ] = None,
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
     """Compare a model with transformers.
 
-    Chat templates, token ids, logits whole and in chunks, greedy text.
-    Exit code 0: all is equal within the tolerance. 1: something differs. Needs the extra [verify].
+    Compares chat templates, token ids, logits (of whole prompts and of prompts in chunks) and greedy text.
+    Exit code 0: all are equal within the tolerance; 1: something differs. Needs the extra [verify].
     """
     from server.commands.common import ToolError, ask, console
     from server.commands.verify import view

@@ -61,7 +61,7 @@ class Delivery:
         """A typed error is the answer."""
         self.gone(seq)
         self._count_error(error)
-        logger.warning("request %s failed: %s", seq.request.request_id, error.message)
+        logger.warning("request %s failed: %s", seq.context.request_id, error.message)
         seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
 
     def _count_error(self, error: EngineError) -> None:
@@ -72,7 +72,7 @@ class Delivery:
         """Forget a finished sequence, once."""
         if self.live.pop(seq.seq_id, None) is None:
             return
-        e2e = self._clock() - seq.request.arrival_time
+        e2e = self._clock() - seq.context.arrival_time
         outcome = str(seq.finish_reason or FinishReason.ERROR)
         # A prompt is computed once for all its choices, and not at all for a sequence that leaves while it waits.
         prompt_tokens = seq.prompt_len if seq.is_first and seq.was_started else 0
@@ -83,7 +83,7 @@ class Delivery:
     def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
         previous = seq.stamp_tokens(now)
         if previous is None:
-            self._observer.first_token(now - seq.request.arrival_time)
+            self._observer.first_token(now - seq.context.arrival_time)
             if count > 1:
                 self._observer.tokens(count - 1, 0.0)
         else:

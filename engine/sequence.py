@@ -56,7 +56,7 @@ class Sequence:
     started_epoch: int | None = None
     """The executor life that knows this sequence; None if none does."""
     context: RequestContext = field(init=False)
-    """The request's, at hand for queue policies, which read it for each sequence of a step."""
+    """Context of the request, kept here because queue policies read it for each sequence of a step."""
     prompt_len: int = field(init=False)
     max_len: int = field(init=False)
     """Tokens of the prompt and of the longest output that was asked for."""

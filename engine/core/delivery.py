@@ -22,6 +22,8 @@ class Delivery:
         self._observer = observer
         self._clock = clock
         self._idle = asyncio.Event()
+        self._held: list[tuple[Sequence, TokenDelta]] = []
+        """Deltas that are counted, and not yet in their mailboxes."""
         self._calls = 0
         """Calls that have more to submit."""
 
@@ -46,7 +48,13 @@ class Delivery:
             await self._idle.wait()
 
     def publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        """What a step gave."""
+        """Put what a step gave into the mailboxes, at once."""
+        self.hold(deltas)
+        self.release()
+
+    def hold(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+        """Count what a step gave, and keep it until `release`, which has to follow before anything is awaited: a filled mailbox
+        wakes its reader, and hundreds of readers take milliseconds, for which the next step must not wait."""
         now = self._clock()
         for seq, delta in deltas:
             if delta.tokens:
@@ -55,10 +63,17 @@ class Delivery:
                 self.gone(seq)
             if delta.error is not None:
                 self._count_error(delta.error)
+            self._held.append((seq, delta))
+
+    def release(self) -> None:
+        """Put the kept deltas into their mailboxes."""
+        held, self._held = self._held, []
+        for seq, delta in held:
             seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:
-        """A typed error is the answer."""
+        """A typed error is the answer, after the tokens that were computed before."""
+        self.release()
         self.gone(seq)
         self._count_error(error)
         logger.warning("request %s failed: %s", seq.context.request_id, error.message)

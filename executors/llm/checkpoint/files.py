@@ -20,7 +20,8 @@ SINGLE = "model.safetensors"
 class Checkpoint:
     """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
 
-    Those of a GGUF file have the usual names of its family. `source` is the file that says what tensors there should be.
+    Those of a GGUF file have the usual names of its family, and each has to be used (`exact`): llama.cpp computes with every one.
+    `source` is the file that says what tensors there should be.
 
     An index may name files and tensors that do not exist. This class does not know whether the model needs them.
     """
@@ -28,11 +29,12 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.source = config_path(directory)
+        self.exact = is_gguf(directory)
         self.files: dict[str, TensorFile] = {}
         self.absent: dict[str, str] = {}
         """Error text of each tensor that the index names and that does not exist."""
         self._of: dict[str, TensorFile] = {}
-        if is_gguf(directory):
+        if self.exact:
             self._open_gguf(directory)
             return
         shards, index = _shards(directory)

@@ -190,7 +190,10 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
-    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast."""
+    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast.
+
+    Where all tensors have to be used, also for one that the model does not have.
+    """
     if (why := _missing(decoder.config, checkpoint, targets)) is not None:
         raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
@@ -204,6 +207,12 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
                 f"{file.path}: {name} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
+    surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []
+    if surplus:
+        architecture = decoder.config.architecture
+        raise ConfigError(
+            f"{checkpoint.source}: {_some(surplus)} not supported: {architecture} as it is built here has no such tensor"
+        )
 
 
 def _left_out(
@@ -216,14 +225,19 @@ def _left_out(
     known = set(targets) | scales
     if config.tied and not config.headless:  # a copy of the embedding that some savers write
         known.add(names.written(f"{config.family.names.lm_head}.weight"))
-    surplus = sorted(
+    surplus = _surplus(config, checkpoint, known)
+    if not surplus:
+        return None
+    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
+
+
+def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
+    """Return the tensors that are neither known nor parts of a nested checkpoint's other models."""
+    return sorted(
         name
         for name in checkpoint.listed() - known
         if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
     )
-    if not surplus:
-        return None
-    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
 
 
 def _some(names: list[str]) -> str:

@@ -489,6 +489,7 @@ TENSOR_FAULTS: dict[str, tuple[Any, str]] = {
     "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "model.layers.1.self_attn.q_proj.weight is missing"),
     "no embedding": (lambda t: t.pop("token_embd.weight"), "tensor token_embd.weight is missing"),
     "unknown": (lambda t: t.update({"blk.1.attn_sinks.weight": torch.ones(4)}), "blk.1.attn_sinks.weight is not supported"),
+    "bias": (lambda t: t.update({"blk.1.attn_output.bias": torch.ones(48)}), "layers.1.self_attn.o_proj.bias is not supported"),
     "layer too many": (lambda t: t.update({"blk.7.attn_norm.weight": torch.ones(4)}), "blk.7.attn_norm.weight is not"),
     "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "has shape [3, 48]; m.gguf makes it [56, 48]"),
     "heads": (lambda t: t.update({"blk.1.attn_q.weight": torch.ones(3, 48)}), "blk.1.attn_q.weight has 3 rows for 4 heads"),

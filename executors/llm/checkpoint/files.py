@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
@@ -10,7 +12,7 @@ from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import parse_config, read_json
 from executors.llm.model.gguf_config import gguf_config
-from executors.llm.model.gguf_names import stored_tensors
+from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 
 INDEX = "model.safetensors.index.json"
@@ -30,6 +32,7 @@ class Checkpoint:
         self.directory = directory
         self.source = config_path(directory)
         self.exact = is_gguf(directory)
+        self._told: Callable[[str], str] = str
         self.files: dict[str, TensorFile] = {}
         self.absent: dict[str, str] = {}
         """Error text of each tensor that the index names and that does not exist."""
@@ -59,7 +62,9 @@ class Checkpoint:
         gguf = read_source(directory)
         derived = gguf_config(gguf)
         self.source = gguf.path
-        stored = stored_tensors(gguf, parse_config(derived.values, str(gguf.path)), derived.row)
+        config = parse_config(derived.values, str(gguf.path))
+        self._told = partial(file_name, family=config.family)
+        stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:
             here = {name: one for name, one in stored.items() if one.tensor.path == path}
             self.files[path.name] = GgufTensors(path, here)
@@ -72,6 +77,10 @@ class Checkpoint:
     def listed(self) -> set[str]:
         """Names of all tensors, including those that only the index lists."""
         return self.names() | set(self.absent)
+
+    def told(self, name: str) -> str:
+        """Return a tensor's name as the files have it, for messages."""
+        return self._told(name)
 
     def file_of(self, name: str) -> TensorFile:
         """Return the file that holds a tensor."""

@@ -185,8 +185,8 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)
-    needs = f"{_some(missing)} missing; {config.architecture} needs {len(targets)} tensors"
-    return known or f"{checkpoint.directory}: {needs}"
+    needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"
+    return known or f"{checkpoint.source if checkpoint.exact else checkpoint.directory}: {needs}"
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
@@ -204,14 +204,15 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         if file.shape(name) != expected:
             found = list(file.shape(name))
             raise ConfigError(
-                f"{file.path}: {name} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
+                f"{file.path}: {checkpoint.told(name)} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
     surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []
     if surplus:
         architecture = decoder.config.architecture
         raise ConfigError(
-            f"{checkpoint.source}: {_some(surplus)} not supported: {architecture} as it is built here has no such tensor"
+            f"{checkpoint.source}: {_some([checkpoint.told(name) for name in surplus])} not supported: {architecture} as it is "
+            "built here has no such tensor"
         )
 
 

@@ -204,7 +204,8 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         if file.shape(name) != expected:
             found = list(file.shape(name))
             raise ConfigError(
-                f"{file.path}: {checkpoint.told(name)} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
+                f"{file.path}: tensor {checkpoint.told(name)} has shape {found}; "
+                f"{checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
     surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []

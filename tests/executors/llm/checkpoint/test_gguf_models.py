@@ -502,7 +502,7 @@ TENSOR_FAULTS: dict[str, tuple[Any, str]] = {
     "unknown": (lambda t: t.update({"blk.1.attn_sinks.weight": torch.ones(4)}), "blk.1.attn_sinks.weight is not supported"),
     "bias": (lambda t: t.update({"blk.1.attn_output.bias": torch.ones(48)}), "tensor blk.1.attn_output.bias is not supported"),
     "layer too many": (lambda t: t.update({"blk.7.attn_norm.weight": torch.ones(4)}), "blk.7.attn_norm.weight is not"),
-    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "blk.1.ffn_up.weight has shape [3, 48]; m.gguf makes"),
+    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "tensor blk.1.ffn_up.weight has shape [3, 48]"),
     "heads": (lambda t: t.update({"blk.1.attn_q.weight": torch.ones(3, 48)}), "blk.1.attn_q.weight has 3 rows for 4 heads"),
 }  # fmt: skip
 

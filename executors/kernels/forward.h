@@ -42,10 +42,11 @@ struct Call {
   const int64_t* positions;
   const Step* const* attention;
   void* const* kv;
-  const void* embed;      // [vocabulary][hidden]
+  const void* embed;      // [vocabulary][hidden], of the model's dtype or as `embed_kind` says
   void* out;              // [tokens][hidden]
   const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
   int64_t num_wanted;
+  int64_t embed_kind;  // FP32 or BF16, or that of rows quantized as in a file
 };
 
 thread_local Scratch workspace;
@@ -78,6 +79,7 @@ inline void rotate(float* x, const float* table, int64_t dim) {
 template <class Op, class T>
 struct Forward {
   using Word = typename Op::Word;
+  using Scale = typename Op::Scale;
   const Model& m;
   const Call& c;
   Team team;
@@ -86,11 +88,14 @@ struct Forward {
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
   float *x, *few, *qkv;
   Word* words;
-  BlockScale* scales;
+  Scale* scales;
   T *queries, *mixed, *inner;
   std::atomic<int> failed{0};
 
-  static constexpr int64_t PHASES = 10;
+  // The counters of a layer: a product after a conversion of its rows has two, that of queries, keys and values one a part.
+  enum : int64_t {
+    NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 2, GATE_UP, DOWN, PHASES = DOWN + 2
+  };
   // Where the bf16 values are what the product reads, nothing is converted.
   static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
 
@@ -105,7 +110,7 @@ struct Forward {
     int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0, phases = PHASES * m.num_layers + 3;
     int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
-                   tokens * (steps * sizeof(Word) + blocks * sizeof(BlockScale)) + tokens * qkv_size() * 4 +
+                   tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
                    tokens * (2 * q_size() + m.inner) * sizeof(T) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
@@ -113,7 +118,7 @@ struct Forward {
     count = tokens;
     x = workspace.take<float>(tokens * m.hidden);
     few = workspace.take<float>(c.num_wanted * m.hidden);
-    scales = workspace.take<BlockScale>(tokens * blocks);
+    scales = workspace.take<Scale>(tokens * blocks);
     qkv = workspace.take<float>(tokens * qkv_size());
     words = workspace.take<Word>(tokens * steps);
     queries = workspace.take<T>(tokens * q_size());
@@ -139,8 +144,8 @@ struct Forward {
   }
 
   template <class Out>
-  void product(const Linear& w, const Word* a, Target<Out> to, Counter& counter) {
-    multiply<Op, Out>(w, {a, scales, w.steps(), w.blocks()}, count, to, counter, team.size);
+  void product(const Linear& w, const Word* a, Target<Out> to, Counter* counters) {
+    multiply<Op, Out>(w, {a, scales, w.steps(), w.blocks()}, count, to, counters, team.size);
     team.barrier();
   }
 
@@ -153,7 +158,7 @@ struct Forward {
       });
       a = words;
     }
-    product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter[1]);
+    product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter + 1);
   }
 
   static void narrow(T* out, const float* in, int64_t n) {
@@ -176,6 +181,15 @@ struct Forward {
       narrow(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size);
   }
 
+  void embed_stored(int64_t t) {
+    float* to = x + t * m.hidden;
+    with_layout(c.embed_kind, [&](auto layout) {
+      using L = decltype(layout);
+      dequantize_row<L>((const uint8_t*)c.embed + c.token_ids[t] * row_bytes<L>(m.hidden), to, m.hidden);
+    });
+    for (int64_t i = 0; i < m.hidden; i++) to[i] *= m.embed_scale;
+  }
+
   // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
   // few rows are wanted it is a little, and where many are their order allows nothing else.
   void keep_wanted(Counter& counter) {
@@ -193,18 +207,18 @@ struct Forward {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
     T* kv = (T*)c.kv[index];
-    norm_rows(counter[0], layer.attn_norm, *layer.qkv, line);
-    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter[1]);
+    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line);
+    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
-    rows(counter[2], [&](int64_t t) { heads(layer, step, kv, t); });
+    rows(counter[HEADS], [&](int64_t t) { heads(layer, step, kv, t); });
     using A = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
-    if (!attend<T, A>(step, kv, queries, q_size(), mixed, counter[3])) failed = 1;
+    if (!attend<T, A>(step, kv, queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
-    add_product(*layer.o, mixed, counter + 4);
-    norm_rows(counter[6], layer.mlp_norm, *layer.gate_up, line);
-    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter[7]);
-    add_product(*layer.down, inner, counter + 8);
+    add_product(*layer.o, mixed, counter + O);
+    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line);
+    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter + GATE_UP);
+    add_product(*layer.down, inner, counter + DOWN);
   }
 
   void run() {
@@ -214,6 +228,7 @@ struct Forward {
     team.barrier();
     if (failed) return free(line);
     rows(counters[0], [&](int64_t t) {
+      if (c.embed_kind >= FIRST_LAYOUT) return embed_stored(t);
       const T* from = (const T*)c.embed + c.token_ids[t] * m.hidden;
       for (int64_t i = 0; i < m.hidden; i += W)
         store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);

@@ -16,7 +16,7 @@
 
 #include <type_traits>
 
-#include "operands.h"
+#include "layout_tiles.h"
 #include "team.h"
 
 namespace {
@@ -99,24 +99,6 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------
 
-// Rows of a left operand: words [m][steps]; int8: also scales [m][blocks].
-template <class Op>
-struct Left {
-  const typename Op::Word* words;
-  const BlockScale* scales;
-  int64_t steps, blocks;
-  Left from(int64_t row) const { return {words + row * steps, scales + row * blocks, steps, blocks}; }
-};
-
-// What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8.
-struct Ahead {
-  const char* at;
-  int64_t lines;
-  void round() {
-    for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T0);
-  }
-};
-
 // buffer[R][NR] = a[R][steps] panel[steps][NR] over the steps from `begin` to `end`, plus what is there if `begin` is not 0.
 template <class Op, int R>
 void tile(const Left<Op>& a, const uint32_t* panel, int64_t begin, int64_t end, float* buffer, Ahead& ahead) {
@@ -147,18 +129,12 @@ void tile(const Left<Op>& a, const uint32_t* panel, int64_t begin, int64_t end, 
 }
 
 #if defined(__AVX512VNNI__)
-// The instruction as it stands: compilers load a word once and keep it in a register for both columns, and then have none
-// left for the sums.
-inline void add_products(I& sum, I weights, const uint32_t* a) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*a));
-}
-
 template <int R>
 void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
   F total[R][2];
 #pragma GCC unroll 7
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = all(0.0f);
-  const BlockScale* scales = a.scales;
+  const auto* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
     ahead.round();
@@ -192,7 +168,7 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
 // Sums over blocks are kept in the buffer: so there are registers for more rows, which share the taking apart of weights.
 template <int R>
 void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
-  const BlockScale* scales = a.scales;
+  const auto* scales = a.scales;
   const Int8Product::Word* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
     ahead.round();
@@ -308,25 +284,28 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
   }
 }
 
-// Whether to ask for the next panel where one tile has all rows. AMD's CPUs follow a panel by themselves, and with what is asked
-// for beside that, decoding one sequence took 1.1 to 1.2 times as long, and four up to 1.4 times (Zen 4).
-inline bool asks_ahead() {
-  __builtin_cpu_init();
-  return !__builtin_cpu_is("amd");
+// Whether to ask for the next panel where one tile has all `rows`. AMD's CPUs follow a panel by themselves, and with what is
+// asked for beside that, decoding one sequence took 1.1 to 1.2 times as long, and four up to 1.4 times (Zen 4). Weights of 4 to
+// 6 bits keep the core so busy from four rows on that it falls behind: five rows took 0.65 to 0.95 of the time with asking.
+template <class Op>
+inline bool asks_ahead(int64_t rows) {
+  static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
+  return !amd || (std::is_same<Op, QuantProduct>::value && rows >= 4);
 }
 
 // One thread's share of a product of m rows. The counter is 0 at first.
 template <class Op, class T>
-void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to, Counter& counter, int threads) {
+__attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to,
+                                               Counter& counter, int threads) {
+  const TileOfLayout* layout_tiles = tiles_of(w);
   int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
   int64_t chunk = m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 1;  // alike, and whole tiles
   chunks = (m + chunk - 1) / chunk;  // fewer where ROWS is no multiple of MR and whole tiles of many chunks add up
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
-  int64_t rounds = w.kind == INT8 ? w.blocks() : (w.steps() + 15) / 16;
+  int64_t rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
   int64_t lines = (words / 16 + rounds - 1) / rounds;  // of the next panel, in each round
   alignas(64) float buffer[Op::MR * NR];
-  static const bool asks = asks_ahead();
   int64_t unit = counter.take(1);
   while (unit < chunks * per_chunk) {
     int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
@@ -337,17 +316,35 @@ void multiply(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to
       int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
       const char* ahead = (const char*)(w.packed + next * words);
       // Many rows: each tile asks for a part of the next panel, as long as there is some of it.
-      int64_t per_tile = tiles == 1 && !asks ? 0 : (lines + tiles - 1) / tiles;
+      int64_t per_tile = tiles == 1 && !asks_ahead<Op>(count) ? 0 : (lines + tiles - 1) / tiles;
       int64_t row = begin;
       for (int64_t t = 0; t < tiles; t++) {
         int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
         Ahead some = {ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
-        tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, buffer, some);
+        if constexpr (std::is_same<Op, QuantProduct>::value)
+          layout_tiles[rows](a.from(row), w.packed + p * words, buffer, some);
+        else
+          tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, buffer, some);
         deliver(w, buffer, row, rows, p, to);
         row += rows;
       }
     }
     unit = following;
+  }
+}
+
+// The same for all parts of a weight, each with a counter of its own.
+template <class Op, class T>
+void multiply(const Linear& whole, const Left<Op>& a, int64_t m, const Target<T>& to, Counter* counters, int threads) {
+  if constexpr (std::is_same<Op, QuantProduct>::value) {
+    for (const Linear* w = &whole; w; w = w->next) {
+      Target<T> part = to;
+      if (to.values) part.values += w->first;
+      if (to.added) part.added += w->first;
+      multiply_panels<Op>(*w, a, m, part, *counters++, threads);
+    }
+  } else {
+    multiply_panels<Op>(whole, a, m, to, *counters, threads);
   }
 }
 

@@ -5,6 +5,7 @@
 
 namespace {
 
+constexpr int MAX_PARTS = 3;  // of a weight: queries, keys and values
 constexpr int NR = 2 * W;
 #if defined(__AVX512F__)
 constexpr int FLOAT_MR = 14;  // rows of a tile: 14 x 2 sums, 2 columns, 1 row: 31 of 32 registers
@@ -14,21 +15,28 @@ constexpr int FLOAT_MR = 6;
 // int8: values of k that share a scale, the steps they take, and the words of a panel for them with their scales behind.
 constexpr int BLOCK = 32, BLOCK_STEPS = BLOCK / 4, BLOCK_WORDS = BLOCK_STEPS * NR + NR / 2;
 
-enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2 };
+// From FIRST_LAYOUT on: quantized as in a file, see layouts.h.
+enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2, FIRST_LAYOUT = 16 };
 enum Form : int64_t { PLAIN = 0, GATED = 1 };
 
 struct Linear {
   int64_t kind, form, rows, columns;  // rows: of w, gate and up together
   uint32_t* packed;
   const float* bias;  // [rows] or null; gate, then up
+  // Weights that are quantized as in a file may be of several parts, one below the other and each of its own kind: the part
+  // that follows, and the output that this one begins at. Parts are PLAIN.
+  const Linear* next;
+  int64_t first;
 
   int64_t outputs() const { return form == GATED ? rows / 2 : rows; }
+  int64_t all_outputs() const { return next ? next->all_outputs() : first + outputs(); }
   int64_t per_panel() const { return form == GATED ? W : NR; }
   int64_t panels() const { return (outputs() + per_panel() - 1) / per_panel(); }
+  bool quantized() const { return kind >= FIRST_LAYOUT; }
   int64_t depth() const { return kind == FP32 ? 1 : kind == BF16 ? 2 : 4; }
-  int64_t blocks() const { return kind == INT8 ? (columns + BLOCK - 1) / BLOCK : 0; }
-  int64_t steps() const { return kind == INT8 ? blocks() * BLOCK_STEPS : (columns + depth() - 1) / depth(); }
-  int64_t panel_words() const { return kind == INT8 ? blocks() * BLOCK_WORDS : steps() * NR; }
+  int64_t blocks() const { return kind >= INT8 ? (columns + BLOCK - 1) / BLOCK : 0; }
+  int64_t steps() const { return kind >= INT8 ? blocks() * BLOCK_STEPS : (columns + depth() - 1) / depth(); }
+  int64_t panel_words() const;
   // Where row n of w lies: the panel and the column in it.
   void place(int64_t n, int64_t* panel, int64_t* column) const {
     int64_t half = form == GATED && n >= outputs(), at = half ? n - outputs() : n;
@@ -51,7 +59,7 @@ inline float to_float(float a) { return a; }
 // ---- left operands and products ------------------------------------------------------------------------------------
 // `Word`: what one step takes of a row of a. `Sum`: a vector of sums.
 
-// Of int8, per row and block: what its numbers are to be multiplied by, and where their sum of products begins.
+// Of int8, per row and block (of the others nothing): what its numbers are to be multiplied by, and where their sum of products begins.
 struct BlockScale {
   float scale;
   int32_t start;
@@ -92,6 +100,7 @@ inline void widen(float* out, const T* in, int64_t n) {
 
 struct FloatProduct {
   using Word = float;
+  using Scale = BlockScale;
   using Sum = F;
   static constexpr int DEPTH = 1, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
@@ -106,6 +115,7 @@ struct FloatProduct {
 #if defined(__AVX512BF16__)
 struct Bf16Product {
   using Word = uint32_t;  // two bf16
+  using Scale = BlockScale;
   using Sum = F;
   static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
@@ -124,6 +134,7 @@ struct Bf16Product {  // weights are widened here, a when it is converted
   struct Word {
     float one, two;
   };
+  using Scale = BlockScale;
   using Sum = F;
   static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
   static Sum zero() { return all(0.0f); }
@@ -163,6 +174,11 @@ inline int32_t max_of_words(I a) {
   return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
 }
 inline I nearest_words(F a) { return _mm256_cvtps_epi32(a); }
+inline int32_t sum_of_words(I a) {
+  __m128i h = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
 inline void store_bytes(int8_t* p, I a) {
   __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(half, half));
@@ -221,6 +237,7 @@ inline __m128i reduce_four(const __m256i* v, Combine combine) {
 // which a sum begins, is known per row, while for an unsigned row every column would need its own.
 struct Int8Product {
   using Word = uint32_t;  // four bytes
+  using Scale = BlockScale;
   using Sum = I;
   static constexpr int DEPTH = 4, MR = 7, BLOCKS = 1;  // 7 x 2 sums of a block and 7 x 2 of all: 28 of 32 registers
   static constexpr uint32_t FLIP = 0x80808080;         // what a word of a panel is xored with
@@ -272,6 +289,7 @@ struct Int8Product {  // the same sums with 16-bit products
   struct Word {
     int16_t even[2], odd[2];
   };
+  using Scale = BlockScale;
   using Sum = I;
   static constexpr int DEPTH = 4, MR = W == 16 ? 8 : 5, BLOCKS = 1;  // twice as many sums, even and odd bytes of two columns
   static constexpr uint32_t FLIP = 0;
@@ -302,5 +320,68 @@ struct Int8Product {  // the same sums with 16-bit products
   }
 };
 #endif
+
+// ---- weights quantized as in a file --------------------------------------------------------------------------------
+// A row's numbers are those of int8, a byte each. Beside its scale a block has what the zero of weights and their minimum are
+// to be multiplied by: the sum of its numbers, negated because that is how it is used; also of the first 16, because scales of
+// some formats are for 16 weights.
+
+struct QuantScale {
+  float scale, weighted;  // weighted = scale * negated
+  int32_t negated, negated_first;
+};
+
+#if defined(__AVX512VNNI__)
+constexpr int QUANT_MR = 7;
+constexpr uint32_t QUANT_FLIP = 0x80808080;  // weights are the unsigned side, as for int8
+#elif defined(__AVX512F__)
+constexpr int QUANT_MR = 7;
+constexpr uint32_t QUANT_FLIP = 0;
+#else
+constexpr int QUANT_MR = 4;
+constexpr uint32_t QUANT_FLIP = 0;
+#endif
+
+struct QuantProduct {
+  using Word = uint32_t;  // four bytes
+  using Scale = QuantScale;
+  using Sum = I;
+  static constexpr int DEPTH = 4, MR = QUANT_MR, BLOCKS = 1;
+  static constexpr uint32_t FLIP = QUANT_FLIP;
+  template <class T>
+  static void convert(Word* out, QuantScale* scales, const T* in, int64_t n) {
+    for (int64_t i = 0; i < n; i += BLOCK) {
+      F x[BLOCK / W];
+      float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top, scale = scale_of(top);
+      I sums[2] = {zero_words(), zero_words()};
+      for (int v = 0; v < BLOCK / W; v++) {
+        I numbers = nearest_words(mul(x[v], all(inverse)));
+        store_bytes((int8_t*)out + i + v * W, numbers);
+        I& sum = sums[v * W / 16];
+        sum = add_words(sum, numbers);
+      }
+      int32_t first = sum_of_words(sums[0]), negated = -first - sum_of_words(sums[1]);
+      scales[i / BLOCK] = {scale, scale * (float)negated, negated, -first};
+    }
+  }
+};
+
+// Rows of a left operand: words [m][steps]; where they come in blocks: also scales [m][blocks].
+template <class Op>
+struct Left {
+  const typename Op::Word* words;
+  const typename Op::Scale* scales;
+  int64_t steps, blocks;
+  Left from(int64_t row) const { return {words + row * steps, scales + row * blocks, steps, blocks}; }
+};
+
+// What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+  void round() {
+    for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T0);
+  }
+};
 
 }  // namespace

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from executors.contract import ConfigError, ExecutorConfig
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
+from executors.llm.model.gguf_source import config_path
 from executors.qwen3 import FAMILY
 
 if TYPE_CHECKING:
@@ -31,6 +32,6 @@ class Qwen3Factory(LlmFactory):
         model = read_config(directory)
         if model.family.name != FAMILY:
             raise ConfigError(
-                f"{directory / 'config.json'}: architecture {model.architecture!r} is not supported by executor "
+                f"{config_path(directory)}: architecture {model.architecture!r} is not supported by executor "
                 f"{config.executor}; supported: Qwen3ForCausalLM (--executor llm serves this one)"
             )

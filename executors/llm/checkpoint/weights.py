@@ -6,7 +6,7 @@ beside them (`model/quantization.py` lists the formats); they are stored unchang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,11 +16,12 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
-from executors.llm.checkpoint.safetensors_file import SafetensorsFile
-from executors.llm.model.config import DecoderConfig
+from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
 from executors.llm.model.fp8 import widened
+from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.names import WrittenNames
 from executors.llm.model.parameters import Place
 
@@ -54,6 +55,31 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         checkpoint.close()
 
 
+def stored_kinds(directory: Path, family: Family) -> dict[str, str]:
+    """Return the formats of the matrices that the files hold quantized, by their usual names. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        present = checkpoint.names()
+        names = WrittenNames(family, present)
+        found = {names.usual(name): checkpoint.file_of(name).stored_kind(name) for name in present}
+        return {name: kind for name, kind in found.items() if kind is not None}
+    finally:
+        checkpoint.close()
+
+
+def embedding_stays(directory: Path, kept: Mapping[str, str]) -> bool:
+    """Return whether the embedding may stay in its file, where the kernels do not need it: if the file has it in plain numbers
+    or in one of the formats that are `kept`, by usual names. Raises ConfigError."""
+    if not is_gguf(directory):
+        return True
+    checkpoint = Checkpoint(directory)
+    try:
+        name = f"{read_config(directory).family.names.embed}.weight"
+        return name in kept or checkpoint.file_of(name).can_map(name)
+    finally:
+        checkpoint.close()
+
+
 def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
     """Return `config` with the head that the files contain. Raises ConfigError.
 
@@ -79,6 +105,17 @@ def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
     """Return a sentence that names what the model needs and the checkpoint lacks; None if nothing is missing."""
     decoder = Decoder(config, torch.float32, torch.device("meta"))
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
+
+
+def check_tensors(config: DecoderConfig, directory: Path) -> None:
+    """Raise ConfigError unless the checkpoint has every tensor that the model needs, in a shape and format that can be loaded.
+    Reads headers only."""
+    checkpoint = Checkpoint(directory)
+    try:
+        decoder = Decoder(config, torch.float32, torch.device("meta"))
+        _check(decoder, checkpoint, _targets(decoder, checkpoint))
+    finally:
+        checkpoint.close()
 
 
 def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str | None:
@@ -114,18 +151,29 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     return left_out
 
 
-def _load(decoder: Decoder, file: SafetensorsFile, name: str, place: Place) -> None:
+def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
     if place.packed:
         assert place.linear is not None
-        for begin, rows in file.rows(name, place.turned):
-            place.linear.fill(rows, place.begin + begin)
+        if place.linear.stored:
+            for begin, rows in file.raw_rows(name):
+                place.linear.fill_blocks(rows, place.begin + begin)
+        else:
+            for begin, rows in file.rows(name, place.turned):
+                place.linear.fill(rows, place.begin + begin)
     if place.tensor is decoder.embed and decoder.maps_embedding:
-        decoder.embed, decoder.embed_mapped = file.mapped(name), True
-    elif place.tensor.device.type != "meta":
+        kind = file.stored_kind(name)
+        raw = file.mapped_rows(name) if kind is not None and decoder.keeps_stored else None
+        if raw is not None and kind is not None:
+            decoder.keep_embedding(raw, kind)
+            return
+        if file.can_map(name):
+            decoder.embed, decoder.embed_mapped = file.mapped(name), True
+            return
+    if place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
 
 
-def _load_fp8(file: SafetensorsFile, name: str, place: Place, scales: torch.Tensor) -> None:
+def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -> None:
     """Load a weight in e4m3 with `scales` [rows, 1 or groups], unchanged or widened."""
     held = None if place.linear is None else place.linear.fp8
     if held is not None:
@@ -160,12 +208,15 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)
-    needs = f"{_some(missing)} missing; {config.architecture} needs {len(targets)} tensors"
-    return known or f"{checkpoint.directory}: {needs}"
+    needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"
+    return known or f"{checkpoint.source if checkpoint.exact else checkpoint.directory}: {needs}"
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
-    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast."""
+    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast.
+
+    Where all tensors have to be used, also for one that the model does not have.
+    """
     if (why := _missing(decoder.config, checkpoint, targets)) is not None:
         raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
@@ -175,28 +226,43 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
         if file.shape(name) != expected:
             found = list(file.shape(name))
-            raise ConfigError(f"{file.path}: {name} has shape {found}; config.json makes it {list(expected)}")
+            raise ConfigError(
+                f"{file.path}: tensor {checkpoint.told(name)} has shape {found}; "
+                f"{checkpoint.source.name} makes it {list(expected)}"
+            )
         file.dtype(name)
+    surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []
+    if surplus:
+        architecture = decoder.config.architecture
+        raise ConfigError(
+            f"{checkpoint.source}: {_some([checkpoint.told(name) for name in surplus])} not supported: {architecture} as it is "
+            "built here has no such tensor"
+        )
 
 
 def _left_out(
     decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place], scales: frozenset[str]
 ) -> str | None:
-    """Return a note on tensors that config.json does not require; transformers drops them, too. `scales`: names beside the
+    """Return a note on tensors that the configuration does not require; transformers drops them, too. `scales`: names beside the
     targets that are used. Other parts of a nested checkpoint have a note of their own."""
     config = decoder.config
     names = WrittenNames(config.family, checkpoint.names())
     known = set(targets) | scales
     if config.tied and not config.headless:  # a copy of the embedding that some savers write
         known.add(names.written(f"{config.family.names.lm_head}.weight"))
-    surplus = sorted(
+    surplus = _surplus(config, checkpoint, known)
+    if not surplus:
+        return None
+    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
+
+
+def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
+    """Return the tensors that are neither known nor parts of a nested checkpoint's other models."""
+    return sorted(
         name
         for name in checkpoint.listed() - known
         if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
     )
-    if not surplus:
-        return None
-    return f"{_some(surplus)} not used: {config.architecture} as config.json describes it has no such tensor"
 
 
 def _some(names: list[str]) -> str:

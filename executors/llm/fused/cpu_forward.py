@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from executors.contract.errors import OutOfMemory
-from executors.kernels.cpu import ACTIVATIONS, DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, PackedWeight
+from executors.kernels.cpu import (
+    ACTIVATIONS,
+    DTYPES,
+    I64,
+    OUT_OF_MEMORY,
+    POINTER,
+    CpuKernels,
+    MergedWeight,
+    PackedWeight,
+    StoredRows,
+)
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ class _Call(ctypes.Structure):
     _fields_ = [
         ("tokens", I64), ("threads", I64),
         *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
-        ("num_wanted", I64),
+        ("num_wanted", I64), ("embed_kind", I64),
     ]  # fmt: skip
 
 
@@ -58,7 +68,7 @@ class _Call(ctypes.Structure):
 class _Weights:
     """The packed linear layers of one decoder layer."""
 
-    qkv: PackedWeight
+    qkv: PackedWeight | MergedWeight
     o: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
@@ -80,9 +90,20 @@ def why_not(decoder: Decoder) -> str | None:
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "KV in fp8": decoder.kv_dtype is not None,
+        "layers of which the file holds some quantized and some not": _mixed(decoder),
+        "gate and up projections in different formats": any(
+            isinstance(linear.packed, MergedWeight)
+            for layer in decoder.layers
+            for linear in layer.mlp.linears
+        ),
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _mixed(decoder: Decoder) -> bool:
+    linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
+    return len({bool(linear.stored) for linear in linears}) > 1
 
 
 class CpuForward:
@@ -91,7 +112,7 @@ class CpuForward:
     def __init__(self, kernels: CpuKernels, decoder: Decoder) -> None:
         """The decoder must pass `why_not`, its linear layers must be packed and its tables must exist."""
         self._forward = kernels.forward
-        self._embed = decoder.embed
+        self._embed = decoder.embed if decoder.stored_embed is None else decoder.stored_embed
         config = decoder.config
         self._kept: list[object] = []
         layers = [self._layer(decoder, layer) for layer in decoder.layers]
@@ -144,8 +165,10 @@ class CpuForward:
         )
         assert isinstance(attend, CpuAttend)
         tokens = len(token_ids)
-        embed = self._embed
-        if embed.dtype is not self._dtype:  # as the file has it
+        embed, embed_kind = self._embed, 0
+        if isinstance(embed, StoredRows):
+            embed, embed_kind = embed.raw, embed.kind
+        elif embed.dtype is not self._dtype:  # as the file has it
             embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
         call = _Call(
@@ -153,6 +176,7 @@ class CpuForward:
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
             # An empty tensor has no address, and none means all.
             None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
+            embed_kind,
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)
@@ -162,5 +186,5 @@ class CpuForward:
 def _weights(layer: Layer) -> _Weights:
     mlp = layer.mlp
     found = [linear.packed for linear in (layer.qkv, layer.o, *mlp.linears)]
-    assert all(isinstance(weight, PackedWeight) for weight in found)
+    assert all(isinstance(weight, PackedWeight | MergedWeight) for weight in found)
     return _Weights(*found)  # type: ignore[arg-type]

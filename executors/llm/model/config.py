@@ -5,7 +5,7 @@ Every fault is a ConfigError of one line that names the file, the field and what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from executors.llm.model.architectures import find_family
 from executors.llm.model.config_keys import misplaced_notes, unread_notes
 from executors.llm.model.families import Family
 from executors.llm.model.fields import Fields, read_json
+from executors.llm.model.gguf_config import gguf_config
+from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.quantization import Fp8Scheme, parse_quantization
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 
@@ -128,7 +130,12 @@ class DecoderConfig:
 
 
 def read_config(directory: Path) -> DecoderConfig:
-    """Read the checkpoint's configuration. Raises ConfigError."""
+    """Read the checkpoint's configuration, from config.json or the metadata of a GGUF file. Raises ConfigError."""
+    if is_gguf(directory):
+        gguf = read_source(directory)
+        derived = gguf_config(gguf)
+        config = parse_config(derived.values, str(gguf.path))
+        return replace(config, notes=(*derived.notes, *config.notes))
     path = directory / "config.json"
     return parse_config(read_json(path), str(path))
 
@@ -139,7 +146,7 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
         field = config.family.fields.get("max_position_embeddings", "max_position_embeddings")
         raise ConfigError(
             f"max_model_len {wanted} is longer than the model's {config.max_context_length} "
-            f"({field} in {directory / 'config.json'})"
+            f"({field} in {config_path(directory)})"
         )
 
 

@@ -9,12 +9,12 @@ calls. The runner passes in attention as `attend`, which knows where the keys an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 
-from executors.kernels.cpu import ACTIVATIONS, CpuKernels
+from executors.kernels.cpu import ACTIVATIONS, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
 from executors.llm.model import parameters as naming
 from executors.llm.model.api import Attend, ForwardInput, FusedForward, KvSpec
 from executors.llm.model.config import DecoderConfig
@@ -34,12 +34,16 @@ class Decoder:
     may stay in its file (`embed_mapped`, any float dtype), because it is only looked up by rows. `each_layer(decoder, index,
     layer)` is called as soon as a layer exists and may change how its linear layers store weights: `checkpoint/fp8_layers.py`
     does so according to the plan `fp8`.
+
+    `stored` maps checkpoint names to the formats in which the file holds them quantized (`STORED_KINDS`). With `kernels` and
+    without `int8`, the linear layers keep these formats, and so does the embedding (`stored_embed`), which stays in its file.
     """
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
         int8: bool = False, fp8: Fp8Plan | None = None,
         each_layer: Callable[[Decoder, int, Layer], None] | None = None,
+        stored: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         assert fp8 is None or each_layer is not None, "a plan needs its callback"
         self.config = config
@@ -50,6 +54,9 @@ class Decoder:
         self.kv_dtype: torch.dtype | None = None
         self.kv_scales: tuple[tuple[float, float], ...] = ()
         self.embed_mapped = False
+        self.stored_embed: StoredRows | None = None
+        self.keeps_stored = kernels is not None and not int8 and bool(stored)
+        """Whether weights that a file holds quantized keep their format."""
         self.kernels = kernels
         self._fused: FusedForward | None = None
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -74,11 +81,26 @@ class Decoder:
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
         if kernels is not None:
-            self._reserve(kernels, int8)
+            self._reserve(kernels, int8, stored if stored and self.keeps_stored else {})
 
-    def _reserve(self, kernels: CpuKernels, int8: bool) -> None:
+    def _reserve(self, kernels: CpuKernels, int8: bool, stored: Mapping[str, str]) -> None:
+        kept = self.kept_parts(stored)
         for linear, how in self.packing(int8):
-            linear.reserve(kernels, how.kind, how.gated)
+            if parts := kept.get(id(linear)):
+                linear.reserve_stored(kernels, parts, how.gated)
+            else:
+                linear.reserve(kernels, how.kind, how.gated)
+
+    def kept_parts(self, stored: Mapping[str, str]) -> dict[int, list[tuple[int, str]]]:
+        """Map the id of each linear layer that can keep the formats of its file to the (rows, format) of its parts; `stored`:
+        formats by checkpoint names."""
+        if not stored:
+            return {}
+        found = {
+            linear: [(rows, stored.get(name, "")) for name, rows in parts]
+            for linear, parts in naming.linear_parts(self).items()
+        }
+        return {key: parts for key, parts in found.items() if all(kind in STORED_KINDS for _, kind in parts)}
 
     def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
         """Yield each linear layer with its layout for the kernels."""
@@ -95,6 +117,16 @@ class Decoder:
         layers and attention must run on Cohort's kernels for that. Torch's norms, softmax and sums treat rows independently."""
         for layer in self.layers:
             layer.mlp.be_steady()
+
+    def keep_embedding(self, raw: torch.Tensor, kind: str) -> None:
+        """Look up embeddings in `raw`, uint8 [vocabulary, bytes of a row] in a format of STORED_KINDS, such as a view of a
+        file. This frees the memory of the embedding, which is still untouched."""
+        assert self.kernels is not None
+        self.stored_embed = StoredRows(self.kernels, raw, self.config.hidden_size, kind)
+        self.embed = torch.empty(self.embed.shape, dtype=self.dtype, device="meta")
+        if self.config.tied:
+            self.lm_head.weight = self.embed
+        self.embed_mapped = True
 
     def finish(self) -> None:
         """Finish packing. Called once, when all parameters are loaded."""
@@ -155,7 +187,7 @@ class Decoder:
             # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
             inputs = _padded(inputs, wanted)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
-        x = self.embed.index_select(0, inputs.token_ids).to(self.dtype)
+        x = self.look_up(inputs.token_ids)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         if self.position_embed is not None:
@@ -168,6 +200,12 @@ class Decoder:
             out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
             x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
         return self.final_norm(x[:tokens])
+
+    def look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [n, hidden] of tokens [n], in the model's dtype."""
+        stored = self.stored_embed
+        rows = self.embed.index_select(0, token_ids) if stored is None else stored.look_up(token_ids)
+        return rows.to(self.dtype)
 
     def _scaled(self, out: torch.Tensor) -> torch.Tensor:
         """Scale the output of a sublayer before it is added to the residual stream."""
@@ -208,6 +246,7 @@ class Decoder:
         c = self.config
         if self.lm_head.packed is None or c.final_softcap is not None or c.logits_divisor != 1.0:
             return self.logits(hidden), None
+        assert isinstance(self.lm_head.packed, PackedWeight)
         return self.lm_head.packed.with_maxima(hidden)
 
     def _attention(

@@ -6,12 +6,13 @@ passes the rows on as it reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, PackedWeight
+from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, MergedWeight, PackedWeight
 from executors.llm.model.fp8 import Fp8Weight
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -45,12 +46,14 @@ class Linear:
     `packed` or `fp8` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing for oneDNN.
     """
 
-    __slots__ = ("_onednn", "bias", "fp8", "packed", "weight")
+    __slots__ = ("_onednn", "bias", "fp8", "packed", "stored", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
-        self.packed: PackedWeight | None = None
+        self.packed: PackedWeight | MergedWeight | None = None
+        self.stored: tuple[str, ...] = ()
+        """Formats of the layer's parts, if it takes rows as a file holds them quantized."""
         self.fp8: Fp8Weight | None = None
         self._onednn: torch.Tensor | None = None
 
@@ -84,6 +87,17 @@ class Linear:
         untouched."""
         self.packed = PackedWeight(kernels, *self._give_up(), kind, gated)
 
+    def reserve_stored(self, kernels: CpuKernels, parts: Sequence[tuple[int, str]], gated: bool) -> None:
+        """Pack the layer while it is loaded, without widening what the file holds quantized. `parts` are its (rows, format of
+        STORED_KINDS) from the first row on; neighbours of one format are one part."""
+        joined = joined_parts(parts)
+        _, columns = self._give_up()
+        packed = [
+            PackedWeight(kernels, rows, columns, kind, gated and len(joined) == 1) for rows, kind in joined
+        ]
+        self.packed = packed[0] if len(packed) == 1 else MergedWeight(packed)
+        self.stored = tuple(kind for _, kind in joined)
+
     def hold(self, weight: Fp8Weight) -> None:
         """Use `weight`, which is filled later, instead of the layer's own weight. This frees that weight's memory, which is
         still untouched."""
@@ -109,8 +123,13 @@ class Linear:
     def fill(self, rows: torch.Tensor, begin: int) -> None:
         """Store rows [count, in] of any float dtype from row `begin` on, after `weight` was given up."""
         taker = self.packed or self.fp8
-        assert taker is not None
+        assert taker is not None and not isinstance(taker, MergedWeight)
         taker.fill(rows, begin)
+
+    def fill_blocks(self, rows: torch.Tensor, begin: int) -> None:
+        """Store rows uint8 [count, bytes of a row] from row `begin` on, after `reserve_stored`."""
+        assert self.packed is not None
+        self.packed.fill_blocks(rows.numpy(), begin)
 
     def finish(self) -> None:
         """Finish packing. Called once all rows and the bias are loaded."""
@@ -133,6 +152,17 @@ class Linear:
             return self.fp8.num_bytes
         held = self._onednn if self.weight is None else self.weight
         return 0 if held is None else held.numel() * held.element_size()
+
+
+def joined_parts(parts: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the (rows, format) of a layer's parts with neighbours of one format as one part."""
+    joined: list[tuple[int, str]] = []
+    for rows, kind in parts:
+        if joined and joined[-1][1] == kind:
+            joined[-1] = joined[-1][0] + rows, kind
+        else:
+            joined.append((rows, kind))
+    return joined
 
 
 def kernels_support(dtype: torch.dtype) -> bool:

@@ -73,6 +73,17 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
     return found
 
 
+def linear_parts(decoder: DecoderParts) -> dict[int, list[tuple[str, int]]]:
+    """Map the id of each linear layer to the checkpoint names of its weights and their numbers of rows, from the first row
+    on."""
+    found: dict[int, list[tuple[int, str, int]]] = {}
+    for name, place in places(decoder).items():
+        if place.linear is not None:
+            rows = place.tensor.shape[1] if place.turned else len(place.tensor)
+            found.setdefault(id(place.linear), []).append((place.begin, name, rows))
+    return {linear: [(name, rows) for _, name, rows in sorted(parts)] for linear, parts in found.items()}
+
+
 def of_layer(decoder: DecoderParts, index: int, layer: Layer) -> Named:
     """Return the part of `places` for one layer, which need not be in the decoder yet."""
     transposed = decoder.config.family.transposed

@@ -24,7 +24,7 @@ from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.files import INDEX, Checkpoint
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.weights import lacks, settle_head
+from executors.llm.checkpoint.weights import embedding_stays, lacks, settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.gpu.device_sizing import graph_bytes
 from executors.llm.memory import sizing
@@ -34,7 +34,7 @@ from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.linear import can_pack_onednn
+from executors.llm.model.linear import can_pack_onednn, joined_parts
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
@@ -130,12 +130,18 @@ def _bytes_when_loaded(
     tied, dummy = decoder.config.tied, config.load_format == "dummy"
     if kernels is None:
         return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
+    kept = loader.kept_formats(config, decoder.config, kernels, Path(config.model))
+    parts_of = decoder.kept_parts(kept)
     for linear, how in decoder.packing(config.optimization.quantization == "int8"):
         assert linear.weight is not None
         rows, columns = linear.weight.shape
-        held += packed_bytes(kernels, rows, columns, how.kind, how.gated) - linear.num_bytes
+        parts = joined_parts(parts_of.get(id(linear), [(rows, how.kind)]))
+        gated = how.gated and len(parts) == 1
+        held += sum(packed_bytes(kernels, rows, columns, kind, gated) for rows, kind in parts)
+        held -= linear.num_bytes
     # A checkpoint's embedding stays in the file. The head's own, where they are tied, was counted as the head's weight.
-    return held + (embed if tied and dummy else 0) - (0 if tied or dummy else embed)
+    stays = not dummy and embedding_stays(Path(config.model), kept)
+    return held + (embed if tied and not stays else 0) - (0 if tied or not stays else embed)
 
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
@@ -157,9 +163,9 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
         by_dtype: Counter[str] = Counter()
         for file in checkpoint.files.values():
             for name in file.names():
-                dtype = file.float_dtype(name) or (torch.float8_e4m3fn if file.is_fp8(name) else None)
+                dtype = file.stored_as(name)
                 if dtype is not None:  # else a mask or the like
-                    by_dtype[str(dtype).removeprefix("torch.")] += file.num_bytes(name)
+                    by_dtype[dtype] += file.num_bytes(name)
         facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]

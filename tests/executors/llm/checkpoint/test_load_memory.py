@@ -13,13 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import save_file
 
 from executors.llm.checkpoint.files import INDEX
-from executors.llm.model.config import read_config
+from executors.llm.model.config import parse_config, read_config
 from executors.llm.model.decoder import Decoder
+from tests.executors.gguf_files import converted, prepared, random_blocks, sizes
 
 pytestmark = pytest.mark.long
 
@@ -83,13 +86,45 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
 )
 def test_resident_memory_while_loading(sharded: Path, stored: str, wanted: str) -> None:
-    command = [sys.executable, "-c", LOAD, str(sharded / stored), wanted]
+    _check(sharded / stored, wanted)
+
+
+def _check(directory: Path, wanted: str) -> None:
+    command = [sys.executable, "-c", LOAD, str(directory), wanted]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=100, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     ratio = numbers["peak"] / numbers["result"]
-    print(f"{stored} -> {wanted}: {numbers}, peak {ratio:.3f} of the result")
+    print(f"{directory.name} -> {wanted}: {numbers}, peak {ratio:.3f} of the result")
     assert numbers["after"] > 0.9 * numbers["result"], "nothing was loaded, or it is measured wrongly"
     assert ratio <= 1.3, numbers
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
+def test_resident_memory_while_loading_a_gguf(tmp_path: Path, wanted: str) -> None:
+    """Random blocks of Q4_K, 4.5 bits a weight, which are widened."""
+    config = parse_config(CONFIG)
+    decoder = Decoder(config, torch.float32, torch.device("meta"))
+    norms = decoder.head_norms()
+    shapes = {
+        n: torch.empty(t.shape[1:] if n in norms else t.shape, device="meta")
+        for n, t in decoder.parameters().items()
+    }
+    writer = GGUFWriter(tmp_path / "m.gguf", "qwen3")
+    for key, value in sizes(CONFIG).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"qwen3.{key}", value)
+    for name, tensor in converted(shapes, "qwen3", config.num_heads, config.num_kv_heads).items():
+        if tensor.dim() == 1:
+            writer.add_tensor(name, np.ones(tensor.shape, np.float32))
+            continue
+        rows, columns = tensor.shape
+        blocks = random_blocks(144, rows * columns // 256).reshape(rows, -1)
+        writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    _check(prepared(tmp_path / "q4_k", tmp_path / "m.gguf"), wanted)

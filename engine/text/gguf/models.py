@@ -1,0 +1,169 @@
+"""tokenizer.json for each value of `tokenizer.ggml.model`: byte-level BPE, SentencePiece's BPE with byte fallback, WordPiece."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.text.gguf.merges import MERGES, listed_merges, merges_by_score
+from engine.text.gguf.metadata import Metadata
+from engine.text.gguf.pre_tokenizers import PRE, byte_level, kind_named
+from engine.text.gguf.vocabulary import NORMAL, Vocabulary
+from executors.contract import ConfigError
+
+ADD_BOS = "tokenizer.ggml.add_bos_token"
+ADD_EOS = "tokenizer.ggml.add_eos_token"
+ADD_SPACE = "tokenizer.ggml.add_space_prefix"
+LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
+STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
+MARK = "▁"
+"""Stands for a space in SentencePiece's pieces, and before a word in a WordPiece vocabulary that GGUF holds."""
+
+
+def byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Model `gpt2`: the file lists the merges and names the way texts are cut into words. Raises ConfigError."""
+    kind = kind_named(metadata.text(PRE))
+    ids = vocabulary.index()
+    merges = listed_merges(metadata, ids)
+    if merges is None:
+        raise ConfigError(f"{MERGES}: missing; a tokenizer of model gpt2 needs them")
+    add_bos = metadata.flag(ADD_BOS)
+    around = _template(
+        vocabulary, kind.adds_bos if add_bos is None else add_bos, metadata.flag(ADD_EOS) is True
+    )
+    return _tokenizer(
+        added_tokens=vocabulary.added_tokens(strip_right=False),
+        normalizer=kind.normalizer(),
+        pre_tokenizer=kind.pre_tokenizer(),
+        post_processor=around or byte_level(),
+        decoder=byte_level(),
+        model=_bpe(ids, merges, ignore_merges=kind.ignore_merges),
+    )
+
+
+def sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Model `llama`: merges follow from the pieces' scores, characters without a piece become bytes. Raises ConfigError.
+
+    A space precedes a text, and what follows a special token, unless `tokenizer.ggml.add_space_prefix` is false.
+    """
+    ids = vocabulary.index()
+    merges = listed_merges(metadata, ids)
+    if merges is None:
+        merges = merges_by_score(metadata, vocabulary)
+    prefix = metadata.flag(ADD_SPACE) is not False
+    space_to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+    prepend = {"type": "Prepend", "prepend": MARK}
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    # The end of Phi-3's special tokens takes the white space behind it; the format has no key for it.
+    is_phi3 = metadata.text("general.architecture") == "phi3"
+    add_bos = metadata.flag(ADD_BOS)
+    return _tokenizer(
+        added_tokens=vocabulary.added_tokens(strip_right=is_phi3),
+        normalizer={"type": "Sequence", "normalizers": [prepend, space_to_mark]} if prefix else space_to_mark,
+        pre_tokenizer=None,
+        post_processor=_template(vocabulary, add_bos is not False, metadata.flag(ADD_EOS) is True),
+        decoder={"type": "Sequence", "decoders": decoders},
+        model=_bpe(ids, merges, unk_token=vocabulary.role_text("unk"), fuse_unk=True, byte_fallback=True),
+    )
+
+
+def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Model `bert`. GGUF marks the beginning of words, WordPiece what continues one (`##`). Raises ConfigError.
+
+    Without a key that says so, texts are lowercased if no token has a capital letter.
+    """
+    texts = vocabulary.texts
+    by_type = zip(texts, vocabulary.types.tolist(), strict=True)
+    words = [
+        text.removeprefix(MARK)
+        if text.startswith(MARK)
+        else text
+        if kind != NORMAL or (text.startswith("[") and text.endswith("]"))
+        else "##" + text
+        for text, kind in by_type
+    ]
+    lowercase = metadata.flag(LOWERCASE)
+    if lowercase is None:
+        lowercase = not any(
+            text != text.lower()
+            for text, kind in zip(words, vocabulary.types.tolist(), strict=True)
+            if kind == NORMAL and not text.startswith("[")
+        )
+    own = replace(vocabulary, texts=words)
+    unknown = own.role_text("unk")
+    if unknown is None:
+        raise ConfigError("tokenizer.ggml.unknown_token_id: missing; a tokenizer of model bert needs it")
+    return _tokenizer(
+        added_tokens=own.added_tokens(strip_right=False),
+        normalizer={
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": metadata.flag(STRIP_ACCENTS),
+            "lowercase": lowercase,
+        },
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        post_processor=_around(own, own.roles.get("cls"), own.roles.get("sep")),
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        model={
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": own.index(),
+        },
+    )
+
+
+MODELS = {"gpt2": byte_level_bpe, "llama": sentencepiece, "bert": wordpiece}
+"""What makes tokenizer.json, by `tokenizer.ggml.model`."""
+
+
+def _tokenizer(**parts: Any) -> dict[str, Any]:
+    return {"version": "1.0", "truncation": None, "padding": None, **parts}
+
+
+def _bpe(ids: dict[str, int], merges: Any, **settings: Any) -> dict[str, Any]:
+    neutral = {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
+    return {"type": "BPE", **neutral, **settings, "vocab": ids, "merges": merges}
+
+
+def _template(vocabulary: Vocabulary, bos: bool, eos: bool) -> dict[str, Any] | None:
+    """The post-processor that puts bos before and eos behind a text; None if there is nothing to put."""
+    first = vocabulary.roles.get("bos") if bos else None
+    last = vocabulary.roles.get("eos") if eos else None
+    return _around(vocabulary, first, last)
+
+
+def _around(vocabulary: Vocabulary, first: int | None, last: int | None) -> dict[str, Any] | None:
+    if first is None and last is None:
+        return None
+    texts = vocabulary.texts
+
+    def piece(sequence: str, kind: int) -> list[dict[str, Any]]:
+        ends = [
+            [] if i is None else [{"SpecialToken": {"id": texts[i], "type_id": kind}}] for i in (first, last)
+        ]
+        return [*ends[0], {"Sequence": {"id": sequence, "type_id": kind}}, *ends[1]]
+
+    used = [i for i in (first, last) if i is not None]
+    return {
+        "type": "TemplateProcessing",
+        "single": piece("A", 0),
+        "pair": piece("A", 0) + piece("B", 1),
+        "special_tokens": {texts[i]: {"id": texts[i], "ids": [i], "tokens": [texts[i]]} for i in used},
+    }

@@ -1,0 +1,339 @@
+// How quantized weights of files lie in panels: the codes as the file has them, 4 to 8 bits each, and its scales.
+//
+// A panel holds NR columns (rows of w). Values of k come in blocks of 32; formats with scales of two levels share a head among 8
+// blocks. For each block:
+//
+//   codes    U2        [2][NR] words: in a byte those of four steps
+//            U4, LUT4  [4][NR] words: in a byte the value of step j in the low half, of step j + 4 in the high half
+//            U5        the same, and the fifth bits [8 steps][2][W * 4]: a bit for each byte of a step
+//            U6        the same, and the upper two bits [2][NR] words: four steps in a byte
+//            S8        [8][NR] words, as int8
+//   scales   FLAT      float16 [NR]; with a minimum float16 [NR] more
+//            POWER     bf16 [NR], a power of two
+//            TWO       [scales of a block][NR] bytes, then as many minima; the head before 8 blocks: float16 [NR] (and [NR])
+//            TWO_WIDE  int16 [NR]; the head as for TWO
+//
+// A weight is scale * (code - ZERO) + minimum (FLAT) or - minimum (TWO), a scale of two levels being the product of both: what
+// the file's own definition makes of it, without a rounding. The formats are those of ggml.
+#pragma once
+
+#include <vector>
+
+#include "operands.h"
+
+namespace {
+
+enum Codes { U2, U4, U5, U6, LUT4, S8 };
+enum Scales { FLAT, POWER, TWO, TWO_WIDE };
+
+// `PARTS`: scales of a block of 32. `MINIMUM`: whether there is one. `SIGNED`: scales of the second level.
+template <Codes C, Scales S, int ZERO_, int PARTS_ = 1, bool MINIMUM_ = false, bool SIGNED_ = false>
+struct LayoutOf {
+  static constexpr Codes CODES = C;
+  static constexpr Scales SCALES = S;
+  static constexpr int ZERO = ZERO_, PARTS = PARTS_;
+  static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_;
+  static constexpr int BLOCKS = S == TWO || S == TWO_WIDE ? 8 : 1;  // that share a head
+  static constexpr int CODE_WORDS = NR * (C == S8 ? 8 : C == U6 ? 6 : C == U5 ? 5 : C == U2 ? 2 : 4);
+  static constexpr int SCALE_BYTES = NR * (S == TWO ? PARTS * (MINIMUM ? 2 : 1) : MINIMUM ? 4 : 2);
+  static constexpr int BLOCK_BYTES = CODE_WORDS * 4 + SCALE_BYTES;
+  static constexpr int HEAD_BYTES = BLOCKS > 1 ? NR * (MINIMUM ? 4 : 2) : 0;
+};
+
+// The order is that of `STORED_KINDS` in cpu.py.
+using Q4_0 = LayoutOf<U4, FLAT, 8>;
+using Q4_1 = LayoutOf<U4, FLAT, 0, 1, true>;
+using Q5_0 = LayoutOf<U5, FLAT, 16>;
+using Q5_1 = LayoutOf<U5, FLAT, 0, 1, true>;
+using Q8_0 = LayoutOf<S8, FLAT, 0>;
+using Q2_K = LayoutOf<U2, TWO, 0, 2, true>;
+using Q3_K = LayoutOf<U4, TWO, 4, 2, false, true>;
+using Q4_K = LayoutOf<U4, TWO, 0, 1, true>;
+using Q5_K = LayoutOf<U5, TWO, 0, 1, true>;
+using Q6_K = LayoutOf<U6, TWO, 32, 2, false, true>;
+using IQ4_NL = LayoutOf<LUT4, FLAT, 0>;
+using IQ4_XS = LayoutOf<LUT4, TWO_WIDE, 0, 1, false, true>;
+using MXFP4 = LayoutOf<LUT4, POWER, 0>;
+
+// Words of a panel of that kind.
+template <class L>
+constexpr int64_t words_of(int64_t columns) {
+  return columns / (BLOCK * L::BLOCKS) * (L::HEAD_BYTES + L::BLOCKS * L::BLOCK_BYTES) / 4;
+}
+
+// Calls `use(layout)` with the layout of that kind; the caller has made sure that there is one.
+template <class Use>
+inline auto with_layout(int64_t kind, Use use) {
+  switch (kind - FIRST_LAYOUT) {
+    case 0: return use(Q4_0());
+    case 1: return use(Q4_1());
+    case 2: return use(Q5_0());
+    case 3: return use(Q5_1());
+    case 4: return use(Q8_0());
+    case 5: return use(Q2_K());
+    case 6: return use(Q3_K());
+    case 7: return use(Q4_K());
+    case 8: return use(Q5_K());
+    case 9: return use(Q6_K());
+    case 10: return use(IQ4_NL());
+    case 11: return use(IQ4_XS());
+    default: return use(MXFP4());
+  }
+}
+
+inline int64_t Linear::panel_words() const {
+  if (!quantized()) return kind == INT8 ? blocks() * BLOCK_WORDS : steps() * NR;
+  return with_layout(kind, [this](auto layout) { return words_of<decltype(layout)>(columns); });
+}
+
+constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Twice the values of FP4 (e2m1), whose scale is halved for it.
+constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+template <class L>
+inline const int8_t* lookup_table() {
+  return L::SCALES == POWER ? FP4_VALUES : IQ4_VALUES;
+}
+
+// ---- from a file's blocks to panels --------------------------------------------------------------------------------
+
+inline uint16_t u16_at(const uint8_t* p) {
+  uint16_t a;
+  memcpy(&a, p, 2);
+  return a;
+}
+
+// One head's blocks of one row, taken apart: codes as stored in panels, before they are put beside those of other rows.
+struct Unpacked {
+  uint8_t codes[256];
+  uint16_t scale, minimum;  // float16: of the block, or of the head; POWER: bf16
+  int16_t scales[16];       // of the second level, PARTS for each block
+  uint8_t minima[16];
+};
+
+inline void halves(const uint8_t* in, uint8_t* codes) {  // 16 bytes: values 0 to 15 in the low halves, 16 to 31 in the high
+  for (int i = 0; i < 16; i++) codes[i] = in[i] & 15, codes[i + 16] = in[i] >> 4;
+}
+
+inline void fifth_bits(const uint8_t* in, uint8_t* codes) {
+  uint32_t bits;
+  memcpy(&bits, in, 4);
+  for (int i = 0; i < 32; i++) codes[i] |= (bits >> i & 1) << 4;
+}
+
+// The twelve bytes of Q4_K and Q5_K: eight scales and eight minima of 6 bits.
+inline void six_bits(const uint8_t* in, Unpacked& to) {
+  for (int i = 0; i < 4; i++) {
+    to.scales[i] = in[i] & 63, to.minima[i] = in[i + 4] & 63;
+    to.scales[i + 4] = (in[i + 8] & 15) | in[i] >> 6 << 4;
+    to.minima[i + 4] = in[i + 8] >> 4 | in[i + 4] >> 6 << 4;
+  }
+}
+
+// 64 bytes of four values of 2 bits each; each 32 bytes hold four blocks, one in each pair of bits.
+inline void two_bits(const uint8_t* in, uint8_t* codes) {
+  for (int i = 0; i < 256; i++) codes[i] = in[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+}
+
+inline const uint8_t* unpack(Q4_0, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in);
+  halves(in + 2, to.codes);
+  return in + 18;
+}
+inline const uint8_t* unpack(Q4_1, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in), to.minimum = u16_at(in + 2);
+  halves(in + 4, to.codes);
+  return in + 20;
+}
+inline const uint8_t* unpack(Q5_0, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in);
+  halves(in + 6, to.codes);
+  fifth_bits(in + 2, to.codes);
+  return in + 22;
+}
+inline const uint8_t* unpack(Q5_1, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in), to.minimum = u16_at(in + 2);
+  halves(in + 8, to.codes);
+  fifth_bits(in + 4, to.codes);
+  return in + 24;
+}
+inline const uint8_t* unpack(Q8_0, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in);
+  memcpy(to.codes, in + 2, 32);
+  return in + 34;
+}
+inline const uint8_t* unpack(Q2_K, const uint8_t* in, Unpacked& to) {
+  for (int i = 0; i < 16; i++) to.scales[i] = in[i] & 15, to.minima[i] = in[i] >> 4;
+  two_bits(in + 16, to.codes);
+  to.scale = u16_at(in + 80), to.minimum = u16_at(in + 82);
+  return in + 84;
+}
+inline const uint8_t* unpack(Q3_K, const uint8_t* in, Unpacked& to) {
+  two_bits(in + 32, to.codes);
+  for (int i = 0; i < 256; i++) to.codes[i] |= (in[i % 32] >> i / 32 & 1) << 2;
+  const uint8_t* packed = in + 96;
+  for (int i = 0; i < 16; i++) {
+    int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4;
+    to.scales[i] = (int16_t)((low | (packed[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32);
+  }
+  to.scale = u16_at(in + 108);
+  return in + 110;
+}
+inline const uint8_t* unpack(Q4_K, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in), to.minimum = u16_at(in + 2);
+  six_bits(in + 4, to);
+  for (int i = 0; i < 256; i++) to.codes[i] = in[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+  return in + 144;
+}
+inline const uint8_t* unpack(Q5_K, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in), to.minimum = u16_at(in + 2);
+  six_bits(in + 4, to);
+  for (int i = 0; i < 256; i++)
+    to.codes[i] = (in[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (in[16 + i % 32] >> i / 32 & 1) << 4;
+  return in + 176;
+}
+inline const uint8_t* unpack(Q6_K, const uint8_t* in, Unpacked& to) {
+  for (int i = 0; i < 256; i++) {
+    int low = in[i / 128 * 64 + i % 64] >> i / 64 % 2 * 4 & 15;
+    int high = in[128 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+    to.codes[i] = (uint8_t)(low | high << 4);
+  }
+  for (int i = 0; i < 16; i++) to.scales[i] = (int8_t)in[192 + i];
+  to.scale = u16_at(in + 208);
+  return in + 210;
+}
+inline const uint8_t* unpack(IQ4_NL, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in);
+  halves(in + 2, to.codes);
+  return in + 18;
+}
+inline const uint8_t* unpack(IQ4_XS, const uint8_t* in, Unpacked& to) {
+  to.scale = u16_at(in);
+  uint16_t high = u16_at(in + 2);
+  for (int i = 0; i < 8; i++) {
+    to.scales[i] = (int16_t)(((in[4 + i / 2] >> i % 2 * 4 & 15) | (high >> 2 * i & 3) << 4) - 32);
+    halves(in + 8 + 16 * i, to.codes + 32 * i);
+  }
+  return in + 136;
+}
+inline const uint8_t* unpack(MXFP4, const uint8_t* in, Unpacked& to) {
+  // 2 to the power of (exponent - 128), halved as said above; 0 and 1 are below bf16's normal numbers.
+  to.scale = in[0] < 2 ? (uint16_t)(0x20 << in[0]) : (uint16_t)((in[0] - 1) << 7);
+  halves(in + 1, to.codes);
+  return in + 17;
+}
+
+inline float half_to_float(uint16_t a) { return _cvtsh_ss(a); }
+
+// Bytes of a row in a file.
+template <class L>
+int64_t row_bytes(int64_t columns) {
+  Unpacked probe;
+  static const uint8_t zeros[256] = {};
+  return columns / (BLOCK * L::BLOCKS) * (unpack(L(), zeros, probe) - zeros);
+}
+
+// A row of a file in float32, with the roundings of the format's definition.
+template <class L>
+void dequantize_row(const uint8_t* in, float* out, int64_t columns) {
+  Unpacked row;
+  const int8_t* table = lookup_table<L>();
+  for (int64_t begin = 0; begin < columns; begin += BLOCK * L::BLOCKS) {
+    in = unpack(L(), in, row);
+    float top = L::SCALES == POWER ? to_float(row.scale) : half_to_float(row.scale);
+    float least = L::MINIMUM ? half_to_float(row.minimum) : 0.0f;
+    for (int i = 0; i < BLOCK * L::BLOCKS; i++) {
+      int part = i * L::PARTS / BLOCK, code = row.codes[i] - L::ZERO;
+      if (L::CODES == S8) code = (int8_t)row.codes[i];
+      if (L::CODES == LUT4) code = table[row.codes[i]];
+      float scale = L::BLOCKS > 1 ? top * row.scales[part] : top;
+      float minimum = L::BLOCKS > 1 && L::MINIMUM ? -(least * row.minima[part]) : least;
+      out[begin + i] = L::MINIMUM ? scale * code + minimum : scale * code;
+    }
+  }
+}
+
+// A byte of a code: value k of 32 of a column.
+inline uint8_t* code_byte(uint8_t* block, int column, int step, int value) {
+  return block + (step * NR + column) * 4 + value;
+}
+
+// The two bits of a step, in a byte that has those of four.
+inline void put_pair(uint8_t* pairs, int step, int bits) {
+  *pairs = (uint8_t)((*pairs & ~(3 << step % 4 * 2)) | bits << step % 4 * 2);
+}
+
+// Codes and scales of one row to its column. `panel` begins at the head.
+template <class L>
+inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
+  if constexpr (L::HEAD_BYTES > 0) {
+    memcpy(panel + column * 2, &from.scale, 2);
+    if (L::MINIMUM) memcpy(panel + (NR + column) * 2, &from.minimum, 2);
+  }
+  int group = column / W, lane = column % W;
+  for (int b = 0; b < L::BLOCKS; b++) {
+    uint8_t* block = panel + L::HEAD_BYTES + b * L::BLOCK_BYTES;
+    const uint8_t* codes = from.codes + b * BLOCK;
+    for (int i = 0; i < BLOCK; i++) {
+      int step = i / 4, value = i % 4;
+      if (L::CODES == S8) {
+        *code_byte(block, column, step, value) = codes[i] ^ (uint8_t)QuantProduct::FLIP;
+        continue;
+      }
+      if (L::CODES == U2) {
+        put_pair(code_byte(block, column, step / 4, value), step, codes[i]);
+        continue;
+      }
+      if (step < 4) *code_byte(block, column, step, value) = (codes[i] & 15) | codes[i + 16] << 4;
+      if (L::CODES == U5) {
+        uint8_t* bits = block + NR * 16 + (step * 2 + group) * (W / 2);
+        int at = lane * 4 + value;
+        bits[at / 8] = (uint8_t)((bits[at / 8] & ~(1 << at % 8)) | (codes[i] >> 4 & 1) << at % 8);
+      } else if (L::CODES == U6) {
+        put_pair(code_byte(block + NR * 16, column, step / 4, value), step, codes[i] >> 4);
+      }
+    }
+    uint8_t* scales = block + L::CODE_WORDS * 4;
+    if (L::SCALES == TWO) {
+      for (int p = 0; p < L::PARTS; p++) {
+        scales[p * NR + column] = (uint8_t)from.scales[b * L::PARTS + p];
+        if (L::MINIMUM) scales[(L::PARTS + p) * NR + column] = from.minima[b * L::PARTS + p];
+      }
+    } else {
+      const void* scale = L::SCALES == TWO_WIDE ? (const void*)&from.scales[b] : (const void*)&from.scale;
+      memcpy(scales + column * 2, scale, 2);
+      if (L::MINIMUM) memcpy(scales + (NR + column) * 2, &from.minimum, 2);
+    }
+  }
+}
+
+// Rows begin..begin+count of w, `in` [count][blocks of the file's format], to their panels.
+template <class L>
+void pack_rows(const Linear& w, const uint8_t* in, int64_t begin, int64_t count, int threads) {
+  int64_t heads = w.columns / (BLOCK * L::BLOCKS), head_bytes = L::HEAD_BYTES + L::BLOCKS * L::BLOCK_BYTES;
+  int64_t in_row = row_bytes<L>(w.columns);
+  // A thread takes the rows that share half a panel, so that no two write to one byte.
+  std::vector<int64_t> firsts;
+  int64_t last = -1;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t panel, column;
+    w.place(begin + i, &panel, &column);
+    if (panel * 2 + column / W != last) firsts.push_back(i), last = panel * 2 + column / W;
+  }
+  firsts.push_back(count);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
+  for (size_t g = 0; g < firsts.size() - 1; g++) {
+    for (int64_t i = firsts[g]; i < firsts[g + 1]; i++) {
+      int64_t panel, column;
+      w.place(begin + i, &panel, &column);
+      uint8_t* to = (uint8_t*)(w.packed + panel * w.panel_words());
+      const uint8_t* from = in + i * in_row;
+      Unpacked unpacked;
+      for (int64_t h = 0; h < heads; h++) {
+        from = unpack(L(), from, unpacked);
+        put_unpacked<L>(to + h * head_bytes, (int)column, unpacked);
+      }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,139 @@
+"""What a file of tensors is to the loader, whatever its format."""
+
+from __future__ import annotations
+
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from executors.contract.errors import ConfigError
+
+PIECE = 8 << 20
+"""Tensors are read in pieces of about this many bytes, so that only one piece is resident beside the copy. A whole embedding
+would be a third of a small model, and twice that when float32 is cast to bfloat16."""
+ROWS = 64
+"""Pieces of a matrix are multiples of this many rows, because packing works on whole groups of rows."""
+
+
+class TensorFile(ABC):
+    """The tensors of one memory-mapped file. Raises ConfigError, which names the file, if it cannot be read.
+
+    Reading a tensor gives its pages back on the way, except for `mapped`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # A private mapping: torch wants writable memory, and nothing is ever written.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file") from None
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise ConfigError(f"{path}: cannot be read ({error})") from None
+        self._kept = False
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool: ...
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> torch.dtype:
+        """Dtype in which a tensor is read. Raises ConfigError, which names the tensor, for a format that is not supported."""
+
+    @abstractmethod
+    def float_dtype(self, name: str) -> torch.dtype | None:
+        """Dtype of a tensor, None for one that is not a plain float."""
+
+    @abstractmethod
+    def stored_as(self, name: str) -> str | None:
+        """Name of a weight's dtype or block type in the file (`bfloat16`, `Q4_K`), None for what is no weight, such as a mask."""
+
+    @abstractmethod
+    def is_fp8(self, name: str) -> bool:
+        """Whether the tensor is e4m3."""
+
+    @abstractmethod
+    def num_bytes(self, name: str) -> int:
+        """Bytes of the tensor's data in the file."""
+
+    @abstractmethod
+    def copy_into(self, name: str, target: torch.Tensor) -> None:
+        """Copy (and cast, and broadcast) a tensor into `target`.
+
+        Raises ConfigError if float16 cannot represent a number, because infinite weights would make every result an error.
+        """
+
+    @abstractmethod
+    def is_finite(self, name: str) -> bool:
+        """Return whether all numbers of a tensor are finite."""
+
+    @abstractmethod
+    def equals(self, name: str, other: TensorFile, other_name: str) -> bool:
+        """Return whether two tensors have the same shape, format and bytes."""
+
+    @abstractmethod
+    def can_map(self, name: str) -> bool:
+        """Whether `mapped` is possible: the file has the tensor's numbers as torch has them."""
+
+    @abstractmethod
+    def mapped(self, name: str) -> torch.Tensor:
+        """Return the tensor as a view of the file, which stays open for it. Pages are read on first access."""
+
+    @abstractmethod
+    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, rows [count, columns]) of a matrix in pieces; with `turned`, those of its transpose."""
+
+    def stored_kind(self, name: str) -> str | None:
+        """Return the format of a matrix whose rows the file holds quantized and `raw_rows` returns, such as Q4_K; None for
+        others."""
+        return None
+
+    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, uint8 [count, bytes of a row]) of a matrix with a `stored_kind`, in pieces, in the usual order. A
+        piece is valid until the next is asked for."""
+        raise NotImplementedError
+
+    def mapped_rows(self, name: str) -> torch.Tensor | None:
+        """Return all of `raw_rows` as a view of the file, which stays open for it; None if the file has another order."""
+        return None
+
+    def _give_back(self, begin: int, end: int) -> None:
+        """Drop the pages that end within bytes [begin, end) of the file; the page that contains `end` is still to be read."""
+        page = mmap.PAGESIZE
+        first = begin // page * page
+        length = end // page * page - first
+        if length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _same_bytes(self, at: int, other: TensorFile, other_at: int, length: int) -> bool:
+        """Return whether `length` bytes of two files are equal."""
+        for done in range(0, length, PIECE):
+            here, there, count = at + done, other_at + done, min(PIECE, length - done)
+            if self._map[here : here + count] != other._map[there : there + count]:
+                return False
+            self._give_back(here, here + count)
+            other._give_back(there, there + count)
+        return True
+
+    def close(self) -> None:
+        """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
+        if not self._kept:
+            self._map.close()
+
+
+def beyond_float16(path: Path, name: str) -> ConfigError:
+    """Return the error for a tensor with numbers that float16 cannot represent."""
+    return ConfigError(
+        f"{path}: tensor {name} has numbers beyond float16; take another --dtype, such as bfloat16"
+    )

@@ -1,0 +1,459 @@
+"""Makes of a GGUF file's metadata what config.json of the same model would hold. No torch here.
+
+A key below the architecture's prefix (`llama.block_count`) is read; or known to have no effect; or has an effect that this
+architecture does not support, which is refused unless the value has none; or is unknown, which a note tells.
+
+Metadata leave out what llama.cpp has as constants of an architecture: the pattern of windows, the scale of scores, layers without
+rotation. The rows of `_ROWS` have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from executors.contract.errors import ConfigError
+from executors.gguf.file import GgufFile
+from executors.llm.model.families import Family, family_of
+from executors.llm.model.fields import Fields
+
+_EMBED, _HEAD = "token_embd.weight", "output.weight"
+_ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = frozenset({_ROPE_FACTORS, _LONG, _SHORT})
+"""Tensors that the configuration takes its rotation from."""
+_MOST_FACTORS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One architecture of GGUF. `served`: the Hugging Face architecture that computes it.
+
+    `interleaved`: rows of queries and keys are in the order for a rotation of neighbours, not of halves. `plus_one`: the norms
+    are stored plus one. `fill(keys, values)` reads the keys that only this architecture has.
+    """
+
+    served: str
+    interleaved: bool = False
+    plus_one: bool = False
+    fill: Callable[[Keys, dict[str, Any]], None] | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConfig:
+    """`values`: the fields of config.json; `row`: how the file differs from a Hugging Face checkpoint; `notes`: sentences on
+    metadata that are not used."""
+
+    values: dict[str, Any]
+    row: Row
+    notes: tuple[str, ...]
+
+
+class Keys(Fields):
+    """The metadata below an architecture's prefix, and which of them have been read."""
+
+    def __init__(self, gguf: GgufFile, arch: str) -> None:
+        prefix = f"{arch}."
+        plain = {key: _plain(value) for key, value in gguf.metadata.items() if key.startswith(prefix)}
+        super().__init__(str(gguf.path), plain)
+        self.gguf, self.arch, self.prefix = gguf, arch, prefix
+        self.read: set[str] = set()
+
+    def name(self, name: str) -> str:
+        """Return the whole key."""
+        self.read.add(self.prefix + name)
+        return self.prefix + name
+
+    def has(self, name: str) -> bool:
+        """Return whether the key is there."""
+        return self.get(name) is not None
+
+    def one(self, name: str, default: int | None = None) -> int:
+        """Return a positive integer that may be written once for each layer."""
+        value = self.get(name)
+        if isinstance(value, list):
+            if not value or any(one != value[0] for one in value):
+                raise ConfigError(
+                    f"{self.where}: {self.name(name)} differs between layers, which is not supported"
+                )
+            self.values = {**self.values, self.name(name): value[0]}
+        return self.natural(name, default)
+
+    def refuse(self, name: str, supported: str) -> None:
+        """Raise ConfigError for a value that is not supported."""
+        raise ConfigError(
+            f"{self.where}: {self.name(name)} {_told(self.get(name))} is not supported; supported: {supported}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as a list, and a number that is a float32's nearest as the shortest decimal for it: 1e-06, not
+    9.999999974752427e-07."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if (
+        isinstance(value, float)
+        and math.isfinite(value)
+        and abs(value) < 3e38
+        and float(np.float32(value)) == value
+    ):
+        return float(str(np.float32(value)))
+    return value
+
+
+def gguf_config(gguf: GgufFile) -> GgufConfig:
+    """Return the configuration of a GGUF file. Raises ConfigError, which names the file and the key."""
+    arch = gguf.metadata.get("general.architecture")
+    row = _ROWS.get(arch) if isinstance(arch, str) else None
+    if row is None:
+        _refuse_architecture(gguf, arch)
+    assert row is not None
+    keys = Keys(gguf, str(arch))
+    if arch in ("llama", "mistral3"):
+        row = _kind_of_llama(keys, row)
+    family = family_of(row.served)
+    assert family is not None
+    values: dict[str, Any] = {
+        "architectures": [row.served],
+        "model_type": family.model_types[0],
+        "dtype": "float32" if all(one.type == "F32" for one in gguf.tensors.values()) else "bfloat16",
+        "tie_word_embeddings": _HEAD not in gguf.tensors,
+        **row.constants,
+    }
+    values.update(_sizes(keys, family))
+    values.update(_biases(keys, family))
+    if family.experts:
+        values.update(_experts(keys, family))
+    if not family.names.positions:
+        values.update(_rotation(keys, family, values))
+    if row.fill is not None:
+        row.fill(keys, values)
+    return GgufConfig(values, row, _unread(keys))
+
+
+def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
+    if arch is None:
+        raise ConfigError(f"{gguf.path}: metadata general.architecture is missing")
+    if arch in ("clip", "mmproj"):
+        raise ConfigError(
+            f"{gguf.path}: the image encoder of a model ({arch}), not the model; take the file beside it"
+        )
+    known = ", ".join(_ROWS)
+    raise ConfigError(
+        f"{gguf.path}: general.architecture {_told(arch)!r} is not supported; supported: {known}"
+    )
+
+
+def _told(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if text.isprintable() else ascii(text)
+
+
+def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
+    embed = keys.gguf.tensors.get(_EMBED)
+    if embed is None or len(embed.shape) != 2:
+        raise ConfigError(f"{keys.where}: tensor {_EMBED} is missing or not a matrix")
+    hidden, heads, layers = (
+        keys.natural("embedding_length"),
+        keys.one("attention.head_count"),
+        keys.natural("block_count"),
+    )
+    if embed.shape[1] != hidden:
+        raise ConfigError(
+            f"{keys.where}: {keys.name('embedding_length')} is {hidden}; {_EMBED} has {embed.shape[1]} columns"
+        )
+    if not any(name.startswith(f"blk.{layers - 1}.") for name in keys.gguf.tensors):
+        raise ConfigError(
+            f"{keys.where}: {keys.name('block_count')} is {layers}; no tensor of blk.{layers - 1} is there"
+        )
+    head_dim = keys.natural("attention.key_length", hidden // heads or None)
+    if keys.natural("attention.value_length", head_dim) != head_dim:
+        keys.refuse("attention.value_length", f"{keys.name('attention.key_length')}, which is {head_dim}")
+    eps = "attention.layer_norm_epsilon" if family.norm == "layer" else "attention.layer_norm_rms_epsilon"
+    values = {
+        "vocab_size": embed.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": keys.natural("context_length"),
+        family.norm_eps: keys.real(eps),
+    }
+    kv_heads = keys.one("attention.head_count_kv", heads)
+    if family.names.positions:
+        if kv_heads != heads or head_dim * heads != hidden:
+            keys.refuse("attention.head_count_kv", f"{heads} heads of {hidden // heads} elements")
+    else:
+        values |= {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    # Of experts beside dense layers each has a size of its own; of experts alone one of the two keys holds it.
+    if not family.experts or keys.has("feed_forward_length"):
+        values["intermediate_size"] = keys.one("feed_forward_length")
+    return {family.fields.get(name, name): value for name, value in values.items()}
+
+
+def _biases(keys: Keys, family: Family) -> dict[str, Any]:
+    """Return the switches that a field of config.json sets: whether the tensors are there."""
+    found = {}
+    for switch, stem in ((family.qkv_bias, "attn_q"), (family.mlp_bias, "ffn_up")):
+        if isinstance(switch, str):
+            found[switch] = f"blk.0.{stem}.bias" in keys.gguf.tensors
+    return found
+
+
+def _experts(keys: Keys, family: Family) -> dict[str, Any]:
+    count, used = keys.natural("expert_count"), keys.natural("expert_used_count")
+    merged = keys.gguf.tensors.get("blk.0.ffn_gate_exps.weight")
+    if merged is not None and merged.shape[0] != count:
+        raise ConfigError(
+            f"{keys.where}: {keys.name('expert_count')} is {count}; {merged.name} has {merged.shape[0]} experts"
+        )
+    if merged is None and f"blk.0.ffn_gate.{count - 1}.weight" not in keys.gguf.tensors:
+        raise ConfigError(
+            f"{keys.where}: {keys.name('expert_count')} is {count}; tensors of so many experts are missing"
+        )
+    inner = keys.one("expert_feed_forward_length", keys.get("feed_forward_length"))
+    name = family.fields.get("moe_intermediate_size", "moe_intermediate_size")
+    counted = family.fields.get("num_experts", "num_experts")
+    values = {counted: count, "num_experts_per_tok": used, name: inner}
+    if keys.get("expert_gating_func", 1) not in (0, 1):
+        keys.refuse("expert_gating_func", "1 (softmax)")
+    if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        keys.refuse("expert_weights_scale", "1")
+    if isinstance(family.normalized, str):
+        values[family.normalized] = keys.switch("expert_weights_norm", family.name != "olmoe")
+    elif keys.switch("expert_weights_norm", True) is not family.normalized:
+        keys.refuse("expert_weights_norm", str(family.normalized).lower())
+    return values
+
+
+def _rotation(keys: Keys, family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields on rotary embeddings."""
+    head_dim = values["head_dim"]
+    dim = keys.natural("rope.dimension_count", head_dim)
+    if dim > head_dim or (dim != head_dim and not family.partial_rotary):
+        keys.refuse("rope.dimension_count", f"{head_dim}, all of a head")
+    found: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", 10_000.0)}
+    original = "rope.scaling.original_context_length"
+    if family.original_positions is not None and keys.has(original):  # read beside the rope object there
+        found["original_max_position_embeddings"] = keys.natural(original)
+    if dim != head_dim:
+        # Half an element more: the share is multiplied by head_dim again, and cut to an integer.
+        found["partial_rotary_factor"] = (dim + 0.5) / head_dim
+    scaling = _scaling(keys, family, dim, values["max_position_embeddings"])
+    return found | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _scaling(keys: Keys, family: Family, dim: int, context: int) -> dict[str, Any]:
+    factor = keys.real("rope.scaling.factor", keys.real("rope.scale_linear", 1.0))
+    kind = keys.get("rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
+    original = keys.natural("rope.scaling.original_context_length", context)
+    attention = keys.real("rope.scaling.attn_factor", 1.0)
+    tensors = keys.gguf.tensors
+    if _ROPE_FACTORS in tensors:
+        if kind not in ("none", "linear") or factor not in (0.0, 1.0):
+            keys.refuse("rope.scaling.type", f"none beside tensor {_ROPE_FACTORS}")
+        # A divisor for each frequency: longrope says the same with two equal lists and no factor of attention.
+        divisors = _floats(keys, _ROPE_FACTORS, dim // 2)
+        return {
+            "rope_type": "longrope", "factor": 1.0, "original_max_position_embeddings": context, "attention_factor": 1.0,
+            "short_factor": divisors, "long_factor": divisors,
+        }  # fmt: skip
+    if kind == "longrope" or _LONG in tensors or _SHORT in tensors:
+        found = {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+            "short_factor": _floats(keys, _SHORT, dim // 2),
+            "long_factor": _floats(keys, _LONG, dim // 2),
+        }
+        return found | _longrope_attention(keys, context / original, original)
+    if attention != 1.0 and kind != "yarn":
+        keys.refuse("rope.scaling.attn_factor", "1")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn(keys, factor, original, attention)
+    keys.refuse("rope.scaling.type", "none, linear, yarn, longrope")
+    return {}
+
+
+def _longrope_attention(keys: Keys, factor: float, original: int) -> dict[str, float]:
+    """Return the factor of cosines and sines; {} if it is the usual one, which has more digits where it is computed."""
+    if not keys.has("rope.scaling.attn_factor"):
+        return {}
+    given = keys.real("rope.scaling.attn_factor")
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 and original > 1 else 1.0
+    return {} if math.isclose(given, usual, rel_tol=1e-6) else {"attention_factor": given}
+
+
+def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:
+    if keys.real("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
+        keys.refuse("rope.scaling.yarn_ext_factor", "1")
+    found = {
+        "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+        "beta_fast": keys.real("rope.scaling.yarn_beta_fast", 32.0), "beta_slow": keys.real("rope.scaling.yarn_beta_slow", 1.0),
+    }  # fmt: skip
+    attention *= keys.real("rope.scaling.yarn_attn_factor", 1.0)
+    scale = keys.real("rope.scaling.yarn_log_multiplier", 0.0)
+    if scale:
+        if attention != 1.0:
+            keys.refuse("rope.scaling.yarn_attn_factor", "1 beside yarn_log_multiplier")
+        return found | {"mscale": 1.0, "mscale_all_dim": scale}
+    if attention != 1.0:  # a factor of the usual one
+        found["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
+    return found
+
+
+def _floats(keys: Keys, name: str, count: int) -> list[float]:
+    """Return the numbers of a small float32 tensor."""
+    tensor = keys.gguf.tensors.get(name)
+    if tensor is None or tensor.type != "F32" or tensor.shape != (count,) or count > _MOST_FACTORS:
+        found = "missing" if tensor is None else f"{tensor.type} of shape {list(tensor.shape)}"
+        raise ConfigError(f"{keys.where}: tensor {name} is {found}; F32 of shape [{count}] is needed")
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            raw = file.read(tensor.num_bytes)
+    except OSError as error:
+        raise ConfigError(f"{tensor.path}: cannot be read ({error})") from None
+    numbers = np.frombuffer(raw, "<f4")
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise ConfigError(f"{tensor.path}: tensor {name} is cut short or has numbers that are not finite")
+    return [float(one) for one in numbers]
+
+
+def _kind_of_llama(keys: Keys, row: Row) -> Row:
+    """Return the row for what is called llama, and may be Mixtral or Mistral."""
+    if keys.get("expert_count", 0) not in (0, 1):
+        return Row("MixtralForCausalLM", interleaved=True, fill=_window_if_given)
+    keys.name("expert_count"), keys.name("expert_used_count")  # 0 or 1: without experts
+    if keys.has("attention.sliding_window"):
+        return Row("MistralForCausalLM", interleaved=True, fill=_window_if_given)
+    return row
+
+
+def _window_if_given(keys: Keys, values: dict[str, Any]) -> None:
+    """Read a window for all layers. 0 means none, as does a key that is missing."""
+    given = keys.get("attention.sliding_window", 0)
+    values["sliding_window"] = None if given == 0 else keys.natural("attention.sliding_window")
+
+
+def _gemma2(keys: Keys, values: dict[str, Any]) -> None:
+    values["sliding_window"] = keys.natural("attention.sliding_window", 4096)
+    for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+        values[name] = keys.real(name, default) or None
+    # The metadata do not have the scale of the 27B model's scores, which is not its head's.
+    values["query_pre_attn_scalar"] = _query_scale(keys, values, wide=46)
+
+
+def _query_scale(keys: Keys, values: dict[str, Any], wide: int) -> int:
+    """Return the number whose root divides the scores. The model of `wide` layers has hidden_size per head for it."""
+    if keys.has("attention.scale"):
+        scale = keys.positive("attention.scale") or 0.0
+        number = round(scale**-2)
+        if not 0 < number < 1 << 31 or not math.isclose(number**-0.5, scale, rel_tol=1e-6):
+            keys.refuse("attention.scale", "one divided by the root of an integer")
+        return number
+    if values["num_hidden_layers"] == wide:
+        return max(1, values["hidden_size"] // values["num_attention_heads"])
+    return int(values["head_dim"])
+
+
+def _gemma3(keys: Keys, values: dict[str, Any]) -> None:
+    _window_if_given(keys, values)
+    values["query_pre_attn_scalar"] = _query_scale(keys, values, wide=62)
+    values["rope_local_base_freq"] = keys.real("rope.freq_base_swa", 10_000.0)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        values[name] = keys.real(name, 0.0) or None
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        flags = keys.items("attention.sliding_window_pattern", bool, values["num_hidden_layers"]) or []
+        values["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
+    else:
+        values["sliding_window_pattern"] = keys.natural("attention.sliding_window_pattern", 6)
+
+
+def _granite(keys: Keys, values: dict[str, Any]) -> None:
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    for name, key in names.items():
+        default = values["head_dim"] ** -0.5 if name == "attention_multiplier" else 1.0
+        values[name] = keys.real(key, 0.0) or default
+    if keys.switch("rope.scaling.finetuned", True) is False:  # with which llama.cpp switches rotation off
+        keys.refuse("rope.scaling.finetuned", "true")
+
+
+def _neutral(*values: object) -> Callable[[Any], bool]:
+    return lambda value: any(value == one for one in values)
+
+
+_WITHOUT_EFFECT = frozenset({
+    "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.layer_norm_epsilon", "attention.causal",
+    "attention.layer_norm_rms_epsilon", "rope.scaling.original_context_length", "rope.scaling.factor", "feed_forward_length",
+    "rope.dimension_count", "rope.freq_base", "embedding_length_out",
+})  # fmt: skip
+"""Keys that change nothing where an architecture does not read them."""
+_REFUSED: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"), _neutral(0, 1)),
+    **dict.fromkeys(("attention.scale", "attention.temperature_scale", "attention.temperature_length"), _neutral(0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), _neutral(0)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "use_parallel_residual", "swin_norm"), _neutral(0)),
+    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count"), _neutral(0)),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "attention.shared_kv_layers"),
+                    _neutral(0)),
+    **dict.fromkeys(("expert_count", "expert_used_count", "n_deepstack_layers", "attention.q_lora_rank"), _neutral(0)),
+    **dict.fromkeys(("attention.kv_lora_rank", "embedding_length_per_layer_input", "full_attention_interval"), _neutral(0)),
+    **dict.fromkeys(("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"), _neutral(0)),
+    **dict.fromkeys(("rope.dimension_sections", "rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"), _neutral(0)),
+    **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), _neutral(0, 1)),
+}  # fmt: skip
+"""Keys that change the result where they are not read, with a test for values that do not."""
+
+
+def _unread(keys: Keys) -> tuple[str, ...]:
+    """Return a note on unknown keys. Raises ConfigError for one that would change the result."""
+    unknown = []
+    for key, value in keys.values.items():
+        name = key.removeprefix(keys.prefix)
+        if name == "attention.causal" and value is False:
+            keys.refuse(name, "true")
+        if key in keys.read or name in _WITHOUT_EFFECT:
+            continue
+        neutral = _REFUSED.get(name)
+        if neutral is None:
+            unknown.append(f"{_told(key)} {_told(value)}")
+        elif not neutral(value):
+            raise ConfigError(
+                f"{keys.where}: {key} {_told(value)} is not supported for architecture {keys.arch}"
+            )
+    if not unknown:
+        return ()
+    return (f"metadata not used: {', '.join(unknown[:6])}{', ...' if unknown[6:] else ''}",)
+
+
+_ROWS: Mapping[str, Row] = {
+    "llama": Row("LlamaForCausalLM", interleaved=True),
+    "mistral3": Row("MistralForCausalLM", interleaved=True, fill=_window_if_given),
+    "qwen2": Row("Qwen2ForCausalLM"),
+    "qwen3": Row("Qwen3ForCausalLM"),
+    "qwen3moe": Row("Qwen3MoeForCausalLM"),
+    "gemma": Row("GemmaForCausalLM", plus_one=True),
+    "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
+    "gemma3": Row("Gemma3ForCausalLM", plus_one=True, fill=_gemma3),
+    "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
+    "olmo2": Row("Olmo2ForCausalLM"),
+    "olmoe": Row("OlmoeForCausalLM"),
+    "smollm3": Row("SmolLM3ForCausalLM", interleaved=True, constants={"no_rope_layer_interval": 4}),
+    "granite": Row("GraniteForCausalLM", interleaved=True, fill=_granite),
+    "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),
+}
+"""The architectures by the value of `general.architecture`."""

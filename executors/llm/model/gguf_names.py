@@ -1,0 +1,153 @@
+"""Which tensors of a GGUF file are which of a family's, by the usual names, and what differs in their rows. No torch here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from executors.contract.errors import ConfigError
+from executors.gguf.file import GgufFile, GgufTensor
+from executors.llm.model.config import DecoderConfig
+from executors.llm.model.families import Family
+from executors.llm.model.gguf_config import ROPE_TENSORS, Row
+
+_LAYER_ROLES = {
+    "attn_norm": "attn_norm", "post_attention_norm": "attn_post_norm", "attn_qkv": "qkv", "attn_q": "q", "attn_k": "k",
+    "attn_v": "v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm",
+    "post_ffw_norm": "mlp_post_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "ffn_gate_inp": "router",
+}  # fmt: skip
+"""Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
+_EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
+_ROLES = {
+    "token_embd": "embed",
+    "position_embd": "positions",
+    "output_norm": "final_norm",
+    "output": "lm_head",
+}
+_OF_LAYER = re.compile(
+    r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias)"
+)
+_OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
+_NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "final_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A family's tensor in a GGUF file.
+
+    `shape`: the shape under the usual name. `expert`: which part of a tensor of all experts, [experts, rows, columns], it is.
+    `heads`: of so many heads the rows are in the order for a rotation of neighbours: row h * n + 2 j + p in the file is row
+    h * n + p * n / 2 + j under the usual name (n rows a head); 0 if the order is the usual one. `plus_one`: the numbers are
+    stored plus one. `turned`: the file has the transpose.
+    """
+
+    tensor: GgufTensor
+    shape: tuple[int, ...]
+    expert: int | None = None
+    heads: int = 0
+    plus_one: bool = False
+    turned: bool = False
+
+
+def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str, Stored]:
+    """Return the tensors of a file by their usual names, in the order of the file. Raises ConfigError for one that the
+    architecture does not know, because llama.cpp would compute with it."""
+    found: dict[str, Stored] = {}
+    for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
+        if tensor.name in ROPE_TENSORS:
+            continue
+        named = _named(tensor, config, row)
+        if not named or found.keys() & named.keys():
+            shown = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
+            why = "stands for what another one is" if named else "is not supported"
+            raise ConfigError(
+                f"{tensor.path}: tensor {shown} {why} for architecture {gguf.metadata['general.architecture']}"
+            )
+        found.update(named)
+    return found
+
+
+def file_name(usual: str, family: Family) -> str:
+    """Return the name in a GGUF file of the tensor with this usual name, for messages."""
+    stem, _, part = usual.rpartition(".")
+    for own, role in _ROLES.items():
+        if getattr(family.names, role) == stem:
+            return f"{own}.{part}"
+    experts = {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.experts else {}
+    for own, role in (
+        _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
+    ).items():
+        template = (
+            re.escape(getattr(family.names, role)).replace(r"\{i\}", r"(\d+)").replace(r"\{e\}", r"\d+")
+        )
+        match = re.fullmatch(template, stem) if template else None
+        if match is not None:
+            return f"blk.{match[1]}.{own}.{part}"
+    return usual
+
+
+def _named(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:
+    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors."""
+    family = config.family
+    match = _OF_LAYER.fullmatch(tensor.name)
+    if match is None:
+        match = _OTHER.fullmatch(tensor.name)
+        role = _ROLES.get(match["stem"], "") if match else ""
+        name = getattr(family.names, role) if role else ""
+        return {f"{name}.{match['part']}": _one(tensor, role, row)} if match and name else {}
+    layer, stem, part = int(match["layer"]), match["stem"], match["part"]
+    if layer >= config.num_layers:
+        return {}
+    if match["all"] or match["expert"]:
+        return _experts(tensor, config, match) if part == "weight" else {}
+    role = _LAYER_ROLES.get(stem, "")
+    if role == "up" and family.names.gate_up:
+        role = "gate_up"
+    name = getattr(family.names, role).replace("{i}", str(layer)) if role in _used_roles(family) else ""
+    if not name:
+        return {}
+    heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(role, 0) if row.interleaved else 0
+    if heads and (tensor.shape[0] % heads or tensor.shape[0] // heads % 2):
+        raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {tensor.shape[0]} rows for {heads} heads")
+    turned = family.transposed and len(tensor.shape) == 2
+    return {f"{name}.{part}": _one(tensor, role, row, heads, turned)}
+
+
+def _used_roles(family: Family) -> set[str]:
+    """Return the roles of a layer's tensors in this family."""
+    names = family.names
+    roles = set(_LAYER_ROLES.values()) | {"gate_up"}
+    roles -= {"q", "k", "v"} if names.qkv else {"qkv"}
+    roles -= {"gate", "up"} if names.gate_up else {"gate_up"}
+    if not family.qk_norm:
+        roles -= {"q_norm", "k_norm"}
+    if not family.experts:
+        roles -= {"router"}
+    return roles
+
+
+def _one(tensor: GgufTensor, role: str, row: Row, heads: int = 0, turned: bool = False) -> Stored:
+    shape = tensor.shape[::-1] if turned else tensor.shape
+    return Stored(tensor, shape, heads=heads, plus_one=row.plus_one and role in _NORMS, turned=turned)
+
+
+def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) -> dict[str, Stored]:
+    role, experts = _EXPERT_ROLES.get(match["stem"], ""), config.moe.num_experts if config.moe else 0
+    if not role or not experts:
+        return {}
+    name = getattr(config.family.names, role).replace("{i}", match["layer"])
+    if match["expert"]:
+        number = int(match["expert"])
+        return (
+            {f"{name}.weight".replace("{e}", str(number)): Stored(tensor, tensor.shape)}
+            if number < experts
+            else {}
+        )
+    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        raise ConfigError(
+            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; the weights of {experts} experts are needed"
+        )
+    return {
+        f"{name}.weight".replace("{e}", str(e)): Stored(tensor, tensor.shape[1:], expert=e)
+        for e in range(experts)
+    }

@@ -88,10 +88,15 @@ class CpuKernels:
         # dtype, logits, indices of rows and how many, width, elements between rows, block size, best, scale, out, threads.
         self.block_weights.argtypes = [I64, POINTER, POINTER, *[I64] * 4, POINTER, POINTER, POINTER, I64]
         self.block_maxima.restype = self.block_weights.restype = None
+        # logits, width, elements between rows, maxima, block size, choices and how many, least temperature, tokens, threads.
+        self.choose = loaded.cohort_choose
+        self.choose.argtypes = [
+            POINTER, I64, I64, POINTER, I64, POINTER, I64, ctypes.c_double, POINTER, I64,
+        ]  # fmt: skip
         self.touch = loaded.cohort_touch
         """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
-        for call in (self.pack, self.linear, self.attend, self.forward):
+        for call in (self.pack, self.linear, self.attend, self.forward, self.choose):
             call.restype = ctypes.c_int
 
 
@@ -113,6 +118,13 @@ def use_kernels(kernels: CpuKernels | None) -> None:
 def kernels_in_use() -> CpuKernels | None:
     """Return the kernels set by `use_kernels`."""
     return _in_use
+
+
+CHOICE = np.dtype([
+    ("row", np.int64), ("top_k", np.int64), ("temperature", np.float64), ("top_p", np.float64), ("min_p", np.float64),
+    ("u", np.float64),
+])  # fmt: skip
+"""`Choice` of sampling.h: how to choose the token of a row."""
 
 
 class PackedWeight:

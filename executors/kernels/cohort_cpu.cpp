@@ -1,6 +1,7 @@
 // The library that Python loads: C functions over attention.h, gemm.h, forward.h and sampling.h. All arrays are the caller's.
 
 #include "forward.h"
+#include "quantize.h"
 #include "sampling.h"
 
 namespace {
@@ -83,6 +84,12 @@ void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t 
     for (int64_t i = 0; i < count; i++)
       dequantize_row<L>((const uint8_t*)in + at[i] * row_bytes<L>(columns), out + i * columns, columns);
   });
+}
+
+// Rows [count][columns] of `dtype`, 0 float or 1 bf16, to rows of Q4_1 as a file has them; `columns` is a multiple of 32.
+void cohort_quantize(int64_t dtype, const void* in, int64_t count, int64_t columns, void* out, int64_t threads) {
+  if (dtype == 0) return quantize_rows((const float*)in, count, columns, (uint8_t*)out, (int)threads);
+  quantize_rows((const uint16_t*)in, count, columns, (uint8_t*)out, (int)threads);
 }
 
 // What `packed` takes.

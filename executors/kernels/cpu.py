@@ -3,6 +3,7 @@
 cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
 gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
+layouts.h           quantized weights      quantize.h  floats to 4 bits
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from executors.kernels.compiler import library
 SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers that the library uses for dtypes."""
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""Formats of weights that are packed from floats: `Kind` of operands.h."""
+FIRST_STORED = 16
 STORED_KINDS = {
-    name: 16 + i for i, name in enumerate((
+    name: FIRST_STORED + i for i, name in enumerate((
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+        "int4-g64", "int4-g128", "uint4-g32", "uint4-g64", "uint4-g128", "uint4-f32", "uint8-f32",
     ))
 }  # fmt: skip
-"""Formats of weights that are packed as a file has them, by GGUF's names for its blocks: `with_layout` of layouts.h."""
+"""Formats of weights that are packed as a file has them, `with_layout` of layouts.h: by GGUF's names for its blocks, then
+groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
+scale, or of 32 codes of 4 or 8 bits with a float32 scale."""
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": STORED_KINDS["Q4_1"]}
+"""Formats of weights that are packed from floats: `Kind` of operands.h."""
+INT4_ROW = 20
+"""Bytes that "int4" takes for every `BLOCK` columns of a row."""
 _KINDS = KINDS | STORED_KINDS
 _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
@@ -76,6 +83,9 @@ class CpuKernels:
         # kind, rows as the file has them, indices of rows and how many, columns, out.
         self.dequantize = loaded.cohort_dequantize
         self.dequantize.argtypes, self.dequantize.restype = [I64, POINTER, POINTER, I64, I64, POINTER], None
+        # dtype, rows and how many, columns, out, threads.
+        self.quantize = loaded.cohort_quantize
+        self.quantize.argtypes, self.quantize.restype = [I64, POINTER, I64, I64, POINTER, I64], None
         self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
@@ -141,6 +151,9 @@ class PackedWeight:
         if source.dtype not in DTYPES:
             source = source.float()
         source = source.contiguous()
+        if self.struct.kind >= FIRST_STORED:
+            self.fill_blocks(quantized_rows(self._kernels, source), begin)
+            return
         failed = self._kernels.pack(
             self.address, DTYPES[source.dtype], source.data_ptr(), begin, len(source), torch.get_num_threads()
         )
@@ -248,10 +261,22 @@ class StoredRows:
         return out
 
 
+def quantized_rows(kernels: CpuKernels, rows: torch.Tensor) -> np.ndarray:
+    """Quantize float32 or bfloat16 rows [count, columns], contiguous, to "int4": rows of Q4_1 as a GGUF file has them, uint8
+    [count, columns / BLOCK * INT4_ROW]. `columns` is a multiple of BLOCK. See quantize.h."""
+    count, columns = rows.shape
+    assert columns % BLOCK == 0
+    out = np.empty((count, columns // BLOCK * INT4_ROW), np.uint8)
+    kernels.quantize(
+        DTYPES[rows.dtype], rows.data_ptr(), count, columns, out.ctypes.data, torch.get_num_threads()
+    )
+    return out
+
+
 def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
     """Return the bytes of a `PackedWeight` of these sizes. int8: every 32 columns have a scale of 2 bytes."""
-    if kind in STORED_KINDS:
-        return kernels.packed_bytes(STORED_KINDS[kind], int(gated), rows, columns)
+    if _KINDS[kind] >= FIRST_STORED:
+        return kernels.packed_bytes(_KINDS[kind], int(gated), rows, columns)
     outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
     panels = -(-outputs // per_panel)
     if kind == "int8":
@@ -266,7 +291,7 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
     int8: a scale and the start of a sum for every 32 values. If values are multiplied in a wider format, they are stored in
     it.
     """
-    if kind in STORED_KINDS:
+    if _KINDS[kind] >= FIRST_STORED:
         return columns // BLOCK * (BLOCK + _STORED_SCALE)
     if kind == "int8":
         width = 1 if kernels.isa in _VNNI else 2

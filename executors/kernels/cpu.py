@@ -24,6 +24,7 @@ SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers that the library uses for dtypes."""
 FIRST_STORED = 16
+"""Number of the first of STORED_KINDS: `FIRST_LAYOUT` of operands.h."""
 STORED_KINDS = {
     name: FIRST_STORED + i for i, name in enumerate((
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",

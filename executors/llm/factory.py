@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-QUANTIZATIONS = ("int8", "fp8")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 """Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}

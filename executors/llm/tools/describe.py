@@ -34,7 +34,7 @@ from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.linear import can_pack_onednn, joined_parts
+from executors.llm.model.linear import can_pack_onednn
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
@@ -77,7 +77,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "device": str(device),
         "weight_bytes": sketch.info.num_parameters * spec.dtype.itemsize,
         "loaded_bytes": sketch.parameter_bytes,
-        "quantization": "int8" if config.optimization.quantization == "int8" else sketch.info.quantization,
+        "quantization": loader.whole_numbers(config) or sketch.info.quantization,
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "heads": shape.num_heads,
@@ -132,10 +132,10 @@ def _bytes_when_loaded(
         return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
     kept = loader.kept_formats(config, decoder.config, kernels, Path(config.model))
     parts_of = decoder.kept_parts(kept)
-    for linear, how in decoder.packing(config.optimization.quantization == "int8"):
+    for linear, how in decoder.packing(loader.whole_numbers(config)):
         assert linear.weight is not None
         rows, columns = linear.weight.shape
-        parts = joined_parts(parts_of.get(id(linear), [(rows, how.kind)]))
+        parts = parts_of[id(linear)].joined if id(linear) in parts_of else [(rows, how.kind)]
         gated = how.gated and len(parts) == 1
         held += sum(packed_bytes(kernels, rows, columns, kind, gated) for rows, kind in parts)
         held -= linear.num_bytes

@@ -1,5 +1,5 @@
-"""Weights that are packed as a file has them, against the `gguf` package's own dequantization or the definition of groups, on every
-instruction set here."""
+"""Weights that are packed as a file has them, against the `gguf` package's own dequantization or the definition of groups, on
+every instruction set here."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", {**QWEN3, **sizes})
 
 
-def load(path: Path, dtype: torch.dtype, isa: str | None, int8: bool = False) -> Decoder:
+def load(path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None) -> Decoder:
     """`isa` None: computed by torch."""
     kernels = None if isa is None else cpu_kernels(isa)
-    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, int8)
+    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, quantization)
     load_weights(decoder, path, lambda *report: None)
     decoder.prepare(256)
     fuse(TorchAttention(), decoder)
@@ -175,7 +175,7 @@ def test_only_wanted_rows(
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 def test_int8_is_close(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype) -> None:
     expected = torch.cat(Runner(load(checkpoints["qwen3"], FP32, None), None).step(ITEMS))
-    got = torch.cat(Runner(load(checkpoints["qwen3"], dtype, isa, int8=True), isa).step(ITEMS)).float()
+    got = torch.cat(Runner(load(checkpoints["qwen3"], dtype, isa, "int8"), isa).step(ITEMS)).float()
     error = (got - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert 1e-4 < error < 0.1  # rows of 48 random numbers: real models are closer
 

@@ -140,6 +140,17 @@ void cohort_block_weights(int64_t dtype, const void* logits, const int64_t* at, 
   block_weights((const uint16_t*)logits, at, m, width, stride, size, best, scale, out, (int)threads);
 }
 
+// Tokens of rows of float32 logits: `choose` of sampling.h.
+int cohort_choose(const void* logits, int64_t width, int64_t stride, const float* maxima, int64_t size, const Choice* how,
+                  int64_t m, double min_temperature, int64_t* tokens, int64_t threads) {
+  try {
+    choose((const float*)logits, width, stride, maxima, size, how, m, min_temperature, tokens, (int)threads);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 // Makes bytes real memory, whatever others write there meanwhile: adding nothing is a write too.
 void cohort_touch(void* memory, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 4096) asm volatile("lock orb $0, %0" : "+m"(((char*)memory)[i]));

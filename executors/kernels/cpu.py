@@ -43,6 +43,8 @@ _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
 BLOCK = 32
 """Number of columns that share a scale in int8: `BLOCK` of operands.h."""
+MAX_PARTS = 3
+"""Of a weight: `MAX_PARTS` of operands.h."""
 _BLOCK_SCALE, _STORED_SCALE = 8, 16
 """Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
@@ -97,10 +99,15 @@ class CpuKernels:
         # dtype, logits, indices of rows and how many, width, elements between rows, block size, best, scale, out, threads.
         self.block_weights.argtypes = [I64, POINTER, POINTER, *[I64] * 4, POINTER, POINTER, POINTER, I64]
         self.block_maxima.restype = self.block_weights.restype = None
+        # logits, width, elements between rows, maxima, block size, choices and how many, least temperature, tokens, threads.
+        self.choose = loaded.cohort_choose
+        self.choose.argtypes = [
+            POINTER, I64, I64, POINTER, I64, POINTER, I64, ctypes.c_double, POINTER, I64,
+        ]  # fmt: skip
         self.touch = loaded.cohort_touch
         """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
-        for call in (self.pack, self.linear, self.attend, self.forward):
+        for call in (self.pack, self.linear, self.attend, self.forward, self.choose):
             call.restype = ctypes.c_int
 
 
@@ -122,6 +129,13 @@ def use_kernels(kernels: CpuKernels | None) -> None:
 def kernels_in_use() -> CpuKernels | None:
     """Return the kernels set by `use_kernels`."""
     return _in_use
+
+
+CHOICE = np.dtype([
+    ("row", np.int64), ("top_k", np.int64), ("temperature", np.float64), ("top_p", np.float64), ("min_p", np.float64),
+    ("u", np.float64),
+])  # fmt: skip
+"""`Choice` of sampling.h: how to choose the token of a row."""
 
 
 class PackedWeight:
@@ -164,7 +178,7 @@ class PackedWeight:
     def fill_blocks(self, source: np.ndarray, begin: int) -> None:
         """Store rows from row `begin` on as a file holds them: uint8 [count, bytes of a row], contiguous, in the weight's
         kind."""
-        assert source.dtype == np.uint8 and source.flags.c_contiguous
+        source = np.ascontiguousarray(source, np.uint8)
         self._kernels.pack_blocks(
             self.address, source.ctypes.data, begin, len(source), torch.get_num_threads()
         )
@@ -208,10 +222,11 @@ class PackedWeight:
 
 class MergedWeight:
     """Weights of STORED_KINDS, one below the other, that are multiplied in one call: queries, keys and values, which a file
-    may hold in different formats. At most three."""
+    may hold in different formats. At most MAX_PARTS. Raises ValueError."""
 
     def __init__(self, parts: Sequence[PackedWeight]) -> None:
-        assert 1 < len(parts) <= 3
+        if not 1 < len(parts) <= MAX_PARTS:
+            raise ValueError(f"a weight has 2 to {MAX_PARTS} parts, not {len(parts)}")
         self.parts = tuple(parts)
         self.address = parts[0].address
         self.struct = parts[0].struct

@@ -16,8 +16,8 @@
 //            GROUP_F32 the same, the scales as float32
 //
 // A weight is scale * (code - ZERO) + minimum (FLAT) or - minimum (TWO), a scale of two levels being the product of both: what
-// the file's own definition makes of it, without a rounding. Definitions: ggml-common.h and ggml-quants.c of ggml. With zeros,
-// which are whole numbers, it is scale * (code - zero): GPTQ, AWQ and compressed-tensors, see packed_tensors.py.
+// the file's own definition makes of it, without a rounding. The formats are those of ggml. With zeros, which are whole numbers, it
+// is scale * (code - zero): groups of GPTQ, AWQ and compressed-tensors, whose rows are made for the kernels (quantized_tensors.py).
 #pragma once
 
 #include <vector>
@@ -50,7 +50,7 @@ struct LayoutOf {
 template <Codes C, int BLOCKS, int ZERO = 0, Scales S = GROUP>
 using Grouped = LayoutOf<C, S, ZERO, 1, false, false, BLOCKS, ZERO == 0>;
 
-// Kinds from here on: the number of a layout is that of its format in `STORED_KINDS` of cpu.py.
+// The order is that of `STORED_KINDS` in cpu.py.
 using Q4_0 = LayoutOf<U4, FLAT, 8>;
 using Q4_1 = LayoutOf<U4, FLAT, 0, 1, true>;
 using Q5_0 = LayoutOf<U5, FLAT, 16>;

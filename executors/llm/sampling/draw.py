@@ -68,6 +68,9 @@ class Blocks:
             self.logits = (logits.float() if widen else logits).contiguous()
             self.maxima = _block_maxima(self.logits, self.size) if maxima is None else maxima
         self.best = self.maxima.amax(-1)
+        wide = self.logits.dtype is torch.float32 and self.maxima.dtype is torch.float32
+        self.kernels = _kernels_for(self.logits) if wide and self.maxima.is_contiguous() else None
+        """Cohort's own kernels, if they can choose tokens from these logits."""
 
     def renew(self, rows: np.ndarray) -> None:
         """Update the maxima after logits of these rows were changed."""

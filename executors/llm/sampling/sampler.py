@@ -21,6 +21,9 @@ import torch
 
 from executors.contract import noise
 from executors.contract.batch import SampledToken, SamplingParams
+from executors.contract.errors import OutOfMemory
+from executors.kernels.cpu import CHOICE, OUT_OF_MEMORY, CpuKernels
+from executors.llm.sampling.columns import MIN_TEMPERATURE
 from executors.llm.sampling.draw import Blocks, Draw, draw, greedy
 from executors.llm.sampling.edits import EditedRows, LogitEdits
 
@@ -178,6 +181,9 @@ def _choose(
     blocks: Blocks, row: np.ndarray, index: np.ndarray, rows: SamplingRows, u: np.ndarray, tokens: np.ndarray
 ) -> None:
     """Write tokens[index]: the rows `row` of `blocks` have the settings at `index`."""
+    if len(index) and blocks.kernels is not None and not (rows.typical_p[index] < 1.0).any():
+        tokens[index] = _chosen_by_kernels(blocks, blocks.kernels, row, index, rows, u)
+        return
     drawn = rows.temperature[index] > 0.0
     if not drawn.all():
         tokens[index[~drawn]] = greedy(blocks, row[~drawn])
@@ -189,6 +195,26 @@ def _choose(
             row=row[drawn], typical_p=rows.typical_p[at],
         )  # fmt: skip
         tokens[at] = draw(blocks, settings)
+
+
+def _chosen_by_kernels(
+    blocks: Blocks, kernels: CpuKernels, row: np.ndarray, index: np.ndarray, rows: SamplingRows, u: np.ndarray
+) -> np.ndarray:
+    """Return int64 [m]: what `_choose` writes, for settings without typical-p."""
+    width, k = blocks.width, rows.top_k[index]
+    how = np.empty(len(index), CHOICE)
+    how["row"], how["u"] = row, u[index]
+    how["top_k"] = np.where((k > 0) & (k < width), k, width)
+    how["temperature"], how["top_p"], how["min_p"] = (
+        rows.temperature[index], rows.top_p[index], rows.min_p[index],
+    )  # fmt: skip
+    tokens = np.empty(len(index), np.int64)
+    if kernels.choose(
+        blocks.logits.data_ptr(), width, blocks.logits.stride(0), blocks.maxima.data_ptr(), blocks.size,
+        how.ctypes.data, len(how), MIN_TEMPERATURE, tokens.ctypes.data, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise OutOfMemory(OUT_OF_MEMORY)
+    return tokens
 
 
 def describe(

@@ -52,9 +52,9 @@ def plain_bytes(kind: str) -> set[int]:
     return {at + i for at in _HALVES.get(kind, (0,)) for i in (0, 1)}
 
 
-def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+def random_rows(kind: str, rows: int, columns: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """uint8 [rows, bytes of a row]: any codes and any scales of the second level; those of the first are small numbers of both
-    signs, zeros any whole numbers that a format can have."""
+    signs, times `scale`, zeros any whole numbers that a format can have."""
     rng = np.random.default_rng(seed)
     size, num_bytes = block_size(kind), block_bytes(kind)
     raw = rng.integers(0, 256, (rows, columns // size * num_bytes), dtype=np.uint8)
@@ -65,15 +65,16 @@ def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray
     if kind in GROUPS:
         _, bits, width, zero = GROUPS[kind]
         dtype = np.float16 if width == 2 else np.float32
-        blocks[:, :width] = rng.uniform(-0.01, 0.02, (len(blocks), 1)).astype(dtype).view(np.uint8)
+        numbers = (scale * rng.uniform(-0.01, 0.02, (len(blocks), 1))).astype(dtype)
+        blocks[:, :width] = numbers.view(np.uint8)
         if zero is None:
             low, high = (0, 16) if bits == 4 else (-128, 128)
             zeros = rng.integers(low, high + 1, (len(blocks), 1)).astype(np.float16)
             blocks[:, width : width + 2] = zeros.view(np.uint8)
         return raw
     for at in _HALVES.get(kind, (0,)):
-        scale = rng.uniform(-0.01, 0.02, (len(blocks), 1)).astype(np.float16)
-        blocks[:, at : at + 2] = scale.view(np.uint8)
+        number = (scale * rng.uniform(-0.01, 0.02, (len(blocks), 1))).astype(np.float16)
+        blocks[:, at : at + 2] = number.view(np.uint8)
     return raw
 
 

@@ -7,12 +7,23 @@ import torch
 from executors.contract import noise, reference_sampler
 from executors.contract.batch import SamplingParams, SequenceStart
 from executors.contract.token_history import TokenHistory
+from executors.kernels import CPU_ISAS
+from executors.kernels.cpu import cpu_kernels, kernels_in_use, use_kernels
 from executors.llm.sampling import sampler
 from executors.llm.sampling.edits import EditsBuilder, SlotShapers
 from executors.llm.sampling.sampler import Sampled, SamplingTable, sample
 from tests.executors.chi_square import chi_square_p
 
 Ids = tuple[int, ...]
+
+
+@pytest.fixture(params=["torch", CPU_ISAS[0]])
+def choosing(request):
+    """Tokens are chosen by torch, or by the kernels."""
+    before = kernels_in_use()
+    use_kernels(None if request.param == "torch" else cpu_kernels(request.param))
+    yield request.param
+    use_kernels(before)
 
 
 def some_ids(rng: np.random.Generator, width: int, most: int) -> Ids:
@@ -82,6 +93,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("width", "scale", "dtype", "rounds"), CASES)
+@pytest.mark.usefixtures("choosing")
 def test_mixed_settings_equal_the_reference(width, scale, dtype, rounds):
     rng, n, edges = np.random.default_rng(width), 64, 0
     for _ in range(rounds):
@@ -123,6 +135,7 @@ STOCHASTIC = [
 
 
 @pytest.mark.parametrize("settings", STOCHASTIC, ids=str)
+@pytest.mark.usefixtures("choosing")
 def test_the_distribution_is_the_processed_one(settings):
     row = np.random.default_rng(8).normal(0, 1.5, 30).astype(np.float32)
     n, prompt, output = 6_000, [1, 2, 3], [3, 3, 8]
@@ -153,6 +166,7 @@ def test_neutral_settings_cost_nothing(monkeypatch):
     assert sampler.sample(torch.eye(3), greedy).tokens.tolist() == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("choosing")
 def test_a_row_with_nothing_left_is_bad_alone():
     params = [
         SamplingParams(0.0),

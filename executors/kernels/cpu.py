@@ -279,9 +279,10 @@ class StoredRows:
 
 def quantized_rows(kernels: CpuKernels, rows: torch.Tensor) -> np.ndarray:
     """Quantize float32 or bfloat16 rows [count, columns], contiguous, to "int4": rows of Q4_1 as a GGUF file has them, uint8
-    [count, columns / BLOCK * INT4_ROW]. `columns` is a multiple of BLOCK. See quantize.h."""
+    [count, columns / BLOCK * INT4_ROW]. See quantize.h. Raises ValueError if `columns` is no multiple of BLOCK."""
     count, columns = rows.shape
-    assert columns % BLOCK == 0
+    if columns % BLOCK:
+        raise ValueError(f"rows of {columns} columns are no whole blocks of {BLOCK}")
     out = np.empty((count, columns // BLOCK * INT4_ROW), np.uint8)
     kernels.quantize(
         DTYPES[rows.dtype], rows.data_ptr(), count, columns, out.ctypes.data, torch.get_num_threads()

@@ -339,7 +339,8 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
     ({"options": {"fast": True}}, ["fast"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]),
     ({"attention": ExecutorAttentionConfig(backend="magic")}, ["backend", "magic", "torch"]),
-    ({"optimization": OptimizationConfig(quantization="awq")}, ["quantization", "awq"]),
+    ({"optimization": OptimizationConfig(quantization="awq")}, ["quantization", "awq", "leave the setting out"]),
+    ({"optimization": OptimizationConfig(quantization="int3")}, ["quantization", "int3", "supported: int8, int4, fp8"]),
     ({"memory": ExecutorMemoryConfig(gpu_memory_utilization=1.5)}, ["gpu_memory_utilization"]),
 ])  # fmt: skip
 def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, words):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
-from executors.llm.checkpoint.quantized_tensors import quantized_tensors
+from executors.llm.checkpoint.quantized_tensors import QuantizedTensors, quantized_tensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import parse_config, read_json
@@ -109,6 +109,18 @@ class Checkpoint:
     def file_of(self, name: str) -> TensorFile:
         """Return the file that holds a tensor."""
         return self._of[name]
+
+    def has_no_effect(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros beside a quantized weight, which some savers write for layers that have none."""
+        stem, _, part = name.rpartition(".")
+        file, beside = self._of.get(name), self._of.get(f"{stem}.weight")
+        if (
+            part != "bias"
+            or not isinstance(file, SafetensorsFile)
+            or not isinstance(beside, QuantizedTensors)
+        ):
+            return False
+        return file.float_dtype(name) is not None and not bool(file.view(name).any())
 
     def close(self) -> None:
         """Unmap everything."""

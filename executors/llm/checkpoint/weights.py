@@ -262,11 +262,12 @@ def _left_out(
 
 
 def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
-    """Return the tensors that are neither known nor parts of a nested checkpoint's other models."""
+    """Return the tensors that are neither known nor without effect nor parts of a nested checkpoint's other models."""
     return sorted(
         name
         for name in checkpoint.listed() - known
-        if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
+        if not checkpoint.has_no_effect(name)
+        and not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
     )
 
 

@@ -21,7 +21,15 @@ SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 211,
 }  # fmt: skip
-SHAPES = {"qwen3": {**QWEN3, **SIZES}, "llama": {**LLAMA, **SIZES, "tie_word_embeddings": False}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3": {**QWEN3, **SIZES},
+    "llama": {**LLAMA, **SIZES, "tie_word_embeddings": False},
+    "experts": {
+        **QWEN3, **SIZES, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}  # fmt: skip
 Tensors = dict[str, torch.Tensor]
 
 

@@ -16,6 +16,7 @@ from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryCon
 from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import PackedWeight, cpu_kernels
 from executors.llm.checkpoint.files import Checkpoint
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
 from executors.llm.model.quantization import IntScheme, parse_quantization
 from executors.llm.tools.describe import describe
@@ -94,7 +95,7 @@ async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> N
     """Against the same weights in float32: kept, up to the rounding of activations; widened, exactly."""
     quantized, wide = checkpoints[form]
     expected, plain = await logits(wide)
-    for name in CPU_ISAS:
+    for name in {CPU_ISAS[0], CPU_ISAS[-1]}:
         kept, executor = await logits(quantized, optimization=OptimizationConfig(num_threads=1, cpu_isa=name))
         assert 5e-5 < distance(kept, expected) < INT8_ERROR
     assert executor.info().quantization == FORMS[form].kind
@@ -193,6 +194,34 @@ async def test_a_quantized_head_and_a_split_checkpoint(tmp_path: Path) -> None:
     assert any("in one call" in note for note in executor.status().notes)
 
 
+@pytest.mark.parametrize("form", ["gptq-128", "awq-128", "packed-act-order", "int8-rows"])
+async def test_experts(form: str, tmp_path: Path) -> None:
+    quantized, wide = write_quantized(tmp_path, FORMS[form], "experts")
+    expected, plain = await logits(wide)
+    found, executor = await logits(quantized)
+    assert 1e-4 < distance(found, expected) < INT8_ERROR
+    assert executor.info().quantization == FORMS[form].kind
+    needed = [one.capabilities().memory.parameter_memory for one in (executor, plain)]
+    assert needed[0] < 0.5 * needed[1]
+
+
+def test_biases_of_zeros_are_left_out_in_silence(tmp_path: Path) -> None:
+    """AutoGPTQ has written one for every layer. Others are told."""
+    quantized, _ = write_quantized(tmp_path, FORMS["gptq-128"])
+    stem = "model.layers.{}.mlp.down_proj.bias"
+
+    def warnings(value: float) -> tuple[str, ...]:
+        rewrite(
+            quantized,
+            lambda tensors: tensors.update({stem.format(i): torch.full((256,), value) for i in (0, 1)}),
+        )
+        return load_model(config(quantized), lambda *_: None).warnings
+
+    assert warnings(0.0) == ()
+    [told] = warnings(0.5)
+    assert "2 tensors" in told and stem.format(0) in told
+
+
 async def test_float16_is_computed_in_bfloat16_on_a_cpu(tmp_path: Path) -> None:
     """The kernels have no float16, which most of these checkpoints name."""
     quantized, wide = write_quantized(tmp_path, FORMS["awq-32"], dtype="float16")
@@ -204,7 +233,10 @@ async def test_float16_is_computed_in_bfloat16_on_a_cpu(tmp_path: Path) -> None:
     assert told["dtype"] == "bfloat16"
 
 
-@every_form
+@pytest.mark.parametrize(
+    "form",
+    ["gptq-128", "gptq-zeros-32", "gptq-act-order", "gptq-8-zeros", "awq-128", "packed-float32", "int8-rows"],
+)
 async def test_sizes_are_told_before_loading(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> None:
     quantized, _ = checkpoints[form]
     told = describe(config(quantized, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))

@@ -2,7 +2,7 @@
 //
 //   x = embed[token]                                                                       x: fp32, the residual stream
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
-//               norm(x) -> gate and up, activation -> down, added to x
+//               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added
 //   out = norm(x)
 //
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
@@ -25,11 +25,13 @@ struct Layer {
   const Linear *qkv, *o, *gate_up, *down;
   const float *attn_norm, *mlp_norm;  // [hidden]
   const float *q_norm, *k_norm;       // [head_dim], or null
+  const float *attn_post_norm, *mlp_post_norm;  // [hidden], of what is added to x; or null
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
 };
 
 struct Model {
   int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim, inner, activation, num_layers;
+  int64_t post_norms;  // whether a layer has one
   const Layer* layers;
   const float* final_norm;
   float eps, embed_scale;
@@ -86,15 +88,16 @@ struct Forward {
   Counter* counters;
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
-  float *x, *few, *qkv;
+  float *x, *few, *qkv, *sublayer;
   Word* words;
   Scale* scales;
   T *queries, *mixed, *inner;
   std::atomic<int> failed{0};
 
-  // The counters of a layer: a product after a conversion of its rows has two, that of queries, keys and values one a part.
+  // The counters of a layer: a product after a conversion of its rows has two, and one for a norm behind it; that
+  // of queries, keys and values has one a part.
   enum : int64_t {
-    NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 2, GATE_UP, DOWN, PHASES = DOWN + 2
+    NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, PHASES = DOWN + 3
   };
   // Where the bf16 values are what the product reads, nothing is converted.
   static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
@@ -111,7 +114,7 @@ struct Forward {
     int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
                    tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
-                   tokens * (2 * q_size() + m.inner) * sizeof(T) + 1024;
+                   tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
@@ -120,6 +123,7 @@ struct Forward {
     few = workspace.take<float>(c.num_wanted * m.hidden);
     scales = workspace.take<Scale>(tokens * blocks);
     qkv = workspace.take<float>(tokens * qkv_size());
+    sublayer = workspace.take<float>(m.post_norms ? tokens * m.hidden : 0);
     words = workspace.take<Word>(tokens * steps);
     queries = workspace.take<T>(tokens * q_size());
     mixed = workspace.take<T>(tokens * q_size());
@@ -149,8 +153,8 @@ struct Forward {
     team.barrier();
   }
 
-  // x += w values, [tokens][columns of w].
-  void add_product(const Linear& w, const T* values, Counter* counter) {
+  // x += w values, [tokens][columns of w]; what is added goes through the norm `post` if there is one.
+  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counter) {
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % 2) {
       rows(counter[0], [&](int64_t t) {
@@ -158,7 +162,14 @@ struct Forward {
       });
       a = words;
     }
-    product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter + 1);
+    if (!post) return product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter + 1);
+    product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, counter + 1);
+    rows(counter[2], [&](int64_t t) {
+      rms_norm(line, sublayer + t * m.hidden, post, m.hidden, m.eps);
+      float* to = x + t * m.hidden;
+      for (int64_t i = 0; i < m.hidden; i += W)
+        store_some(to + i, add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i)), m.hidden - i);
+    });
   }
 
   static void narrow(T* out, const float* in, int64_t n) {
@@ -215,10 +226,10 @@ struct Forward {
     if (!attend<T, A>(step, kv, queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
-    add_product(*layer.o, mixed, counter + O);
+    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter + O);
     norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line);
     product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter + GATE_UP);
-    add_product(*layer.down, inner, counter + DOWN);
+    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter + DOWN);
   }
 
   void run() {

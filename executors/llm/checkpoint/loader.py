@@ -314,7 +314,11 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         kept = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
         kind = kept or decoder.quantization or DTYPE_NAMES[decoder.dtype]
         operand = operand_bytes(kernels, widest, kind)
-        return 8 * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
+        names = config.family.names
+        residuals = (
+            12 if names.attn_post_norm or names.mlp_post_norm else 8
+        )  # what is normed before it is added
+        return residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
     operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0
     stored = 4 * inner

@@ -39,7 +39,19 @@ class _Layer(ctypes.Structure):
 
     _fields_ = [
         (name, POINTER)
-        for name in ("qkv", "o", "gate_up", "down", "attn_norm", "mlp_norm", "q_norm", "k_norm", "rotary")
+        for name in (
+            "qkv",
+            "o",
+            "gate_up",
+            "down",
+            "attn_norm",
+            "mlp_norm",
+            "q_norm",
+            "k_norm",
+            "attn_post_norm",
+            "mlp_post_norm",
+            "rotary",
+        )
     ]
 
 
@@ -49,6 +61,7 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in (
             "dtype", "kind", "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "inner", "activation", "num_layers",
+            "post_norms",
         )),
         ("layers", POINTER), ("final_norm", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
     ]  # fmt: skip
@@ -81,7 +94,6 @@ def why_not(decoder: Decoder) -> str | None:
     reasons = {
         "LayerNorm": family.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
-        "norms after sublayers": bool(family.names.attn_post_norm or family.names.mlp_post_norm),
         "scaled sublayers": config.residual_scale != 1.0,
         "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
@@ -125,6 +137,7 @@ class CpuForward:
         self._model = _Model(
             DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             rotary_dim, config.intermediate_size, ACTIVATIONS[config.activation], len(layers),
+            int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
             ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight), config.norm_eps,
             decoder.embed_scale,
         )  # fmt: skip
@@ -143,6 +156,8 @@ class CpuForward:
             weights.qkv.address, weights.o.address, weights.gate_up.address, weights.down.address,
             self._floats(decoder, layer.attn_norm.weight), self._floats(decoder, layer.mlp_norm.weight),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
+            *(self._floats(decoder, None if norm is None else norm.weight)
+              for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
             None if rope is None else decoder.rotary[rope].data_ptr(),
         )  # fmt: skip
 

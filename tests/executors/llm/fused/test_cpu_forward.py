@@ -46,6 +46,14 @@ MODELS: dict[str, dict[str, Any]] = {
         **QWEN3, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
     },
+    "gemma2": {
+        **QWEN3, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 20, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        **QWEN3, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 20, "sliding_window": 9, "rope_local_base_freq": 100.0, "sliding_window_pattern": 2,
+    },
 }  # fmt: skip
 BLOCK = 4
 ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
@@ -246,8 +254,6 @@ def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
     }  # fmt: skip
     cases = {
         "experts": experts,
-        "norms after sublayers": {**QWEN3, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2",
-                         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 20},
         "no norm before": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     }  # fmt: skip
     for index, (words, fields) in enumerate(cases.items()):

@@ -62,7 +62,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in ("kind", "form", "rows", "columns")),
         *((name, POINTER) for name in ("packed", "bias", "next")),
-        ("first", I64),
+        ("first", I64), ("order", POINTER),
     ]  # fmt: skip
 
 
@@ -151,8 +151,9 @@ class PackedWeight:
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._order: torch.Tensor | None = None
         self.struct = LinearStruct(
-            _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0
+            _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0, None
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -182,6 +183,11 @@ class PackedWeight:
         self._kernels.pack_blocks(
             self.address, source.ctypes.data, begin, len(source), torch.get_num_threads()
         )
+
+    def set_order(self, order: torch.Tensor) -> None:
+        """Say which of a row's values each column of the weight multiplies: int64 [columns], each column once."""
+        self._order = order.contiguous()
+        self.struct.order = self._order.data_ptr()
 
     def set_bias(self, bias: torch.Tensor | None) -> None:
         """Set the bias [rows], added to the results (before the activation)."""
@@ -246,6 +252,10 @@ class MergedWeight:
         """See `PackedWeight`; the rows belong to one part."""
         part = next(part for part in reversed(self.parts) if part.struct.first <= begin)
         part.fill_blocks(source, begin - part.struct.first)
+
+    def set_order(self, order: torch.Tensor) -> None:
+        """See `PackedWeight`; all parts have the same order."""
+        self.parts[0].set_order(order)
 
     def set_bias(self, bias: torch.Tensor | None) -> None:
         """Set the bias [rows] of all parts."""

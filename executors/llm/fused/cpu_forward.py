@@ -103,9 +103,6 @@ def why_not(decoder: Decoder) -> str | None:
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "KV in fp8": decoder.kv_dtype is not None,
         "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
-        "columns that the checkpoint has in the order of their activations (act-order)": any(
-            linear.order is not None for linear in decoder.linears()
-        ),
         "gate and up projections in different formats": any(
             isinstance(linear.packed, MergedWeight)
             for layer in decoder.layers

@@ -101,14 +101,13 @@ class Decoder:
 
     def kept_parts(self, stored: Mapping[str, StoredFormat]) -> dict[int, StoredParts]:
         """Map the id of each linear layer that can keep the formats of its file to its parts; `stored`: formats by checkpoint
-        names. Parts whose columns are in different orders cannot be multiplied together, and the head's must be in order."""
+        names. Parts whose columns are in different orders cannot be multiplied together."""
         found = {}
         for linear, parts in naming.linear_parts(self).items() if stored else ():
             formats = [stored.get(name) for name, _ in parts]
             kinds = [one.kind for one in formats if one is not None and one.kind in STORED_KINDS]
             orders = [one.order for one in formats if one is not None]
-            ordered = orders[0] is not None if orders else False
-            if len(kinds) < len(parts) or not _same(orders) or (ordered and linear == id(self.lm_head)):
+            if len(kinds) < len(parts) or not _same(orders):
                 continue
             rows = (count for _, count in parts)
             found[linear] = StoredParts(tuple(zip(rows, kinds, strict=True)), orders[0])

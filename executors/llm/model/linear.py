@@ -81,7 +81,7 @@ class Linear:
     `packed` or `fp8` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing for oneDNN.
     """
 
-    __slots__ = ("_onednn", "bias", "fp8", "order", "packed", "stored", "weight")
+    __slots__ = ("_onednn", "bias", "fp8", "packed", "stored", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -89,15 +89,13 @@ class Linear:
         self.packed: PackedWeight | MergedWeight | None = None
         self.stored: tuple[str, ...] = ()
         """Formats of the layer's parts, if it takes rows as a file holds them quantized."""
-        self.order: torch.Tensor | None = None
-        """Order in which the packed weight has its columns, int64 [in]; None if they are in the usual one."""
         self.fp8: Fp8Weight | None = None
         self._onednn: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[m, in] -> [m, out]."""
         if self.packed is not None:
-            return self.packed(self._ordered(x))
+            return self.packed(x)
         if self.fp8 is not None:
             return self.fp8(x, self.bias)
         if self._onednn is not None:
@@ -114,10 +112,7 @@ class Linear:
             return self.fp8.gated(x, self.bias, activation)
         if self.packed is None or not self.packed.struct.form:
             return None
-        return self.packed(self._ordered(x), ACTIVATIONS[activation])
-
-    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.order is None else x.index_select(1, self.order)
+        return self.packed(x, ACTIVATIONS[activation])
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
@@ -130,12 +125,13 @@ class Linear:
     def reserve_stored(self, kernels: CpuKernels, stored: StoredParts, gated: bool) -> None:
         """Pack the layer while it is loaded, without widening what the file holds quantized."""
         joined = stored.joined
-        self.order = stored.order
         _, columns = self._give_up()
         packed = [
             PackedWeight(kernels, rows, columns, kind, gated and len(joined) == 1) for rows, kind in joined
         ]
         self.packed = packed[0] if len(packed) == 1 else MergedWeight(packed)
+        if stored.order is not None:
+            self.packed.set_order(stored.order)
         self.stored = tuple(kind for _, kind in joined)
 
     def hold(self, weight: Fp8Weight) -> None:

@@ -243,3 +243,27 @@ def test_int4_packs_floats(isa: str) -> None:
     weights[7, 40] = torch.nan
     weight.fill(weights, 0)
     assert weight(x).isnan().all(0).tolist() == [row == 7 for row in range(35)]
+
+
+@every_isa
+@pytest.mark.parametrize("gated", [False, True])
+@both_dtypes
+def test_columns_in_another_order(isa: str, gated: bool, dtype: torch.dtype) -> None:
+    """The same bits as of values in that order, by any number of threads."""
+    raw = random_rows("uint4-g64", 70, 256)
+    weight, ordered = packed(raw, "uint4-g64", isa, gated), packed(raw, "uint4-g64", isa, gated)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    ordered.set_order(order)
+    x = torch.randn(29, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = weight(x[:, order])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert torch.equal(ordered(x), wanted)
+    finally:
+        torch.set_num_threads(before)
+    if not gated:
+        assert torch.equal(ordered.with_maxima(x)[0], weight.with_maxima(x[:, order])[0])
+        merged = MergedWeight([ordered, packed(raw[:5], "uint4-g64", isa)])
+        assert torch.equal(merged(x), torch.cat((wanted, wanted[:, :5]), 1))

@@ -34,11 +34,11 @@ STORED_KINDS = {
 """Formats of weights that are packed as a file has them, `with_layout` of layouts.h: by GGUF's names for its blocks, then
 groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
 scale, or of 32 codes of 4 or 8 bits with a float32 scale."""
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": STORED_KINDS["Q4_1"]}
-"""Formats of weights that are packed from floats: `Kind` of operands.h."""
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""Formats of weights that are packed from floats: `Kind` of operands.h. "int4" is another, which fills Q4_1."""
 INT4_ROW = 20
 """Bytes that "int4" takes for every `BLOCK` columns of a row."""
-_KINDS = KINDS | STORED_KINDS
+_KINDS = KINDS | {"int4": STORED_KINDS["Q4_1"]} | STORED_KINDS
 _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
 BLOCK = 32
@@ -142,7 +142,7 @@ class PackedWeight:
     """A weight [rows, columns] laid out for the kernels, filled in any number of pieces and then callable.
 
     `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it returns
-    act(gate(x)) * up(x). `kind` is one of KINDS or, for rows that a file holds quantized, of STORED_KINDS.
+    act(gate(x)) * up(x). `kind` is "int4" or one of KINDS or, for rows that a file holds quantized, of STORED_KINDS.
     """
 
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:

@@ -124,8 +124,8 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     weights = f"{size(stored['bytes'])} in {stored['dtype']}"
     if facts["dtype"] != stored["dtype"]:
         weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
-    if facts["quantization"] == "int8":
-        weights += f"; {size(facts['loaded_bytes'])} once loaded in int8"
+    if facts["quantization"] in ("int8", "int4"):
+        weights += f"; {size(facts['loaded_bytes'])} once loaded in {facts['quantization']}"
     elif facts["loaded_bytes"] > facts["weight_bytes"]:
         weights += f"; {size(facts['loaded_bytes'])} once loaded"
     context = f"{facts['context_length']:,} tokens"

@@ -178,8 +178,9 @@ class Settings:
     )
     quantization: str | None = text(
         None,
-        "Weights and activations in 8 bits: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a "
-        "CPU) or fp8 (e4m3, on GPUs with FP8 arithmetic).",
+        "Quantize weights at load: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a CPU), int4 "
+        "(a scale and a minimum per 32 values, the head in int8; on CPUs) or fp8 (e4m3, on GPUs with FP8 arithmetic). "
+        "Activations have 8 bits.",
         shown="none, or the checkpoint's",
     )
     cpu_isa: str | None = text(

@@ -45,6 +45,9 @@ from server.metrics import Metrics
 from server.model_defaults import generation_config
 from server.model_defaults.pooling import default_pooling
 from server.model_defaults.sampling import SamplingDefaults
+from server.model_files import default_model
+from server.model_files.prepared import model_directory
+from server.model_source import LocalModel, Source, find_source
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.load import SettingsError
@@ -55,8 +58,6 @@ from server.system.worker_threads import DeadlineExceeded
 from server.templates.template import ChatTemplate, resolve_chat_template
 
 log = structlog.get_logger("server")
-
-EMBEDDED_NAME = "cohort-tiny"
 
 
 def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
@@ -99,7 +100,8 @@ class Bootstrap:
         self.config: ExecutorConfig
         self._file_warnings: tuple[str, ...] = ()
         """Warnings about settings in the tokenizer's files that are not used."""
-        self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
+        name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
+        self.names = tuple(settings.served_model_name) or (name,)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer HTTP at once, load meanwhile, serve, drain."""
@@ -131,6 +133,8 @@ class Bootstrap:
         secure = self.tls is not None
         url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
+        if isinstance(self.source, LocalModel) and self.source.note is not None:
+            log.warning(self.source.note)
 
         async def load() -> None:
             model = await self.load(state, core)
@@ -176,18 +180,20 @@ class Bootstrap:
         return core
 
     async def _find_model(self, state: ServerState) -> Path:
-        """The model's directory; a hub model is downloaded first, while the port answers."""
-        if isinstance(self.source, Path):
-            return self.source
+        """The model's directory; a hub model is downloaded first, while the port answers, and a GGUF file gets its directory."""
+        path = self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
+        return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
+
+    async def _fetch(self, source: hub.HubModel, state: ServerState) -> Path:
         display = banner.loading_display()
         report = _reporter(display, state, "downloading")
 
         def progress(done: int, total: int) -> None:
-            report(f"downloading {self.source.name}", done, total)
+            report(f"downloading {source.label}", done, total)
 
         progress(0, 0)
         try:
-            return await hub.fetch(self.source, progress, self._check_small_files)
+            return await hub.fetch(source, progress, self._check_small_files)
         finally:
             display.close()
 
@@ -363,48 +369,9 @@ def embedded_directory() -> Path:
     return tiny.weights_dir()
 
 
-def embedded(name: str | None) -> bool:
-    """True for the bundled model: no name, or its own name if there is no directory of that name."""
-    return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
-
-
-def model_source(settings: Settings) -> Path | hub.HubModel:
-    """An existing directory, or the hub model to download. Raises SettingsError if the name is neither."""
-    name = settings.model
-    if name is None or embedded(name):
-        return _local(settings, embedded_directory())
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _local(settings, path.resolve())
-    if path.exists():
-        raise SettingsError(f"{name}: this is a file, and a model is a directory")
-    if (named := hub.hub_name(name)) is not None:
-        repository, revision = named
-        if revision and settings.revision and revision != settings.revision:
-            raise SettingsError(
-                f"--revision {settings.revision}: the link names {revision}; leave one of them out"
-            )
-        weights = settings.load_format != "dummy"
-        return hub.HubModel(repository, settings.revision or revision, settings.download_dir, weights)
-    raise SettingsError(
-        f"{name}: no such directory, and not a hub name, which is ORG/NAME, such as Qwen/Qwen3-0.6B, or the link to its page"
-    )
-
-
-def _local(settings: Settings, directory: Path) -> Path:
-    if settings.revision is not None:
-        raise SettingsError(
-            f"--revision {settings.revision}: {settings.model or EMBEDDED_NAME} is a directory, which has no "
-            "revisions; leave it out"
-        )
-    return directory
-
-
-def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
-    """The model id for clients: the name of the repository or directory, without the private path."""
-    if isinstance(source, hub.HubModel):
-        return source.name
-    return EMBEDDED_NAME if embedded(settings.model) else source.name
+def model_source(settings: Settings) -> Source:
+    """What the settings name. Raises SettingsError or ConfigError if it can be nothing."""
+    return find_source(settings, embedded_directory())
 
 
 def _reporter(

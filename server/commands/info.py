@@ -41,27 +41,30 @@ def info(
     given = as_bytes(memory, "--memory")
     if given is not None and flags["kv_cache_memory_bytes"] is not None:
         fail("--memory is for weights, KV and all, --kv-cache-memory-bytes for KV alone: give one of them")
-    settings, directory = find_model({"model": model, **flags}, weights=False)
-    facts = _facts(settings, directory, given)
+    settings, name, directory = find_model({"model": model, **flags}, weights=False)
+    facts = _facts(settings, name, directory, given)
     if as_json:
         print_json(facts)
     else:
         _show(facts)
 
 
-def _facts(settings: Any, directory: Path, memory: int | None) -> dict[str, Any]:
+def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from server.bootstrap import EMBEDDED_NAME, executor_config
+    from server.bootstrap import executor_config
     from server.commands.common import ToolError, ask
+    from server.model_files.prepared import model_file
 
     executor = executor_config(settings, directory)
     try:
         facts: dict[str, Any] = ask("describe", {"config": asdict(executor), "memory": memory})
     except ToolError as error:
         fail(str(error))
-    facts["name"] = EMBEDDED_NAME if settings.model is None else settings.model
-    return {**facts, "directory": str(directory), "text": text_facts(directory)}
+    file = model_file(directory)
+    facts["name"] = name if settings.model is None else settings.model
+    where = {"directory": str(directory), "file": None if file is None else str(file)}
+    return {**facts, **where, "text": text_facts(directory)}
 
 
 def text_facts(directory: Path) -> dict[str, Any]:

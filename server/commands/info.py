@@ -124,13 +124,17 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     experts = facts["experts"]
     heads = f"{facts['heads']} heads, {facts['kv_heads']} KV heads of {facts['head_dim']}"
     of_experts = f", {experts[1]} of {experts[0]} experts a token" if experts else ""
-    weights = f"{size(stored['bytes'])} in {stored['dtype']}"
+    weights = f"{size(stored['bytes'])} in {'several formats' if len(stored['formats']) > 1 else stored['dtype']}"
     if facts["dtype"] != stored["dtype"]:
         weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
     if facts["quantization"] == "int8":
         weights += f"; {size(facts['loaded_bytes'])} once loaded in int8"
     elif facts["loaded_bytes"] > facts["weight_bytes"]:
         weights += f"; {size(facts['loaded_bytes'])} once loaded"
+    formats = ""
+    if len(stored["formats"]) > 1:
+        total = sum(stored["formats"].values())
+        formats = ", ".join(f"{name} {_percent(part / total)}" for name, part in stored["formats"].items())
     context = f"{facts['context_length']:,} tokens"
     if facts["max_context_length"] != facts["context_length"]:
         context += f", at most {facts['max_context_length']:,} with --max-model-len"
@@ -144,7 +148,9 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", warning) for warning in facts["warnings"]),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
+        ("file", facts.get("file") or ""),
         ("weights", weights),
+        ("formats", formats),
         ("", f"not here: {stored['problem']}" if stored["problem"] else ""),
         ("context", context),
         ("vocabulary", f"{facts['vocab_size']:,} ids" + (f", {text['tokens']:,} in the tokenizer" if text["tokens"] else "")),
@@ -152,6 +158,10 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", f"none: {text['problem']}" if text["problem"] else ""),
     ]  # fmt: skip
     return [line for line in lines if line[1]]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
 
 
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from benchmarks.shapes import matrix_flops, write_shape
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from executors.contract import ExecutorConfig, SamplingParams
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
@@ -75,7 +75,8 @@ async def engine(shape: str, max_num_seqs: int = 64, **config: Any) -> AsyncIter
 async def generate(core: EngineCore, prompt: np.ndarray, count: int) -> Timed:
     """Ask for `count` greedy tokens and note when they come."""
     mailbox, timed = Mailbox(), Timed(time.perf_counter())
-    core.submit(Request("bench", prompt.astype(np.int32), _GREEDY, count, arrival_time=core.clock()), mailbox)
+    context = RequestContext("bench", core.clock())
+    core.submit(Request(context, prompt.astype(np.int32), _GREEDY, count), mailbox)
     while True:
         for delta in (await mailbox.take()).values():
             timed.times += [time.perf_counter()] * len(delta.tokens)

@@ -25,7 +25,7 @@ from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from engine.sequence import Sequence
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
@@ -52,7 +52,8 @@ class Bench:
         rng = np.random.default_rng(size)
         for number in range(size):
             prompt = rng.integers(0, 1000, _PROMPT).astype(np.int32)
-            asked = Request("bench", prompt, SamplingParams(temperature=0.0), 10**6, frozenset((1001, 1002)))
+            context, greedy = RequestContext("bench", 0.0), SamplingParams(temperature=0.0)
+            asked = Request(context, prompt, greedy, 10**6, frozenset((1001, 1002)))
             seq = Sequence(number + 1, asked, self.mailbox, number)
             self.scheduler.waiting.submit(seq)
             self.scheduler.sequences.add(seq)

@@ -32,7 +32,7 @@ from benchmarks.shapes import write_shape
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.batch import SamplingParams
 from executors.llm.factory import LlmFactory
@@ -139,7 +139,7 @@ async def _generate(core: EngineCore, rows: int, settings: SamplingParams, reade
     mailboxes = [Mailbox() for _ in range(min(rows, readers))]
     for number in range(rows):
         prompt = np.random.default_rng(number).integers(1, 200, _PROMPT + number % 16).astype(np.int32)
-        asked = Request("bench", prompt, settings, _STEPS, arrival_time=core.clock())
+        asked = Request(RequestContext("bench", core.clock()), prompt, settings, _STEPS)
         core.submit(asked, mailboxes[number % len(mailboxes)], number)
     await asyncio.gather(
         *(_read(one, len(range(number, rows, len(mailboxes)))) for number, one in enumerate(mailboxes))

@@ -25,29 +25,39 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What a call is besides its content: who sent it, when, and how urgent it is. Built once, where the call arrives; all
+    sequences of the call refer to the same object."""
+
+    request_id: str
+    """Id of the call, for its answer and the log."""
+    arrival_time: float
+    """Time when the call arrived, before its preparation, in seconds of the engine's monotonic clock. Measured times count from
+    it."""
+    priority: int = 0
+    """Rank under the priority policy: lower comes first, equal ones in order of arrival. Other policies refuse all but 0."""
+    cache_salt: str | None = None
+    """Salt of the prefix cache: prefixes are shared only between calls with the same one."""
+    tenant: str = ""
+    """Identity of the sender, which the fair policy serves in turn with others."""
+    deadline: float | None = None
+    """Time of the engine's clock by which the computation must have started, or the call is dropped; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """An immutable ask for ONE sequence. A call with n choices or several prompts is several of these.
 
-    `prompt_token_ids` int32 [prompt length], never empty. `sampling.seed` and `.choice` are set by whoever makes this.
+    `prompt_token_ids` int32 [prompt length], never empty. `sampling.seed` and `.choice` are set by the maker of the request.
     `stop_token_ids` end the sequence and include the model's end tokens unless the client said ignore_eos.
-    `arrival_time` in seconds of the engine's monotonic clock.
     """
 
-    request_id: str
+    context: RequestContext
     prompt_token_ids: Int32Array
     sampling: SamplingParams
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
-    arrival_time: float = 0.0
     adapter: str | None = None
-    priority: int = 0
-    """Lower comes first, under the priority policy; equal ones in order of arrival."""
-    cache_salt: str | None = None
-    """Prefixes are shared only between requests with the same salt."""
-    tenant: str = ""
-    """Whose request it is, under the fair policy."""
-    deadline: float | None = None
-    """Time of the engine's clock by which it must have been started, or it is dropped."""
     grammar: str | None = None
     """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
     prompt_logprobs: int | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, RequestContext
 from executors.contract import SampledToken, SequenceStart
 
 
@@ -55,6 +55,8 @@ class Sequence:
     slot: int | None = None
     started_epoch: int | None = None
     """The executor life that knows this sequence; None if none does."""
+    context: RequestContext = field(init=False)
+    """Context of the request, kept here because queue policies read it for each sequence of a step."""
     prompt_len: int = field(init=False)
     max_len: int = field(init=False)
     """Tokens of the prompt and of the longest output that was asked for."""
@@ -92,6 +94,7 @@ class Sequence:
     last_token_time: float | None = None
 
     def __post_init__(self) -> None:
+        self.context = self.request.context
         self.prompt_len = self.num_known_tokens = len(self.request.prompt_token_ids)
         self.max_len = self.prompt_len + self.request.max_tokens
 

@@ -15,7 +15,7 @@ from server.http.cors import Cors
 from server.http.endpoints import Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.hosts import HostCheck, Hosts
-from server.http.middleware import BodyLimit, RequestContext, TrailingSlash
+from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash
 from server.routes import chat, completions, embeddings, executors, models, ops, tokens
 from server.state import ServerState
 
@@ -54,7 +54,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key)
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
-    app.add_middleware(RequestContext, cors=cors or Cors(), answered=answered)
+    app.add_middleware(RequestLogging, cors=cors or Cors(), answered=answered)
     return app
 
 

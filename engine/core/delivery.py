@@ -22,6 +22,8 @@ class Delivery:
         self._observer = observer
         self._clock = clock
         self._idle = asyncio.Event()
+        self._held: list[tuple[Sequence, TokenDelta]] = []
+        """Deltas that are counted, and not yet in their mailboxes."""
         self._calls = 0
         """Calls that have more to submit."""
 
@@ -46,7 +48,13 @@ class Delivery:
             await self._idle.wait()
 
     def publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        """What a step gave."""
+        """Put what a step gave into the mailboxes, at once."""
+        self.hold(deltas)
+        self.release()
+
+    def hold(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+        """Count what a step gave, and keep it until `release`, which has to follow before anything is awaited: a filled mailbox
+        wakes its reader, and hundreds of readers take milliseconds, for which the next step must not wait."""
         now = self._clock()
         for seq, delta in deltas:
             if delta.tokens:
@@ -55,13 +63,20 @@ class Delivery:
                 self.gone(seq)
             if delta.error is not None:
                 self._count_error(delta.error)
+            self._held.append((seq, delta))
+
+    def release(self) -> None:
+        """Put the kept deltas into their mailboxes."""
+        held, self._held = self._held, []
+        for seq, delta in held:
             seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:
-        """A typed error is the answer."""
+        """A typed error is the answer, after the tokens that were computed before."""
+        self.release()
         self.gone(seq)
         self._count_error(error)
-        logger.warning("request %s failed: %s", seq.request.request_id, error.message)
+        logger.warning("request %s failed: %s", seq.context.request_id, error.message)
         seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
 
     def _count_error(self, error: EngineError) -> None:
@@ -72,7 +87,7 @@ class Delivery:
         """Forget a finished sequence, once."""
         if self.live.pop(seq.seq_id, None) is None:
             return
-        e2e = self._clock() - seq.request.arrival_time
+        e2e = self._clock() - seq.context.arrival_time
         outcome = str(seq.finish_reason or FinishReason.ERROR)
         # A prompt is computed once for all its choices, and not at all for a sequence that leaves while it waits.
         prompt_tokens = seq.prompt_len if seq.is_first and seq.was_started else 0
@@ -83,7 +98,7 @@ class Delivery:
     def _observe_tokens(self, seq: Sequence, count: int, now: float) -> None:
         previous = seq.stamp_tokens(now)
         if previous is None:
-            self._observer.first_token(now - seq.request.arrival_time)
+            self._observer.first_token(now - seq.context.arrival_time)
             if count > 1:
                 self._observer.tokens(count - 1, 0.0)
         else:

@@ -29,6 +29,11 @@ class Inbox:
         while self._commands:
             self._commands.popleft()()
 
+    @property
+    def pending(self) -> bool:
+        """Commands wait to be applied."""
+        return bool(self._commands)
+
     def read(self) -> None:
         """All there is was applied: what comes from now on is news."""
         self._filled.clear()

@@ -229,7 +229,7 @@ class EngineCore:
         """See `TextEngine.prepare_grammar`."""
         try:
             if not self.executor.capabilities().grammars:
-                message = "this server's executor cannot hold its output to a grammar"
+                message = "this server's executor cannot constrain its output to a grammar"
                 raise InvalidRequest(message, code="unsupported_parameter")
             await self.executor.prepare_grammar(grammar)
         except (InvalidInput, Unsupported) as error:
@@ -296,13 +296,20 @@ class EngineCore:
             while True:
                 self._look_after_waiting()
                 if self._death is not None and not self._steps:
+                    self._delivery.release()
                     await self._recover(recovery, None, self._death)
                     continue
                 # With steps out their results come first: one of them says which step died.
                 batch = scheduler.schedule() if self._steps.room and self._death is None else None
                 self._tell_executor(scheduler)
                 if batch is not None:
-                    await self._steps.submit(batch)
+                    self._steps.submit(batch)
+                self._delivery.release()
+                if batch is not None:
+                    # One turn of the event loop: the step is sent, then readers run.
+                    await asyncio.sleep(0)
+                elif self._inbox.pending:
+                    continue  # a mailbox that is full now asks for an abort
                 elif self._steps:
                     await self._land(scheduler, recovery)
                 else:
@@ -370,7 +377,7 @@ class EngineCore:
         deltas = scheduler.commit(step.batch, output)
         if any(delta.error is None for _, delta in deltas):
             recovery.gave_something()
-        self._delivery.publish(deltas)
+        self._delivery.hold(deltas)
 
     async def _rest(self, scheduler: Scheduler) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
@@ -498,6 +505,7 @@ class EngineCore:
     def _give_up(self, error: EngineError) -> None:
         """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""
         self._health.stage = Stage.FAILED
+        self._delivery.release()
         try:
             self._fail_all(error)
         finally:

@@ -42,11 +42,10 @@ class StepQueue:
         """One more may be submitted."""
         return len(self.out) < self.limit
 
-    async def submit(self, batch: UnifiedBatch) -> None:
-        """Submit a step; it is on its way when this returns."""
+    def submit(self, batch: UnifiedBatch) -> None:
+        """Submit a step. It is sent in the next turn of the event loop, before tasks that are woken after this call run."""
         step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
         self.out.append(PendingStep(batch, step, self._clock()))
-        await asyncio.sleep(0)
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
         """Its result, if it is one. An answer that does not fit the step is none: taken in, it would break what the scheduler

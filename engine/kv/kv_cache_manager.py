@@ -194,7 +194,7 @@ class KvCacheManager:
         keys, size = seq.block_keys, self.layout.block_size
         if len(keys) < count:
             request, new = seq.request, []
-            before = keys[-1] if keys else root_key(self._model, request.adapter, request.cache_salt)
+            before = keys[-1] if keys else root_key(self._model, request.adapter, request.context.cache_salt)
             for index in range(len(keys), count):
                 before = block_key(before, seq.token_ids(index * size, (index + 1) * size))
                 new.append(before)

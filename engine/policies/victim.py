@@ -18,8 +18,8 @@ def youngest(candidates: Iterable[Sequence]) -> Sequence:
 
 
 def least_important(candidates: Iterable[Sequence]) -> Sequence:
-    """The one with the highest `Request.priority` value, of several the one that came last."""
-    return max(candidates, key=lambda seq: (seq.request.priority, seq.seq_id))
+    """The one with the highest `RequestContext.priority` value, of several the one that came last."""
+    return max(candidates, key=lambda seq: (seq.context.priority, seq.seq_id))
 
 
 def most_present(candidates: Iterable[Sequence]) -> Sequence:
@@ -27,9 +27,9 @@ def most_present(candidates: Iterable[Sequence]) -> Sequence:
     listed = list(candidates)
     counts: dict[str, int] = {}
     for seq in listed:
-        counts[seq.request.tenant] = counts.get(seq.request.tenant, 0) + 1
+        counts[seq.context.tenant] = counts.get(seq.context.tenant, 0) + 1
     most = max(counts.values())
-    return next(seq for seq in reversed(listed) if counts[seq.request.tenant] == most)
+    return next(seq for seq in reversed(listed) if counts[seq.context.tenant] == most)
 
 
 VICTIM_POLICIES: dict[str, VictimPolicy] = {

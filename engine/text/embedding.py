@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.core.loop import EngineCore
 from engine.errors import EngineError, SequenceFailed
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request, TokenDelta
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from executors.contract import SamplingParams
 
 _MOST_AT_ONCE = 64
@@ -20,19 +20,11 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """One API call. `pooling`: "last" takes the last token's hidden state, "mean" the mean over all of the prompt's.
-    `priority` and `cache_salt` as in `engine.request.Request`."""
+    """One API call. `pooling`: "last" takes the last token's hidden state, "mean" the mean over all of the prompt's."""
 
-    request_id: str
+    context: RequestContext
     prompts: tuple[tuple[int, ...], ...]
     pooling: str = "last"
-    priority: int = 0
-    cache_salt: str | None = None
-    tenant: str = ""
-    deadline_ms: int | None = None
-    """As in `TextRequest`."""
-    arrival_time: float | None = None
-    """As in `TextRequest`."""
 
 
 class Embedder:
@@ -44,9 +36,6 @@ class Embedder:
         self._mailbox = Mailbox()
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by the number of their prompt."""
-        self._arrived = core.clock() if request.arrival_time is None else request.arrival_time
-        wait = request.deadline_ms
-        self._deadline = None if wait is None else self._arrived + wait / 1000
         self.cached_tokens = 0
         """Number of tokens of all prompts found in the prefix cache."""
 
@@ -72,15 +61,10 @@ class Embedder:
     def _submit(self, number: int, ids: SequenceOf[int], accepted: bool) -> None:
         asked = self._request
         one = Request(
-            asked.request_id,
+            asked.context,
             np.array(ids, np.int32),
             SamplingParams(),
             max_tokens=1,
-            arrival_time=self._arrived,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            tenant=asked.tenant,
-            deadline=self._deadline,
             pooling=asked.pooling,
         )
         self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engine.core.loop import EngineCore
 from engine.errors import EngineError, InvalidRequest, SequenceFailed
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request, TokenDelta
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.prompt_logprobs import prompt_texts
@@ -49,7 +49,7 @@ class TextRequest:
     `include_stop_str_in_output`.
     """
 
-    request_id: str
+    context: RequestContext
     prompts: tuple[tuple[int, ...], ...]
     n: int = 1
     max_tokens: int | None = None
@@ -64,17 +64,6 @@ class TextRequest:
     continues_prompt: bool = False
     """Whether the text continues the prompt's: if the tokenizer drops the space at the beginning of a text, the answer keeps
     it. False for a separate answer."""
-    priority: int = 0
-    """As in `engine.request.Request`; refused if the engine's policy ignores it."""
-    cache_salt: str | None = None
-    """As in `engine.request.Request`."""
-    tenant: str = ""
-    """As in `engine.request.Request`."""
-    deadline_ms: int | None = None
-    """Time after its arrival within which the computation of the request must start, in milliseconds."""
-    arrival_time: float | None = None
-    """Time when the call arrived, before its preparation, in seconds of the engine's clock; None: now. Deadlines and measured
-    times count from it."""
     grammar: str | None = None
     """As in `engine.request.Request`; best compiled before by `TextEngine.prepare_grammar`."""
     prompt_logprobs: int | None = None
@@ -190,22 +179,16 @@ class Generation:
         self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int, chosen_before: int
     ) -> Request:
         asked = self.request
-        arrived = self._core.clock() if asked.arrival_time is None else asked.arrival_time
         max_tokens = asked.max_tokens
         if max_tokens is None:
             room = self._core.max_model_len - len(ids)
             max_tokens = max(1, room if asked.default_tokens is None else min(room, asked.default_tokens))
         return Request(
-            asked.request_id,
+            asked.context,
             ids,
             self._sampling.of_choice(chosen_before + choice),
             max_tokens,
             self._stop_token_ids,
-            arrived,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            tenant=asked.tenant,
-            deadline=None if asked.deadline_ms is None else arrived + asked.deadline_ms / 1000,
             grammar=asked.grammar,
             prompt_logprobs=None if choice else asked.prompt_logprobs,
         )
@@ -273,14 +256,14 @@ class TextEngine:
     def start(self, request: TextRequest) -> Generation:
         """Queue a call. Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable at once; then no part of it is
         queued."""
-        self._check_priority(request.priority)
+        self._check_priority(request.context)
         generation = Generation(self.core, self.tokenizer, request)
         generation._submit()
         return generation
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
         """The vector of each prompt, float32 [hidden], not normalised, and the token counts. Raises EngineError."""
-        self._check_priority(request.priority)
+        self._check_priority(request.context)
         embedder = Embedder(self.core, request)
         vectors = await embedder.run()
         return vectors, Usage(sum(map(len, request.prompts)), 0, embedder.cached_tokens)
@@ -293,9 +276,9 @@ class TextEngine:
         """
         await self.core.prepare_grammar(grammar)
 
-    def _check_priority(self, priority: int) -> None:
+    def _check_priority(self, context: RequestContext) -> None:
         policy = self.core.config.scheduling_policy
-        if priority and policy != "priority":
+        if context.priority and policy != "priority":
             message = (
                 f"'priority' has no effect with --scheduling-policy {policy}: this server ignores priorities."
             )

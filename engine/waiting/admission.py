@@ -66,7 +66,7 @@ class Admission:
     def _check_queue(self, request: Request, queued: int, waiting: WaitingQueue, now: float) -> None:
         """Raises DeadlinePassed or Overloaded."""
         wait = waiting.wait(request)
-        if request.deadline is not None and now + wait >= request.deadline:
+        if request.context.deadline is not None and now + wait >= request.context.deadline:
             message = (
                 f"this request cannot be started before its deadline: the queue is about {wait:.1f} s long"
             )

@@ -29,7 +29,7 @@ _FIRST_WITHOUT_SLOT: _Place = (True, -1)
 
 
 class Fair:
-    """Waiting sequences by tenant (`Request.tenant`); within a tenant first come, first served, but preempted ones first."""
+    """Waiting sequences by tenant; within a tenant first come, first served, but preempted ones first."""
 
     charges = True
     ranked = False
@@ -49,11 +49,11 @@ class Fair:
 
     def group(self, request: Request) -> str:
         """By tenant."""
-        return request.tenant
+        return request.context.tenant
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, or a preempted one, which finds its place again."""
-        tenant = seq.request.tenant
+        tenant = seq.context.tenant
         if tenant not in self._live:
             self._arrive(tenant)
         self._live[tenant].add(seq.seq_id)
@@ -74,10 +74,10 @@ class Fair:
         place = self._places.pop(seq, None)
         if place is None:
             raise ValueError(f"{seq} is not waiting")
-        entries = self._waiting[seq.request.tenant]
+        entries = self._waiting[seq.context.tenant]
         del entries[bisect_left(entries, place, key=_place)]
         if not entries:
-            del self._waiting[seq.request.tenant]
+            del self._waiting[seq.context.tenant]
         self._num_waiting -= 1
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -123,30 +123,30 @@ class Fair:
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """Those of the tenant served least first; of one tenant as admitted."""
-        return sorted(running, key=lambda seq: self._served[seq.request.tenant])
+        return sorted(running, key=lambda seq: self._served[seq.context.tenant])
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
         """If its tenant has been served less: a prompt of thousands of tokens does not keep others waiting to its end."""
-        return self._served[seq.request.tenant] < self._served[running.request.tenant]
+        return self._served[seq.context.tenant] < self._served[running.context.tenant]
 
     def owed(self, seq: Sequence) -> int:
         """By how much its tenant is behind every other one that runs: their streams have had that much more, and bear it that
         a short question is answered in a step or two and not in chunks."""
-        tenant = seq.request.tenant
+        tenant = seq.context.tenant
         others = [self._served[other] for other in self._holding if other != tenant]
         return max(0, min(others) - self._served[tenant]) if others else 0
 
     def took_slot(self, seq: Sequence) -> None:
         """Preempted ones keep theirs."""
-        self._holding.setdefault(seq.request.tenant, set()).add(seq.seq_id)
+        self._holding.setdefault(seq.context.tenant, set()).add(seq.seq_id)
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
         """Its tenant has had so much more."""
-        self._served[seq.request.tenant] += num_tokens
+        self._served[seq.context.tenant] += num_tokens
 
     def gone(self, seq: Sequence) -> None:
         """A tenant without sequences keeps its counter as long as anybody is here to be compared with."""
-        tenant = seq.request.tenant
+        tenant = seq.context.tenant
         for sets in (self._live, self._holding):
             if tenant in sets:
                 sets[tenant].discard(seq.seq_id)

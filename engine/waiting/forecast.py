@@ -176,7 +176,7 @@ class SharedPrefixes:
         most = (len(ids) - 1) // self._block_size * self._block_size  # one at least is computed in any case
         shared = 0
         for other in reversed(self._recent):
-            if (other.adapter, other.cache_salt) == (request.adapter, request.cache_salt):
+            if (other.adapter, other.context.cache_salt) == (request.adapter, request.context.cache_salt):
                 shared = max(shared, _alike(ids[:most], other.prompt_token_ids))
             if shared == most:
                 break

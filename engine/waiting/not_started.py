@@ -38,8 +38,8 @@ class NotStarted:
         # What has output (a stream that is resumed) was started elsewhere.
         if not seq.output_token_ids:
             self._came[seq] = self._clock()
-        if seq.request.deadline is not None:
-            heapq.heappush(self._deadlines, (seq.request.deadline, seq.seq_id, seq))
+        if seq.context.deadline is not None:
+            heapq.heappush(self._deadlines, (seq.context.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)
 
     def start(self, seq: Sequence) -> None:

@@ -131,24 +131,24 @@ class Fcfs(_Indifferent, _Sorted):
 
 
 class Priority(_Indifferent, _Sorted):
-    """By `Request.priority`, lower values first; first come, first served among equal ones."""
+    """By `RequestContext.priority`, lower values first; first come, first served among equal ones."""
 
     ranked = True
 
     def group(self, request: Request) -> int:
         """By priority."""
-        return request.priority
+        return request.context.priority
 
     def key(self, seq: Sequence) -> tuple[int, int]:
-        return seq.request.priority, seq.seq_id
+        return seq.context.priority, seq.seq_id
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
         """If it is more important."""
-        return seq.request.priority < running.request.priority
+        return seq.context.priority < running.context.priority
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
         """The more important first, equal ones as given."""
-        return sorted(running, key=lambda seq: seq.request.priority)
+        return sorted(running, key=lambda seq: seq.context.priority)
 
 
 QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority] | type[Fair]] = {

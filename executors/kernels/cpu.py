@@ -35,6 +35,8 @@ _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
 BLOCK = 32
 """Number of columns that share a scale in int8: `BLOCK` of operands.h."""
+MAX_PARTS = 3
+"""Of a weight: `MAX_PARTS` of operands.h."""
 _BLOCK_SCALE, _STORED_SCALE = 8, 16
 """Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
@@ -150,7 +152,7 @@ class PackedWeight:
     def fill_blocks(self, source: np.ndarray, begin: int) -> None:
         """Store rows from row `begin` on as a file holds them: uint8 [count, bytes of a row], contiguous, in the weight's
         kind."""
-        assert source.dtype == np.uint8 and source.flags.c_contiguous
+        source = np.ascontiguousarray(source, np.uint8)
         self._kernels.pack_blocks(
             self.address, source.ctypes.data, begin, len(source), torch.get_num_threads()
         )
@@ -194,10 +196,11 @@ class PackedWeight:
 
 class MergedWeight:
     """Weights of STORED_KINDS, one below the other, that are multiplied in one call: queries, keys and values, which a file
-    may hold in different formats. At most three."""
+    may hold in different formats. At most MAX_PARTS. Raises ValueError."""
 
     def __init__(self, parts: Sequence[PackedWeight]) -> None:
-        assert 1 < len(parts) <= 3
+        if not 1 < len(parts) <= MAX_PARTS:
+            raise ValueError(f"a weight has 2 to {MAX_PARTS} parts, not {len(parts)}")
         self.parts = tuple(parts)
         self.address = parts[0].address
         self.struct = parts[0].struct

@@ -14,7 +14,7 @@
 //            TWO_WIDE  int16 [NR]; the head as for TWO
 //
 // A weight is scale * (code - ZERO) + minimum (FLAT) or - minimum (TWO), a scale of two levels being the product of both: what
-// the file's own definition makes of it, without a rounding. Definitions: ggml-common.h and ggml-quants.c of ggml.
+// the file's own definition makes of it, without a rounding. The formats are those of ggml.
 #pragma once
 
 #include <vector>
@@ -40,7 +40,7 @@ struct LayoutOf {
   static constexpr int HEAD_BYTES = BLOCKS > 1 ? NR * (MINIMUM ? 4 : 2) : 0;
 };
 
-// Kinds from here on: the number of a layout is that of its format in `FORMATS` of quantized.py.
+// The order is that of `STORED_KINDS` in cpu.py.
 using Q4_0 = LayoutOf<U4, FLAT, 8>;
 using Q4_1 = LayoutOf<U4, FLAT, 0, 1, true>;
 using Q5_0 = LayoutOf<U5, FLAT, 16>;

@@ -45,7 +45,7 @@ _MAX_NAME = 100
 _SEPARATOR, _MORE = b", ", b"..."
 
 
-class RequestContext:
+class RequestLogging:
     """Creates `x-request-id`, lists ignored parameters in `x-cohort-ignored`, answers preflights of browsers,
     writes the access log, counts answers, and answers an unexpected exception with a 500 in
     OpenAI's error body."""

@@ -12,7 +12,7 @@ from server.system.worker_threads import DeadlineExceeded, FencedThreads
 
 Result = TypeVar("Result")
 
-ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
+_ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
 """Time when the body of the call was complete, in seconds of the engine's clock."""
 _SIZE: ContextVar[int] = ContextVar("size", default=0)
 """Size of that body in bytes."""
@@ -25,8 +25,15 @@ _DEADLINE = 5.0
 
 def mark_received(body: bytes) -> None:
     """Record that the body of this task's call is complete."""
-    ARRIVED.set(time.monotonic())
+    _ARRIVED.set(time.monotonic())
     _SIZE.set(len(body))
+
+
+def arrival_time() -> float:
+    """Time when the body of this task's call was complete, in seconds of the engine's clock; the present time for a call
+    that did not come by HTTP."""
+    arrived = _ARRIVED.get()
+    return time.monotonic() if arrived is None else arrived
 
 
 async def run_off_loop_if_large(threads: FencedThreads, work: Callable[[], Result]) -> Result:

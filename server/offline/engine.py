@@ -167,7 +167,7 @@ class OfflineEngine:
             cached = generation.usage.cached_tokens
         ids = list(request.prompts[0])
         return RequestOutput(
-            request.request_id,
+            request.context.request_id,
             model.tokenizer.decode(ids, False) if job.prompt is None else job.prompt,
             ids,
             [one.output(request.sampling.logprobs is not None) for one in gathered],

@@ -17,7 +17,7 @@ from server.http.request_timing import run_off_loop_if_large
 from server.prepare import structured_output as structured
 from server.prepare.chat_grammar import chat_grammar, writes_calls
 from server.prepare.chat_prompt import chat_prompt
-from server.prepare.engine_request import new_id, text_request
+from server.prepare.engine_request import request_context, text_request
 from server.prepare.prompts import truncation_of
 from server.schemas.chat import ChatRequest
 from server.schemas.tool_choice import ToolChoice
@@ -54,7 +54,7 @@ async def prepare_chat(
     ):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
-        new_id("chatcmpl"),
+        request_context("chatcmpl", body, model),
         body,
         model,
         (prompt,),

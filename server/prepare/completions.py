@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from engine.text.generation import TextRequest
 from server.prepare.chat_prompt import INLINE_CHARACTERS
-from server.prepare.engine_request import new_id, text_request
+from server.prepare.engine_request import request_context, text_request
 from server.prepare.fill_in_middle import encode_behind, fill_in_middle
 from server.prepare.prompts import added_ids, fenced, input_ids, total_length, truncation_of
 from server.prepare.structured_output import for_body
@@ -31,7 +31,7 @@ async def prepare_completion(
     limit = body.output_limit
     grammar = await for_body(state, model, body)
     request = text_request(
-        new_id("cmpl"),
+        request_context("cmpl", body, model),
         body,
         model,
         prompts,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 from engine.errors import InvalidRequest
+from engine.request import RequestContext
 from engine.text.generation import TextRequest
 from engine.waiting.admission import check_min_tokens
 from executors.contract import SamplingParams
 from server.http.auth import TENANT
-from server.http.request_timing import ARRIVED
+from server.http.request_timing import arrival_time
 from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel
@@ -20,19 +22,31 @@ _SMALLEST_TOP_P = 1e-6
 empty."""
 
 
-def new_id(prefix: str) -> str:
-    """A new request id, generated here: a client's own id is never used."""
-    return f"{prefix}-{secrets.token_hex(16)}"
+class ContextFields(Protocol):
+    """The fields of a body that concern the call as a whole, whatever it asks for."""
+
+    priority: int | None
+    cache_salt: str | None
+    deadline_ms: int | None
 
 
-def cache_salt(model: ServedModel, asked: str | None) -> str | None:
-    """The salt that limits the sharing of a prefix's KV: the requested salt and, if keys are kept apart, a prefix of the key's
-    hash. The separator occurs in no hash, so a client's salt cannot pass for another key."""
-    return f"{TENANT.get()}/{asked or ''}" if model.salt_per_key else asked
+def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> RequestContext:
+    """The context of the call that this task answers. The id begins with `prefix` and is generated here: a client's own id is
+    never used. `deadline_ms` counts from the arrival of the body."""
+    arrived, wait, tenant = arrival_time(), fields.deadline_ms, TENANT.get()
+    return RequestContext(
+        f"{prefix}-{secrets.token_hex(16)}",
+        arrived,
+        fields.priority or 0,
+        # The separator occurs in no hash, so a client's salt cannot pass for another key.
+        f"{tenant}/{fields.cache_salt or ''}" if model.salt_per_key else fields.cache_salt,
+        tenant,
+        None if wait is None else arrived + wait / 1000,
+    )
 
 
 def text_request(
-    call_id: str,
+    context: RequestContext,
     fields: GenerationFields,
     model: ServedModel,
     prompts: tuple[tuple[int, ...], ...],
@@ -78,7 +92,7 @@ def text_request(
         min_tokens=fields.min_tokens or 0,
     )
     return TextRequest(
-        request_id=call_id,
+        context=context,
         continues_prompt=continues_prompt,
         prompts=prompts,
         n=fields.n or 1,
@@ -90,11 +104,6 @@ def text_request(
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         ignore_eos=bool(fields.ignore_eos),
         skip_special_tokens=fields.skip_special_tokens is not False,
-        priority=fields.priority or 0,
-        cache_salt=cache_salt(model, fields.cache_salt),
-        tenant=TENANT.get(),
-        deadline_ms=fields.deadline_ms,
-        arrival_time=ARRIVED.get(),
         grammar=grammar,
         prompt_logprobs=prompt_logprobs,
         shown_special=shown_special,

@@ -42,7 +42,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
     if len(grammar) > MAX_GRAMMAR_LENGTH:
         message = f"Invalid value for '{param}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
         raise InvalidRequest(message, param=param, code="invalid_value")
-    if state.judge is None or not _holds_grammars(state):
+    if state.judge is None or not _has_grammars(state):
         message = (
             f"'{param}' is not supported: this server's executor cannot constrain its output to a grammar."
         )
@@ -59,7 +59,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
     return ValidGrammar(text, param)
 
 
-def _holds_grammars(state: ServerState) -> bool:
+def _has_grammars(state: ServerState) -> bool:
     try:
         return state.core is not None and state.core.executor.capabilities().grammars
     except ExecutorError:  # it is away for a moment; the engine says what it can do when the request comes

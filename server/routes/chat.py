@@ -60,7 +60,7 @@ class _ChatCall:
         self._asked = asked.request
         self._grammar_param = asked.grammar_param
         self._reasoning_fields = state.reasoning_fields
-        self.id = self._asked.request_id
+        self.id = self._asked.context.request_id
         self._created = int(time.time())
         self._answers = [Answer(index, asked.reading) for index in range(self._asked.n)]
 
@@ -89,7 +89,7 @@ class _ChatCall:
                     prompt_logprobs = await encoded_prompt_logprobs(delta.prompt_logprobs, count)
             usage = generation.usage
         answer: dict[str, Any] = {
-            "id": self._asked.request_id,
+            "id": self._asked.context.request_id,
             "object": "chat.completion",
             "created": self._created,
             "model": self._name,

@@ -58,7 +58,7 @@ class _CompletionCall:
         self._body = body
         self._asked = asked
         self._grammar_param = grammar_param
-        self.id = asked.request_id
+        self.id = asked.context.request_id
         self._created = int(time.time())
         self._sides = sides
         self._choices = [
@@ -90,7 +90,7 @@ class _CompletionCall:
             usage = self._usage(generation)
         head = encode(
             {
-                "id": self._asked.request_id,
+                "id": self._asked.context.request_id,
                 "object": "text_completion",
                 "created": self._created,
                 "model": self._name,

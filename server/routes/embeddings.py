@@ -16,11 +16,9 @@ from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from engine.text.generation import Usage
 from server.answer.sse import encode
-from server.http.auth import TENANT
 from server.http.event_stream import while_connected
 from server.http.middleware import RESPONSE_ID
-from server.http.request_timing import ARRIVED
-from server.prepare.engine_request import cache_salt, new_id
+from server.prepare.engine_request import request_context
 from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import json_response, named, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
@@ -40,7 +38,7 @@ async def embeddings(request: Request) -> Response:
     body.check()
     model, name = state.require(body.model)
     asked = await while_connected(request.receive, _asked(state, model, body))
-    request.scope[RESPONSE_ID] = asked.request_id
+    request.scope[RESPONSE_ID] = asked.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
 
 
@@ -67,16 +65,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
     )
-    return Asked(
-        new_id("embd"),
-        prompts,
-        pooling,
-        body.priority or 0,
-        cache_salt(model, body.cache_salt),
-        TENANT.get(),
-        body.deadline_ms,
-        ARRIVED.get(),
-    )
+    return Asked(request_context("embd", body, model), prompts, pooling)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
@@ -91,7 +80,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
             await asyncio.sleep(0)
             since_pause = 0
     return {
-        "id": asked.request_id,
+        "id": asked.context.request_id,
         "object": "list",
         "model": name,
         "data": data,

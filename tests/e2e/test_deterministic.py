@@ -19,7 +19,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import Request, TokenDelta
+from engine.request import Request, RequestContext, TokenDelta
 from executors.contract import (
     ConfigError,
     ExecutorConfig,
@@ -52,7 +52,9 @@ def asks() -> list[Request]:
     prompts = [[_RNG.randrange(896) for _ in range(length)] for length in (1, 30, 150, 47, 16)]
     prompts += [COMMON + [_RNG.randrange(896) for _ in range(length)] for length in (1, 9, 80)]
     return [
-        Request("e2e", np.array(prompt, np.int32), SETTINGS[number % len(SETTINGS)], OUTPUT)
+        Request(
+            RequestContext("e2e", 0.0), np.array(prompt, np.int32), SETTINGS[number % len(SETTINGS)], OUTPUT
+        )
         for number, prompt in enumerate(prompts)
     ]
 

@@ -18,7 +18,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request, Stage
+from engine.request import FinishReason, Request, RequestContext, Stage
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingParams
 from executors.process import connect
 from tests.engine.harness import read
@@ -55,7 +55,7 @@ async def llm(folder: Path, pool_tokens: int, **limits: Any) -> AsyncIterator[En
 
 def ask(prompt: list[int], max_tokens: int, **sampling: float) -> Request:
     params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-    return Request("e2e", np.array(prompt, np.int32), params, max_tokens)
+    return Request(RequestContext("e2e", 0.0), np.array(prompt, np.int32), params, max_tokens)
 
 
 async def test_64_streams_on_a_small_pool_with_aborts(tmp_path: Path) -> None:

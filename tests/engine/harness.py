@@ -10,7 +10,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Request, TokenDelta
+from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
 from executors.testing.fakes.base import FakeExecutor
@@ -59,7 +59,9 @@ async def engine(
 def request(
     prompt: list[int], max_tokens: int = 8, sampling: SamplingParams = GREEDY, stop: tuple[int, ...] = ()
 ) -> Request:
-    return Request("test", np.array(prompt, np.int32), sampling, max_tokens, frozenset(stop))
+    return Request(
+        RequestContext("test", 0.0), np.array(prompt, np.int32), sampling, max_tokens, frozenset(stop)
+    )
 
 
 async def read(mailbox: Mailbox, key: int = 0) -> TokenDelta:

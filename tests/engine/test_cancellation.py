@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.errors import Unavailable
 from engine.mailbox import Mailbox
-from engine.request import Stage, TokenDelta
+from engine.request import RequestContext, Stage, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ def test_a_reader_is_cancelled_at_every_await(tokenizer: Tokenizer) -> None:
 def test_an_embedding_call_is_cancelled_at_every_await() -> None:
     async def trial(count: int) -> bool:
         core = await started(2)
-        asked = EmbeddingRequest("r", tuple((i, i + 1, 5) for i in range(9)), "last")
+        asked = EmbeddingRequest(RequestContext("r", 0.0), tuple((i, i + 1, 5) for i in range(9)), "last")
         return await _cancelled(core, Embedder(core, asked).run(), count)
 
     assert at_every_turn(trial) > 8

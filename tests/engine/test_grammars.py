@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.errors import InvalidRequest, SequenceFailed
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, RequestContext
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams
 from executors.llm.executor import LlmExecutor
 from executors.process.inline import InlineExecutor
@@ -40,7 +40,12 @@ def ask(schema: dict[str, Any] | None, text: str, seed: int, temperature: float)
     prompt = TOKENIZER.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
     sampling = SamplingParams(temperature=temperature, seed=seed, stop_token_ids=ENDS)
     return Request(
-        "g", np.array(prompt, np.int32), sampling, 60, stop_token_ids=frozenset(ENDS), grammar=grammar
+        RequestContext("g", 0.0),
+        np.array(prompt, np.int32),
+        sampling,
+        60,
+        stop_token_ids=frozenset(ENDS),
+        grammar=grammar,
     )
 
 

@@ -19,7 +19,7 @@ from engine.errors import (
     Unavailable,
 )
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request, TokenDelta
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.embedding import Embedder, EmbeddingRequest
 from executors.contract import SampledToken, UnifiedBatch, UnifiedOutput
 from executors.testing.fakes.failures import Failure
@@ -161,19 +161,20 @@ async def test_vectors_come_beside_streams_and_a_full_context_fits() -> None:
     async with engine(fake()) as core:
         stream = asyncio.create_task(told(core, request([1, 2], 40)))
         vectors = await Embedder(
-            core, EmbeddingRequest("test", (tuple(LONG), tuple(whole_context), (9,)), "mean")
+            core,
+            EmbeddingRequest(RequestContext("test", 0.0), (tuple(LONG), tuple(whole_context), (9,)), "mean"),
         ).run()
         assert (await stream)[1] == expected_tokens([1, 2], 40)
         np.testing.assert_allclose(vectors[0], await vector(core, LONG, "mean"), rtol=1e-5, atol=1e-6)
         with pytest.raises(ContextLengthExceeded):
-            await Embedder(core, EmbeddingRequest("test", ((1,) * 257,))).run()
+            await Embedder(core, EmbeddingRequest(RequestContext("test", 0.0), ((1,) * 257,))).run()
     assert len(vectors) == 3
 
 
 async def test_many_inputs_wait_outside_the_queue() -> None:
     async with engine(fake(), max_queued_seqs=100) as core:
         prompts = tuple((i % 900, i // 900) for i in range(300))
-        vectors = await Embedder(core, EmbeddingRequest("test", prompts)).run()
+        vectors = await Embedder(core, EmbeddingRequest(RequestContext("test", 0.0), prompts)).run()
         assert len(vectors) == 300
         np.testing.assert_array_equal(vectors[7], await vector(core, [7, 0], "last"))
 
@@ -184,7 +185,9 @@ async def test_a_call_that_was_taken_in_is_finished(trouble: str) -> None:
     others: list[Mailbox] = []
     async with engine(fake(step_delay_ms=2), max_queued_seqs=70, max_num_batched_tokens=8) as core:
         prompts = tuple((i % 900, i // 900) for i in range(200))
-        call = asyncio.create_task(Embedder(core, EmbeddingRequest("test", prompts)).run())
+        call = asyncio.create_task(
+            Embedder(core, EmbeddingRequest(RequestContext("test", 0.0), prompts)).run()
+        )
         await asyncio.sleep(0.05)
         if trouble == "drain":
             draining = asyncio.create_task(core.drain(30))
@@ -210,7 +213,7 @@ async def test_a_cancelled_call_leaves_nothing() -> None:
     made = fake(step_delay_ms=10)
     async with engine(made) as core:
         call = asyncio.create_task(
-            Embedder(core, EmbeddingRequest("test", (tuple(LONG),) * 20, "mean")).run()
+            Embedder(core, EmbeddingRequest(RequestContext("test", 0.0), (tuple(LONG),) * 20, "mean")).run()
         )
         await asyncio.sleep(0.05)
         call.cancel()
@@ -225,7 +228,7 @@ async def test_a_failure_ends_the_call_with_its_error() -> None:
     made.failures.append(Failure("step_failed", token=2, times=10))
     async with engine(made) as core:
         with pytest.raises((ExecutorFailed, SequenceFailed)):
-            await Embedder(core, EmbeddingRequest("test", ((1, 2, 3),))).run()
+            await Embedder(core, EmbeddingRequest(RequestContext("test", 0.0), ((1, 2, 3),))).run()
 
 
 async def test_a_failed_step_changes_no_vector() -> None:

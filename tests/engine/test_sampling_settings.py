@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Request, TokenDelta
+from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine
 from executors.contract import (
@@ -226,7 +226,9 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
                 some_settings(rng),
             )
             mailbox = Mailbox()
-            seq_id = core.submit(Request("t", np.array(prompt, np.int32), params, 25), mailbox)
+            seq_id = core.submit(
+                Request(RequestContext("t", 0.0), np.array(prompt, np.int32), params, 25), mailbox
+            )
             ids = [token.token_id for token in (await read(mailbox)).tokens]
             history = TokenHistory(prompt)
             for token in ids:

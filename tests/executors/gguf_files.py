@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from executors.gguf.file import read_gguf
 from executors.llm.model.gguf_source import header_digest
+from tests.executors.kernels.blocks import dequantized, random_rows
 
 Metadata = dict[str, Any]
 """Values below the architecture's prefix; a float is a float32, an int a uint32."""
@@ -81,6 +83,16 @@ def converted(
     return found
 
 
+def _quantized(array: np.ndarray, kind: str) -> np.ndarray:
+    """Blocks of an array; random ones of its shape and size for the formats that the `gguf` package does not write."""
+    try:
+        return np.asarray(quants.quantize(array, GGMLQuantizationType[kind]))
+    except NotImplementedError:
+        size = array.std() / dequantized(kind, random_rows(kind, 64, array.shape[-1])).std()
+        rows = random_rows(kind, math.prod(array.shape[:-1]), array.shape[-1], scale=float(size))
+        return rows.reshape(*array.shape[:-1], -1)
+
+
 def write_gguf(
     path: Path,
     arch: str,
@@ -109,7 +121,7 @@ def write_gguf(
             writer.add_tensor(name, array)
         else:
             number = GGMLQuantizationType[kind]
-            writer.add_tensor(name, quants.quantize(array, number), raw_dtype=number)
+            writer.add_tensor(name, _quantized(array, kind), raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -112,9 +112,9 @@ class FakeGeneration:
 
     async def __aexit__(self, *exc: object) -> None:
         self._entered = False
-        self._engine.open.remove(self.request.request_id)
+        self._engine.open.remove(self.request.context.request_id)
         if self._running:
-            self._engine.aborted.append(self.request.request_id)
+            self._engine.aborted.append(self.request.context.request_id)
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         for step in self._engine.script(self.request):
@@ -151,7 +151,7 @@ class FakeTextEngine:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)
-        self.open.append(request.request_id)
+        self.open.append(request.context.request_id)
         return FakeGeneration(self, request)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:

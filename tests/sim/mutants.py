@@ -270,7 +270,7 @@ def _removed_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     remove = Fair.remove
 
     def first(self: Fair, seq: Sequence) -> None:
-        entries = self._waiting.get(seq.request.tenant)
+        entries = self._waiting.get(seq.context.tenant)
         remove(self, entries[0][1] if entries else seq)
 
     patch.setattr(Fair, "remove", first)

@@ -16,7 +16,7 @@ from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
 from engine.kv.block_pool import BlockPool
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Request, Stage, TokenDelta
+from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
 from executors.testing.fakes.base import FakeExecutor
@@ -281,12 +281,13 @@ class Run:
     async def _stream(self, core: EngineCore, stream: Stream) -> None:
         await asyncio.sleep(stream.arrival)
         mailbox, asked = Mailbox(), np.array(stream.prompt, np.int32)
+        now, patience = core.clock(), stream.patience
+        deadline = None if patience is None else now + patience
+        context = RequestContext("sim", now, stream.priority, stream.salt, stream.tenant, deadline)
         requests = [
             Request(
-                "sim", asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
-                core.clock(), priority=stream.priority, cache_salt=stream.salt, pooling=stream.pooling,
-                prompt_logprobs=None if choice else stream.prompt_logprobs, tenant=stream.tenant,
-                deadline=None if stream.patience is None else core.clock() + stream.patience,
+                context, asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
+                pooling=stream.pooling, prompt_logprobs=None if choice else stream.prompt_logprobs,
             )
             for choice in range(stream.n)
         ]  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
@@ -121,7 +121,10 @@ class Crowd:
         for key, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
             sampling = SamplingParams(temperature=temperatures[key], seed=key)
             request = Request(
-                f"check-{key}", np.array(prompt, np.int32), sampling, tokens, arrival_time=self.core.clock()
+                RequestContext(f"check-{key}", self.core.clock()),
+                np.array(prompt, np.int32),
+                sampling,
+                tokens,
             )
             self.seq_ids.append(self.core.submit(request, self._mailbox, key))
 

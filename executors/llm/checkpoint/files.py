@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
@@ -10,7 +12,7 @@ from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import parse_config, read_json
 from executors.llm.model.gguf_config import gguf_config
-from executors.llm.model.gguf_names import stored_tensors
+from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 
 INDEX = "model.safetensors.index.json"
@@ -20,7 +22,8 @@ SINGLE = "model.safetensors"
 class Checkpoint:
     """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
 
-    Those of a GGUF file have the usual names of its family. `source` is the file that says what tensors there should be.
+    Those of a GGUF file have the usual names of its family, and each has to be used (`exact`): llama.cpp computes with every one.
+    `source` is the file that says what tensors there should be.
 
     An index may name files and tensors that do not exist. This class does not know whether the model needs them.
     """
@@ -28,11 +31,13 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.source = config_path(directory)
+        self.exact = is_gguf(directory)
+        self._told: Callable[[str], str] = str
         self.files: dict[str, TensorFile] = {}
         self.absent: dict[str, str] = {}
         """Error text of each tensor that the index names and that does not exist."""
         self._of: dict[str, TensorFile] = {}
-        if is_gguf(directory):
+        if self.exact:
             self._open_gguf(directory)
             return
         shards, index = _shards(directory)
@@ -57,7 +62,9 @@ class Checkpoint:
         gguf = read_source(directory)
         derived = gguf_config(gguf)
         self.source = gguf.path
-        stored = stored_tensors(gguf, parse_config(derived.values, str(gguf.path)), derived.row)
+        config = parse_config(derived.values, str(gguf.path))
+        self._told = partial(file_name, family=config.family)
+        stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:
             here = {name: one for name, one in stored.items() if one.tensor.path == path}
             self.files[path.name] = GgufTensors(path, here)
@@ -70,6 +77,10 @@ class Checkpoint:
     def listed(self) -> set[str]:
         """Names of all tensors, including those that only the index lists."""
         return self.names() | set(self.absent)
+
+    def told(self, name: str) -> str:
+        """Return a tensor's name as the files have it, for messages."""
+        return self._told(name)
 
     def file_of(self, name: str) -> TensorFile:
         """Return the file that holds a tensor."""

@@ -208,12 +208,15 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)
-    needs = f"{_some(missing)} missing; {config.architecture} needs {len(targets)} tensors"
-    return known or f"{checkpoint.directory}: {needs}"
+    needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"
+    return known or f"{checkpoint.source if checkpoint.exact else checkpoint.directory}: {needs}"
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
-    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast."""
+    """Raise ConfigError for a tensor that is missing, has a wrong shape or has a dtype that cannot be cast.
+
+    Where all tensors have to be used, also for one that the model does not have.
+    """
     if (why := _missing(decoder.config, checkpoint, targets)) is not None:
         raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
@@ -224,9 +227,17 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         if file.shape(name) != expected:
             found = list(file.shape(name))
             raise ConfigError(
-                f"{file.path}: {name} has shape {found}; {checkpoint.source.name} makes it {list(expected)}"
+                f"{file.path}: tensor {checkpoint.told(name)} has shape {found}; "
+                f"{checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
+    surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []
+    if surplus:
+        architecture = decoder.config.architecture
+        raise ConfigError(
+            f"{checkpoint.source}: {_some([checkpoint.told(name) for name in surplus])} not supported: {architecture} as it is "
+            "built here has no such tensor"
+        )
 
 
 def _left_out(
@@ -239,14 +250,19 @@ def _left_out(
     known = set(targets) | scales
     if config.tied and not config.headless:  # a copy of the embedding that some savers write
         known.add(names.written(f"{config.family.names.lm_head}.weight"))
-    surplus = sorted(
+    surplus = _surplus(config, checkpoint, known)
+    if not surplus:
+        return None
+    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
+
+
+def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
+    """Return the tensors that are neither known nor parts of a nested checkpoint's other models."""
+    return sorted(
         name
         for name in checkpoint.listed() - known
         if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
     )
-    if not surplus:
-        return None
-    return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
 
 
 def _some(names: list[str]) -> str:

@@ -67,6 +67,25 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     return found
 
 
+def file_name(usual: str, family: Family) -> str:
+    """Return the name in a GGUF file of the tensor with this usual name, for messages."""
+    stem, _, part = usual.rpartition(".")
+    for own, role in _ROLES.items():
+        if getattr(family.names, role) == stem:
+            return f"{own}.{part}"
+    experts = {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.experts else {}
+    for own, role in (
+        _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
+    ).items():
+        template = (
+            re.escape(getattr(family.names, role)).replace(r"\{i\}", r"(\d+)").replace(r"\{e\}", r"\d+")
+        )
+        match = re.fullmatch(template, stem) if template else None
+        if match is not None:
+            return f"blk.{match[1]}.{own}.{part}"
+    return usual
+
+
 def _named(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:
     """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors."""
     family = config.family

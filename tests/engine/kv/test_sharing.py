@@ -11,13 +11,14 @@ import pytest
 from engine.core.loop import EngineCore
 from engine.kv.prefix_cache import block_key
 from engine.mailbox import Mailbox
-from engine.request import Request, TokenDelta
+from engine.request import Request, RequestContext, TokenDelta
 from executors.contract import SamplingParams
 from executors.contract.batch import UnifiedBatch, UnifiedOutput
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
+from tests.text_requests import changed
 
 PROMPT = list(range(21))  # five blocks of four, and one token
 
@@ -88,10 +89,10 @@ async def test_output_is_found_as_well_and_one_token_is_always_computed() -> Non
 async def test_salts_and_the_switch_keep_prefixes_apart() -> None:
     async with engine(fake()) as core:
         await ask(core, request(PROMPT, 1))
-        salted = replace(request(PROMPT, 1), cache_salt="a")
+        salted = changed(request(PROMPT, 1), cache_salt="a")
         assert (await ask(core, salted)).num_cached_tokens == 0
         assert (await ask(core, salted)).num_cached_tokens == 20
-        assert (await ask(core, replace(salted, cache_salt="b"))).num_cached_tokens == 0
+        assert (await ask(core, changed(salted, cache_salt="b"))).num_cached_tokens == 0
     async with engine(fake(), prefix_caching=False) as core:
         await ask(core, request(PROMPT, 1))
         assert (await ask(core, request(PROMPT, 1))).num_cached_tokens == 0
@@ -282,5 +283,5 @@ async def test_an_executor_that_owns_its_kv_shares_nothing() -> None:
 
 
 def test_request_defaults() -> None:
-    asked = Request("r", np.array([1], np.int32), GREEDY, 1)
-    assert asked.priority == 0 and asked.cache_salt is None
+    asked = Request(RequestContext("r", 0.0), np.array([1], np.int32), GREEDY, 1)
+    assert asked.context.priority == 0 and asked.context.cache_salt is None

@@ -15,7 +15,7 @@ from engine.core.spare_memory import ROUNDS, SpareMemory
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, KvLayout, SamplingParams
 from executors.testing.fakes.oracle import expected_tokens
@@ -43,7 +43,7 @@ def executor(num_blocks: int = 64, span: int = SPAN) -> PagedFakeExecutor:
 
 async def ask(core: EngineCore, prompt: list[int], tokens: int) -> list[int]:
     mailbox = Mailbox()
-    core.submit(Request("r", np.array(prompt, np.int32), GREEDY, tokens), mailbox)
+    core.submit(Request(RequestContext("r", 0.0), np.array(prompt, np.int32), GREEDY, tokens), mailbox)
     got: list[int] = []
     while True:
         for delta in (await mailbox.take()).values():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError, InvalidRequest
+from engine.request import RequestContext
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import Generation, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ async def read(generation: Generation, deltas: int) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("deltas", [1, 1000], ids=["left early", "read to its end"])
 async def test_a_generation(tokenizer: Tokenizer, no_collector: None, n: int, deltas: int) -> None:
-    request = TextRequest("r", ((1, 2, 3),), max_tokens=30, n=n, ignore_eos=True)
+    request = TextRequest(RequestContext("r", 0.0), ((1, 2, 3),), max_tokens=30, n=n, ignore_eos=True)
     async with engine(fake(vocab_size=VOCAB)) as core:
         generation = TextEngine(core, tokenizer).start(request)
         watched = weakref.ref(generation), weakref.ref(generation._mailbox)
@@ -56,7 +57,7 @@ async def test_a_generation(tokenizer: Tokenizer, no_collector: None, n: int, de
 
 
 async def test_a_generation_that_fails(tokenizer: Tokenizer, no_collector: None) -> None:
-    request = TextRequest("r", ((1, 2, 3),), max_tokens=30, n=2, ignore_eos=True)
+    request = TextRequest(RequestContext("r", 0.0), ((1, 2, 3),), max_tokens=30, n=2, ignore_eos=True)
     async with engine(fake(vocab_size=VOCAB, fail="nan@step=3")) as core:
         generation = TextEngine(core, tokenizer).start(request)
         watched = weakref.ref(generation), weakref.ref(generation._mailbox)
@@ -71,7 +72,9 @@ async def test_a_generation_that_fails(tokenizer: Tokenizer, no_collector: None)
 
 async def test_a_generation_that_is_refused(tokenizer: Tokenizer, no_collector: None) -> None:
     async with engine(fake(vocab_size=VOCAB)) as core:
-        generation = Generation(core, tokenizer, TextRequest("r", ((1, 2, 3), (VOCAB + 5,)), max_tokens=5))
+        generation = Generation(
+            core, tokenizer, TextRequest(RequestContext("r", 0.0), ((1, 2, 3), (VOCAB + 5,)), max_tokens=5)
+        )
         watched = weakref.ref(generation), weakref.ref(generation._mailbox)
         try:
             generation._submit()
@@ -84,7 +87,9 @@ async def test_a_generation_that_is_refused(tokenizer: Tokenizer, no_collector: 
 
 async def test_embeddings(no_collector: None) -> None:
     async with engine(fake(vocab_size=VOCAB)) as core:
-        embedder = Embedder(core, EmbeddingRequest("r", tuple((1, 2, 3) for _ in range(70))))
+        embedder = Embedder(
+            core, EmbeddingRequest(RequestContext("r", 0.0), tuple((1, 2, 3) for _ in range(70)))
+        )
         watched = weakref.ref(embedder), weakref.ref(embedder._mailbox)
         assert len(await embedder.run()) == 70
         del embedder

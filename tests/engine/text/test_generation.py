@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.errors import ContextLengthExceeded, DeadlinePassed, ExecutorFailed
-from engine.request import Observer
+from engine.request import Observer, Request, RequestContext
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
@@ -78,16 +79,16 @@ async def test_times_and_deadlines_count_from_a_calls_arrival(tokenizer: Tokeniz
         texts = TextEngine(core, tokenizer)
         long_ago = core.clock() - 100
         await collect(texts.start(ask(arrival_time=long_ago, n=2, temperature=1.0)))
-        await Embedder(core, EmbeddingRequest("r", ((1, 2),), arrival_time=long_ago)).run()
-        await collect(texts.start(ask()))
+        await Embedder(core, EmbeddingRequest(RequestContext("r", long_ago), ((1, 2),))).run()
+        await collect(texts.start(ask(arrival_time=core.clock())))
         assert [round(took) for took in heard.ttft] == [100, 100, 0]
         assert [round(took) for took in heard.e2e] == [100, 100, 100, 0]
         with pytest.raises(DeadlinePassed):
-            await collect(texts.start(ask(arrival_time=long_ago, deadline_ms=99_000)))
+            await collect(texts.start(ask(arrival_time=long_ago, deadline=long_ago + 99)))
         with pytest.raises(DeadlinePassed):
-            late = EmbeddingRequest("r", ((1, 2),), deadline_ms=99_000, arrival_time=long_ago)
+            late = EmbeddingRequest(RequestContext("r", long_ago, deadline=long_ago + 99), ((1, 2),))
             await Embedder(core, late).run()
-        await collect(texts.start(ask(arrival_time=long_ago, deadline_ms=160_000)))
+        await collect(texts.start(ask(arrival_time=long_ago, deadline=long_ago + 160)))
 
 
 async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(tokenizer: Tokenizer) -> None:
@@ -217,3 +218,29 @@ async def test_a_failure_reaches_the_reader(tokenizer: Tokenizer) -> None:
         with pytest.raises(ExecutorFailed):
             await collect(TextEngine(core, tokenizer).start(ask(n=2)))
         assert await core.drain(0.5)
+
+
+async def test_all_sequences_of_a_call_carry_its_context(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object itself, whole: choices, prompts, and prompts to embed."""
+    async with engine(fake(vocab_size=VOCAB), scheduling_policy="priority") as core:
+        submitted: list[Request] = []
+        submit, submit_choices = core.submit, core.submit_choices
+
+        def one(request: Request, *more: Any, **named: Any) -> Any:
+            submitted.append(request)
+            return submit(request, *more, **named)
+
+        def several(requests: list[Request], *more: Any) -> Any:
+            submitted.extend(requests)
+            return submit_choices(requests, *more)
+
+        monkeypatch.setattr(core, "submit", one)
+        monkeypatch.setattr(core, "submit_choices", several)
+        context = RequestContext("r", core.clock(), 2, "salt", "tenant", core.clock() + 60)
+        call = TextRequest(context, ((1, 2), (3,)), 2, max_tokens=2)
+        await collect(TextEngine(core, tokenizer).start(call))
+        assert len(submitted) == 4
+        await Embedder(core, EmbeddingRequest(context, ((1, 2), (3,)))).run()
+    assert len(submitted) == 6 and all(request.context is context for request in submitted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,16 +17,18 @@ from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.mailbox import Mailbox
 from engine.policies.victim import most_present
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, RequestContext
 from engine.sequence import Sequence
 from engine.waiting.fair import CREDIT, MOST_TENANTS, Fair
 from engine.waiting.queue import WaitingQueue
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
+from tests.text_requests import changed
 
 
 def seq(number: int, tenant: str = "", tokens: int = 10, deadline: float | None = None) -> Sequence:
-    asked = Request("test", np.zeros(tokens, np.int32), GREEDY, 5, tenant=tenant, deadline=deadline)
+    context = RequestContext("test", 0.0, tenant=tenant, deadline=deadline)
+    asked = Request(context, np.zeros(tokens, np.int32), GREEDY, 5)
     return Sequence(number, asked, Mailbox(), 0)
 
 
@@ -197,7 +198,7 @@ def test_the_victim_is_of_those_with_most() -> None:
 async def _first_token(core: EngineCore, tenant: str, prompt: list[int]) -> int:
     """Steps until it has come."""
     mailbox, began = Mailbox(), core.stats().steps
-    core.submit(replace(request(prompt, 3), tenant=tenant), mailbox)
+    core.submit(changed(request(prompt, 3), tenant=tenant), mailbox)
     while not (await mailbox.take())[0].tokens:
         pass
     return core.stats().steps - began
@@ -212,7 +213,7 @@ async def test_one_with_one_request_does_not_wait_for_another_with_500(policy: s
         max_queued_seqs=2000,
     ) as core:
         many = [
-            asyncio.create_task(run(core, replace(request([i % 900, 3, 4], 10 + i % 7), tenant="many")))
+            asyncio.create_task(run(core, changed(request([i % 900, 3, 4], 10 + i % 7), tenant="many")))
             for i in range(500)
         ]
         await asyncio.sleep(0)
@@ -235,7 +236,7 @@ async def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
             target_itl=0,
         ) as core:
             many = [
-                asyncio.create_task(run(core, replace(request([i] * 250, 2), tenant="many")))
+                asyncio.create_task(run(core, changed(request([i] * 250, 2), tenant="many")))
                 for i in range(6)
             ]
             await _first_token(core, "one", [1])
@@ -253,10 +254,10 @@ async def test_streams_of_others_bear_a_prompt_that_is_owed() -> None:
         max_num_batched_tokens=512,
         target_itl=1e-9,
     ) as core:
-        await run(core, replace(request([5], 3), tenant="one"))
+        await run(core, changed(request([5], 3), tenant="one"))
         mailbox = Mailbox()
         for number in range(100):
-            core.submit(replace(request([number, 3], 90), tenant="many"), mailbox, number)
+            core.submit(changed(request([number, 3], 90), tenant="many"), mailbox, number)
         while core.stats().running < 56:
             await mailbox.take()
         assert core.stats().running == 56
@@ -287,10 +288,10 @@ async def test_an_important_prompt_does_not_wait_for_the_end_of_a_long_one() -> 
         max_num_batched_tokens=64,
         target_itl=0,
     ) as core:
-        long = asyncio.create_task(run(core, replace(request([1] * 250, 2), priority=5)))
+        long = asyncio.create_task(run(core, changed(request([1] * 250, 2), priority=5)))
         await asyncio.sleep(0)
         began, mailbox = core.stats().steps, Mailbox()
-        core.submit(replace(request([2], 1), priority=0), mailbox)
+        core.submit(changed(request([2], 1), priority=0), mailbox)
         await read(mailbox)
         assert core.stats().steps - began <= 2 and not long.done()
         await long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -16,6 +15,7 @@ from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 from tests.engine.waiting.test_fair import order, seq
+from tests.text_requests import changed
 
 PROMPT, OUTPUT = 20, 30
 EACH = PROMPT + OUTPUT - 1
@@ -34,7 +34,7 @@ def charged(core: EngineCore) -> Counter[str]:
 
     def count(one: Sequence, num_tokens: int) -> None:
         assert num_tokens >= 0
-        found[one.request.tenant] += num_tokens
+        found[one.context.tenant] += num_tokens
         charge(one, num_tokens)
 
     policy.charge = count  # type: ignore[method-assign]
@@ -45,7 +45,7 @@ async def answer(core: EngineCore, tenants: str = "ab") -> None:
     """Three requests of the first tenant beside one of each other one, all answered as they ought to be."""
     asked = [(tenant, number) for tenant in tenants for number in range(3 if tenant == tenants[0] else 1)]
     found = await asyncio.gather(
-        *(run(core, replace(request(prompt_of(*one), OUTPUT), tenant=one[0])) for one in asked)
+        *(run(core, changed(request(prompt_of(*one), OUTPUT), tenant=one[0])) for one in asked)
     )
     assert [ids for ids, _ in found] == [expected_tokens(prompt_of(*one), OUTPUT) for one in asked]
 
@@ -59,7 +59,7 @@ async def test_what_a_failure_undid_is_not_charged_again(kind: str, in_flight: i
         found = charged(core)
         if kind == "nan":
             # A prefix of others is borrowed, so the sequence is computed once more with its own KV.
-            await run(core, replace(request([*prompt_of("b", 0), 1], 1), tenant="c"))
+            await run(core, changed(request([*prompt_of("b", 0), 1], 1), tenant="c"))
             made.failures.append(Failure(kind, seq=5))
         else:
             made.failures += [Failure(kind, step=step) for step in (2, 15, 25)]

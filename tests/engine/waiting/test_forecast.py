@@ -12,7 +12,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import Request
+from engine.request import Request, RequestContext
 from engine.sequence import Sequence
 from engine.waiting.forecast import Forecast, SharedPrefixes, Work, answer_tokens, streams
 from engine.waiting.order import QUEUE_POLICIES
@@ -20,6 +20,7 @@ from engine.waiting.queue import WaitingQueue
 from executors.contract import Pace, SamplingParams
 from tests.engine.harness import GREEDY, fake
 from tests.sim.virtual_loop import run
+from tests.text_requests import changed
 
 
 class Step(NamedTuple):
@@ -44,7 +45,7 @@ def asked(tokens: int, first: int = 1, max_tokens: int = 100, tenant: str = "", 
     """Prompts with different first tokens have nothing in common."""
     ids = np.full(tokens, 7, np.int32)
     ids[0] = first
-    return Request("test", ids, GREEDY, max_tokens, tenant=tenant, priority=priority)
+    return Request(RequestContext("test", 0.0, priority, tenant=tenant), ids, GREEDY, max_tokens)
 
 
 def test_a_decode_step_is_read_off_the_line_between_two() -> None:
@@ -124,7 +125,7 @@ def test_what_prompts_have_in_common_is_computed_once() -> None:
     first = replace(asked(1), prompt_token_ids=prompt)
     other_end = replace(first, prompt_token_ids=np.append(prompt[:90], [5, 6, 7]).astype(np.int32))
     assert [prefixes.fresh(one) for one in (first, first, other_end)] == [100, 100 - 96, 93 - 80]
-    assert prefixes.fresh(replace(first, cache_salt="theirs")) == 100
+    assert prefixes.fresh(changed(first, cache_salt="theirs")) == 100
     assert prefixes.fresh(replace(first, adapter="other")) == 100
     assert prefixes.fresh(replace(first, prompt_logprobs=0)) == 100, "computed as a whole, whatever is known"
     # One token is computed in any case.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,17 +10,19 @@ import pytest
 from engine.mailbox import Mailbox
 from engine.policies.budget import MIN_CHUNK, FixedBudget, LatencyBudget
 from engine.policies.victim import least_important, youngest
-from engine.request import Request, TokenDelta
+from engine.request import Request, RequestContext, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.order import Fcfs, Priority
 from executors.contract import KvCacheHandle
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
+from tests.text_requests import changed
 
 
 def sequence(seq_id: int, priority: int = 0) -> Sequence:
-    return Sequence(seq_id, Request("r", np.array([1], np.int32), GREEDY, 1, priority=priority), Mailbox(), 0)
+    asked = Request(RequestContext("r", 0.0, priority), np.array([1], np.int32), GREEDY, 1)
+    return Sequence(seq_id, asked, Mailbox(), 0)
 
 
 def test_order_of_queues() -> None:
@@ -103,7 +104,7 @@ async def test_priority_decides_who_is_admitted() -> None:
 
         async def one(priority: int) -> None:
             mailbox = Mailbox()
-            core.submit(replace(request([priority, 1], 3), priority=priority), mailbox)
+            core.submit(changed(request([priority, 1], 3), priority=priority), mailbox)
             await read(mailbox)
             order.append(priority)
 
@@ -116,7 +117,7 @@ async def test_priority_decides_who_is_admitted() -> None:
 async def test_the_least_important_gives_way() -> None:
     made = fake(num_blocks=12)
     async with engine(made, scheduling_policy="priority", prefix_caching=False) as core:
-        asked = [replace(request([i] * 8, 16), priority=priority) for i, priority in enumerate((2, 0, 1))]
+        asked = [changed(request([i] * 8, 16), priority=priority) for i, priority in enumerate((2, 0, 1))]
         rolled_back: list[int] = []
         truncate = made.truncate_kv
 

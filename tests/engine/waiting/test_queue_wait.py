@@ -23,6 +23,7 @@ from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import fake, read, request
 from tests.engine.waiting.test_fair import seq
 from tests.sim.virtual_loop import run
+from tests.text_requests import changed
 
 
 @dataclass
@@ -173,7 +174,7 @@ def test_a_deadline_is_kept_to_the_moment(max_in_flight: int) -> None:
         first = asyncio.create_task(ask(core, 1, 4, 1))
         await asyncio.sleep(1)
         began, mailbox = now(), Mailbox()
-        core.submit(replace(request([2] * 4, 5), deadline=began + 2.5), mailbox)
+        core.submit(changed(request([2] * 4, 5), deadline=began + 2.5), mailbox)
         assert isinstance((await read(mailbox)).error, DeadlinePassed)
         assert now() - began == pytest.approx(2.5, abs=0.001)
         await first

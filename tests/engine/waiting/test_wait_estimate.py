@@ -19,10 +19,11 @@ from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request, run
 from tests.engine.waiting.test_fair import seq
+from tests.text_requests import changed
 
 
 def asked(tenant: str = "", priority: int = 0) -> Request:
-    return replace(seq(0, tenant).request, priority=priority)
+    return changed(seq(0, tenant).request, priority=priority)
 
 
 class Past:
@@ -250,7 +251,7 @@ async def test_a_deadline_that_passes_in_the_queue_drops_the_request() -> None:
         running = asyncio.create_task(run(core, request([1], 30)))
         await asyncio.sleep(0.03)
         mailbox = Mailbox()
-        seq_id = core.submit(replace(request([2], 5), deadline=core.clock() + 0.05), mailbox)
+        seq_id = core.submit(changed(request([2], 5), deadline=core.clock() + 0.05), mailbox)
         delta = await read(mailbox)
         assert isinstance(delta.error, DeadlinePassed)
         assert delta.error.status == 429 and delta.error.retry_after >= 1
@@ -269,7 +270,7 @@ async def test_choices_that_come_too_late_are_one_refusal() -> None:
         calls = Mailbox(), Mailbox()
         for mailbox in calls:
             choices = [
-                replace(request([2], 5), deadline=late, sampling=SamplingParams(choice=i)) for i in range(3)
+                changed(request([2], 5), deadline=late, sampling=SamplingParams(choice=i)) for i in range(3)
             ]
             core.submit_choices(choices, mailbox)
         for mailbox in calls:
@@ -288,9 +289,9 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
         waiting = [asyncio.create_task(run(core, request([i], 20))) for i in range(5)]
         await asyncio.sleep(0.02)
         with pytest.raises(DeadlinePassed) as refused:
-            core.submit(replace(request([2], 5), deadline=core.clock() + 0.02), Mailbox())
+            core.submit(changed(request([2], 5), deadline=core.clock() + 0.02), Mailbox())
         assert refused.value.code == "deadline_exceeded"
-        core.submit(replace(request([2], 1), deadline=core.clock() + 60), Mailbox())
+        core.submit(changed(request([2], 1), deadline=core.clock() + 60), Mailbox())
         await asyncio.gather(running, *waiting)
 
 
@@ -310,7 +311,7 @@ async def test_a_deadline_passes_while_the_executor_is_away() -> None:
         running = asyncio.create_task(run(core, request([9], 5)))
         await away.wait()
         mailbox = Mailbox()
-        core.submit(replace(request([2], 5), deadline=core.clock() + 0.05), mailbox)
+        core.submit(changed(request([2], 5), deadline=core.clock() + 0.05), mailbox)
         assert isinstance((await read(mailbox)).error, DeadlinePassed)
         back.set()
         assert (await running)[0] == expected_tokens([9], 5)
@@ -359,15 +360,15 @@ async def test_a_full_queue_is_not_full_for_who_has_little_in_it() -> None:
     ) as core:
         mailbox = Mailbox()
         for number in range(10):
-            core.submit(replace(request([number], 5), tenant="many"), mailbox, number)
+            core.submit(changed(request([number], 5), tenant="many"), mailbox, number)
         with pytest.raises(Overloaded):
-            core.submit(replace(request([1], 5), tenant="many"), Mailbox())
+            core.submit(changed(request([1], 5), tenant="many"), Mailbox())
         for number in range(5):
-            core.submit(replace(request([number], 5), tenant="few"), mailbox, 100 + number)
+            core.submit(changed(request([number], 5), tenant="few"), mailbox, 100 + number)
         for tenant in ("many", "few"):
             with pytest.raises(Overloaded):
-                core.submit(replace(request([1], 5), tenant=tenant), Mailbox())
-        core.submit(replace(request([1], 5), tenant="third"), mailbox, 200)
+                core.submit(changed(request([1], 5), tenant=tenant), Mailbox())
+        core.submit(changed(request([1], 5), tenant="third"), mailbox, 200)
         assert await core.drain(10)
 
 
@@ -386,7 +387,7 @@ async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
 async def test_a_deadline_spares_every_part_of_a_call_that_was_started() -> None:
     async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
         mailbox, asked = Mailbox(), request([1, 2], 12)
-        timed = replace(asked, deadline=core.clock() + 0.05)
+        timed = changed(asked, deadline=core.clock() + 0.05)
         core.submit_choices([timed, timed], mailbox)
         core.submit(timed, mailbox, 2)
         ended = dict[int, TokenDelta]()
@@ -394,7 +395,7 @@ async def test_a_deadline_spares_every_part_of_a_call_that_was_started() -> None
             for key, delta in (await mailbox.take()).items():
                 ended.setdefault(key, TokenDelta()).merge(delta)
             ended = {key: delta for key, delta in ended.items() if delta.tokens}
-        assert core.clock() > timed.deadline  # type: ignore[operator]
+        assert core.clock() > timed.context.deadline  # type: ignore[operator]
         core.submit(timed, mailbox, 3)  # as an embedding call does, which hands in its prompts by and by
         while any(key not in ended or ended[key].finish_reason is None for key in range(4)):
             for key, delta in (await mailbox.take()).items():

@@ -22,9 +22,9 @@ def block_size(kind: str) -> int:
     return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
 
 
-def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+def random_rows(kind: str, rows: int, columns: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """uint8 [rows, bytes of a row]: any codes and any scales of the second level; those of the first are small numbers of both
-    signs."""
+    signs, times `scale`."""
     rng = np.random.default_rng(seed)
     size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = rng.integers(0, 256, (rows, columns // size * num_bytes), dtype=np.uint8)
@@ -33,8 +33,8 @@ def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
         return raw
     for at in _HALVES.get(kind, (0,)):
-        scale = rng.uniform(-0.01, 0.02, (len(blocks), 1)).astype(np.float16)
-        blocks[:, at : at + 2] = scale.view(np.uint8)
+        number = (scale * rng.uniform(-0.01, 0.02, (len(blocks), 1))).astype(np.float16)
+        blocks[:, at : at + 2] = number.view(np.uint8)
     return raw
 
 

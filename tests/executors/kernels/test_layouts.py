@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from executors.kernels import CPU_ISAS
-from executors.kernels.cpu import ACTIVATIONS, STORED_KINDS, MergedWeight, PackedWeight, StoredRows, cpu_kernels
+from executors.kernels.cpu import (
+    ACTIVATIONS,
+    STORED_KINDS,
+    MergedWeight,
+    PackedWeight,
+    StoredRows,
+    cpu_kernels,
+)
 from tests.executors.kernels.blocks import block_size, dequantized, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 

@@ -160,19 +160,20 @@ async def test_a_key_is_a_tenant_and_none_is_nobody() -> None:
             headers = {b"authorization": b"Bearer " + key.encode()}
             assert (await client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
         assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
-    one, two, again = (asked.tenant for asked in house.engine.requests)
+    one, two, again = (asked.context.tenant for asked in house.engine.requests)
     assert one == again != two
     assert one and two and "key" not in one, "something of the key's hash"
-    assert house.engine.embedded[0].tenant == one
+    assert house.engine.embedded[0].context.tenant == one
     plain = House()
     await plain.chat()
-    assert plain.engine.requests[0].tenant == ""
+    assert plain.engine.requests[0].context.tenant == ""
 
 
 async def test_a_deadline_reaches_the_engine() -> None:
     house = House()
     assert (await house.chat(deadline_ms=250)).status_code == 200
-    assert house.engine.requests[0].deadline_ms == 250
+    context = house.engine.requests[0].context
+    assert context.deadline == context.arrival_time + 0.25
     for wrong in (0, -1, 1.5, "1", True):
         response = await house.chat(deadline_ms=wrong)
         assert response.status_code == 400 and response.json()["error"]["param"] == "deadline_ms", wrong

@@ -267,7 +267,7 @@ async def test_a_client_that_goes_away_ends_its_generation(
     assert not house.engine.aborted
     client.gone.set()
     await asyncio.wait_for(client.task, 1)
-    assert house.engine.aborted == [house.asked().request_id]
+    assert house.engine.aborted == [house.asked().context.request_id]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -326,7 +326,7 @@ async def test_a_cancelled_request_ends_its_generation(house: House) -> None:
     client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await client.task
-    assert house.engine.aborted == [house.asked().request_id]
+    assert house.engine.aborted == [house.asked().context.request_id]
 
 
 async def test_a_backlog_ends_with_its_client(house: House) -> None:
@@ -349,7 +349,7 @@ async def test_a_backlog_ends_with_its_client(house: House) -> None:
     client.gone.set()
     await asyncio.wait_for(client.task, 5)
     assert made < 200_000, "it was encoded to the end"
-    assert house.engine.aborted == [house.asked().request_id]
+    assert house.engine.aborted == [house.asked().context.request_id]
 
 
 async def test_headers_wait_for_the_first_token(house: House) -> None:

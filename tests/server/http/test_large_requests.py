@@ -251,6 +251,6 @@ async def test_whole_answers_end_where_their_logprobs_grow_too_large(
     assert response.status_code == 400
     assert error_of(response)["param"] == "logprobs"
     assert error_of(response)["code"] == "answer_too_large"
-    assert house.engine.aborted == [house.asked().request_id]
+    assert house.engine.aborted == [house.asked().context.request_id]
     assert (await getattr(house, route)()).status_code == 200
     assert events(await getattr(house, route)(stream=True, **asked))[-1] == "[DONE]"

@@ -51,7 +51,7 @@ async def test_a_client_that_never_reads_is_given_up(impatient: Running, body: b
         assert 0.9 < time.monotonic() - began < 8
         await until(lambda: not engine.open)
         if body == STREAM:
-            assert engine.aborted == [engine.requests[0].request_id]
+            assert engine.aborted == [engine.requests[0].context.request_id]
         assert await impatient.get("/live") == 200
 
 

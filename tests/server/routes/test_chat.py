@@ -100,7 +100,7 @@ async def test_parameters_reach_the_engine(house: House) -> None:
     )  # fmt: skip
     asked = house.asked()
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0.0, 0.5, 0)
-    assert (asked.seed, asked.priority, asked.cache_salt) == (-2, -3, "tenant")
+    assert (asked.seed, asked.context.priority, asked.context.cache_salt) == (-2, -3, "tenant")
     assert asked.n == 2
     assert asked.stop == ("a", "b")
     assert asked.stop_token_ids == (5,)

@@ -52,7 +52,7 @@ async def test_prompt_forms(house: House, prompt: Any, prompts: Any) -> None:
 async def test_priority_and_salt_reach_the_engine(house: House) -> None:
     await house.complete(priority=2.0, cache_salt="tenant")
     await house.complete()
-    assert [(asked.priority, asked.cache_salt) for asked in house.engine.requests] == [
+    assert [(asked.context.priority, asked.context.cache_salt) for asked in house.engine.requests] == [
         (2, "tenant"),
         (0, None),
     ]

@@ -77,14 +77,14 @@ async def test_what_the_engine_is_asked(house: House) -> None:
     await embed(house, pooling="mean", priority=-3, cache_salt="tenant", add_special_tokens=False)
     await embed(house, user="me", encoding_format=None, dimensions=None)
     first, second = house.engine.embedded
-    assert (first.pooling, first.priority, first.cache_salt, first.prompts) == (
+    assert (first.pooling, first.context.priority, first.context.cache_salt, first.prompts) == (
         "mean",
         -3,
         "tenant",
         ((72, 105),),
     )
-    assert (second.pooling, second.priority, second.cache_salt) == ("last", 0, None)
-    assert second.request_id != first.request_id
+    assert (second.pooling, second.context.priority, second.context.cache_salt) == ("last", 0, None)
+    assert second.context.request_id != first.context.request_id
 
 
 async def test_dimensions_are_cut_and_made_one_long_again(house: House) -> None:

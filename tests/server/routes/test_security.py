@@ -102,7 +102,7 @@ async def test_ids_of_clients_are_no_keys() -> None:
     for ids in (
         {answer.json()["id"] for answer in answers},
         {answer.headers["x-request-id"] for answer in answers},
-        {asked.request_id for asked in house.engine.requests},
+        {asked.context.request_id for asked in house.engine.requests},
     ):
         assert len(ids) == 8 and not any("mine" in one for one in ids)
 
@@ -132,8 +132,8 @@ async def salts(house: House, *asked: tuple[str, str | None]) -> list[str | None
                 ("/v1/embeddings", {"input": "Hi"}),
             ):
                 assert (await client.post(path, json=body | more, headers=headers)).status_code == 200
-    texts = [one.cache_salt for one in house.engine.requests]
-    assert [one.cache_salt for one in house.engine.embedded] == texts
+    texts = [one.context.cache_salt for one in house.engine.requests]
+    assert [one.context.cache_salt for one in house.engine.embedded] == texts
     return texts
 
 

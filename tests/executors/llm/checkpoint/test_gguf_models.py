@@ -14,18 +14,22 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
-from executors.contract import ConfigError, OptimizationConfig, PrefillInput, Tensor
+from executors.contract import ConfigError, ExecutorAttentionConfig, OptimizationConfig, PrefillInput, Tensor
 from executors.gguf.file import read_gguf
+from executors.kernels.cpu import STORED_KINDS
 from executors.llm.checkpoint import weights
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.loader import load_model
+from executors.llm.executor import LlmExecutor
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe
+from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import Metadata, converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.driver import config, start
+from tests.executors.llm.test_conformance import make_inject
 
 IDS = [7 * i * i % 127 + 1 for i in range(45)]
 BASE: dict[str, Any] = {
@@ -184,8 +188,8 @@ def both(tmp_path: Path, name: str, **changes: Any) -> tuple[Path, Path]:
     return hf, prepared(tmp_path / "gguf", file)
 
 
-async def _logits(path: Path) -> np.ndarray:
-    executor = await start(path)
+async def _logits(path: Path, **changes: Any) -> np.ndarray:
+    executor = await start(path, **changes)
     row = (await executor.prefill(PrefillInput(Tensor.of([IDS], "int32")))).last_token_logits()
     await executor.shutdown()
     return np.asarray(row).reshape(-1)
@@ -199,6 +203,17 @@ async def test_logits_and_configuration_are_those_of_the_checkpoint(tmp_path: Pa
     assert mine == replace(theirs, dtype=mine.dtype) and mine.dtype == "float32"
     assert mine.notes == ()
     assert np.array_equal(await _logits(gguf), await _logits(hf))
+
+
+@pytest.mark.parametrize("name", [*MODELS, "gpt2"])
+def test_messages_have_the_names_of_the_file(tmp_path: Path, name: str):
+    _, gguf = both(tmp_path, name)
+    checkpoint = Checkpoint(gguf)
+    told = {checkpoint.told(usual) for usual in checkpoint.names()}
+    checkpoint.close()
+
+    extra = MODELS[name][3] if name != "gpt2" else {}
+    assert told == read_gguf(tmp_path / "model.gguf").tensors.keys() - extra.keys()
 
 
 async def test_llama3_rotation_is_within_rounding(tmp_path: Path):
@@ -350,7 +365,10 @@ async def test_weights_of_every_type_are_the_references_in_the_usual_order(
     save_file({name: tensor.contiguous() for name, tensor in rounded.items()}, other / "model.safetensors")
     (other / "config.json").write_text(json.dumps({**WIDE, "dtype": "bfloat16"}))
     assert read_config(gguf).dtype == "bfloat16"
-    assert np.array_equal(await _logits(gguf), await _logits(other))
+    # Without kernels for the blocks, they are widened to the model's dtype.
+    widened = ExecutorAttentionConfig(backend="torch")
+    wanted = await _logits(other, attention=widened)
+    assert np.array_equal(await _logits(gguf, attention=widened), wanted)
 
 
 async def test_int8_of_a_gguf_is_int8_of_the_same_weights(tmp_path: Path, wide: Path):
@@ -396,18 +414,64 @@ def test_a_large_tensor_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(q.numpy(), quants.dequantize(quants.quantize(exact, number), number))
 
 
-@pytest.mark.parametrize(("kind", "stays"), [("Q8_0", False), ("BF16", True)])
-async def test_an_embedding_in_blocks_does_not_stay_in_the_file(
-    tmp_path: Path, wide: Path, kind: str, stays: bool
+@pytest.mark.parametrize(
+    ("kind", "quantization", "stays"), [("Q8_0", None, True), ("Q8_0", "int8", False), ("BF16", None, True)]
+)
+def test_an_embedding_that_is_not_converted_stays_in_the_file(
+    tmp_path: Path, wide: Path, kind: str, quantization: str | None, stays: bool
 ):
     directory = _wide_gguf(tmp_path, wide, kind)
-    asked = config(directory, dtype="bfloat16")
+    asked = config(directory, dtype="bfloat16", optimization=OptimizationConfig(quantization=quantization))
     loaded = load_model(asked, lambda *_: None)
 
     assert loaded.model.embed_mapped is stays
     assert loaded.parameter_bytes == describe(asked)["loaded_bytes"]
-    embed = loaded.model.embed
-    assert embed.dtype is torch.bfloat16 and embed.abs().sum() > 0
+    rows = loaded.model.look_up(torch.tensor([3, 0, 3]))
+    assert rows.dtype is torch.bfloat16 and rows.abs().sum() > 0 and torch.equal(rows[0], rows[2])
+
+
+MIXES = {
+    "Q4_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "output": "Q6_K", "": "Q4_K"},
+    "gate and up apart": {"ffn_gate": "Q5_K", "": "Q4_K"},
+    "some of it wide": {"ffn_down": "F16", "": "Q5_0"},
+}
+
+
+@pytest.mark.parametrize("kind", [*STORED_KINDS, *MIXES])
+async def test_blocks_that_are_kept_compute_what_their_weights_do(tmp_path: Path, wide: Path, kind: str):
+    """Beside the same weights in float32: what int8 activations cost. Batched and chunked equal bit for bit."""
+    mix = MIXES.get(kind, {"": kind})
+    tensors = converted_checkpoint(wide, "llama")
+    path = write_gguf(
+        tmp_path / "m.gguf", "llama", sizes(WIDE), tensors,
+        lambda name: next(mix[part] for part in mix if part in name),
+    )  # fmt: skip
+    gguf = prepared(tmp_path / "p", path)
+    exact = await _logits(gguf, dtype="float32", attention=ExecutorAttentionConfig(backend="torch"))
+    for dtype in ("float32", "bfloat16"):
+        got = await _logits(gguf, dtype=dtype)
+        error = np.sqrt(np.mean((got - exact) ** 2) / np.mean(exact**2))
+        assert 1e-5 < error < 0.05, dtype  # quantized, but little off
+
+    loaded = load_model(config(gguf), lambda *_: None)
+    formats = {form for linear in loaded.model.linears() for form in linear.stored}
+    assert formats == {form for form in mix.values() if form in STORED_KINDS}
+    assert loaded.info.quantization in formats
+    assert loaded.parameter_bytes == describe(config(gguf))["loaded_bytes"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "grammar" not in case])
+async def test_conformance_of_mixed_formats(
+    case: str, tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whole, in chunks, beside others, resumed: bit for bit."""
+    mix = MIXES["Q4_K_M"]
+    path = write_gguf(
+        tmp_path / "m.gguf", "llama", sizes(WIDE), converted_checkpoint(wide, "llama"),
+        lambda name: next(mix[part] for part in mix if part in name),
+    )  # fmt: skip
+    settings = config(prepared(tmp_path / "p", path), optimization=OptimizationConfig(deterministic=True))
+    await run_case(case, lambda: LlmExecutor.from_config(settings), inject=make_inject(monkeypatch))
 
 
 def test_facts_without_loading(tmp_path: Path, wide: Path):
@@ -486,11 +550,12 @@ def test_a_fault_of_the_metadata_names_the_file_and_the_key(tmp_path: Path, name
 
 
 TENSOR_FAULTS: dict[str, tuple[Any, str]] = {
-    "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "model.layers.1.self_attn.q_proj.weight is missing"),
+    "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "m.gguf: tensor blk.1.attn_q.weight is missing"),
     "no embedding": (lambda t: t.pop("token_embd.weight"), "tensor token_embd.weight is missing"),
     "unknown": (lambda t: t.update({"blk.1.attn_sinks.weight": torch.ones(4)}), "blk.1.attn_sinks.weight is not supported"),
+    "bias": (lambda t: t.update({"blk.1.attn_output.bias": torch.ones(48)}), "tensor blk.1.attn_output.bias is not supported"),
     "layer too many": (lambda t: t.update({"blk.7.attn_norm.weight": torch.ones(4)}), "blk.7.attn_norm.weight is not"),
-    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "has shape [3, 48]; m.gguf makes it [56, 48]"),
+    "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "tensor blk.1.ffn_up.weight has shape [3, 48]"),
     "heads": (lambda t: t.update({"blk.1.attn_q.weight": torch.ones(3, 48)}), "blk.1.attn_q.weight has 3 rows for 4 heads"),
 }  # fmt: skip
 

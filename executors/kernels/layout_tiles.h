@@ -170,6 +170,16 @@ inline void add_step(I (*sum)[2], const uint8_t* block, const uint32_t* words, i
   }
 }
 
+// Steps in the order in which their codes lie in memory, which CPUs read ahead: 4 bits of steps 0 and 4 share words.
+template <class L, int R, int PART, size_t... NUMBERS>
+inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, int64_t lda, std::index_sequence<NUMBERS...>) {
+  auto add = [&](auto number) {
+    constexpr int N = decltype(number)::value, STEP = L::CODES == S8 || L::CODES == U2 ? N : N / 2 + N % 2 * 4;
+    if constexpr (L::PARTS == 1 || PART == STEP / 4) add_step<L, R, STEP>(sum, block, words, lda);
+  };
+  (add(std::integral_constant<int, (int)NUMBERS>()), ...);
+}
+
 template <class L, int R, int PART>
 inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, const uint32_t* words, int64_t lda,
                      const QuantScale* scales, int64_t blocks) {
@@ -182,14 +192,7 @@ inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, c
     else
       sum[r][0] = sum[r][1] = zero_words();
   }
-  if (L::PARTS == 1 || PART == 0) add_step<L, R, 0>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 1) add_step<L, R, 4>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 0) add_step<L, R, 1>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 1) add_step<L, R, 5>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 0) add_step<L, R, 2>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 1) add_step<L, R, 6>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 0) add_step<L, R, 3>(sum, block, words, lda);
-  if (L::PARTS == 1 || PART == 1) add_step<L, R, 7>(sum, block, words, lda);
+  add_steps<L, R, PART>(sum, block, words, lda, std::make_index_sequence<8>());
 #pragma GCC unroll 2
   for (int g = 0; g < 2; g++) {
     F scale = scale_of_part<L>(head, block, PART, g), minimum = all(0.0f);

@@ -57,6 +57,8 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
 
 def stored_kinds(directory: Path, family: Family) -> dict[str, str]:
     """Return the formats of the matrices that the files hold quantized, by their usual names. Raises ConfigError."""
+    if not is_gguf(directory):  # whose files need not be here for `cohort info`
+        return {}
     checkpoint = Checkpoint(directory)
     try:
         present = checkpoint.names()

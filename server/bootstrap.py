@@ -11,6 +11,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import setproctitle
@@ -181,7 +182,9 @@ class Bootstrap:
 
     async def _find_model(self, state: ServerState) -> Path:
         """The model's directory; a hub model is downloaded first, while the port answers, and a GGUF file gets its directory."""
-        path = self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
+        path = (
+            self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
+        )
         return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
 
     async def _fetch(self, source: hub.HubModel, state: ServerState) -> Path:
@@ -237,7 +240,10 @@ class Bootstrap:
             raise ConfigError(f"--tokenizer {directory}: no such directory")
         settings = self.settings
         chosen = generation_config.choose(
-            settings.generation_config, settings.override_generation_config, self.model_dir
+            settings.generation_config,
+            settings.override_generation_config,
+            self.model_dir,
+            default_model.SAMPLING if self._is_default else None,
         )
         tokenizer = Tokenizer.load(directory)
         tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
@@ -307,8 +313,23 @@ class Bootstrap:
             weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
+            notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
         banner.show(text)
+
+    @property
+    def _is_default(self) -> bool:
+        return isinstance(self.source, LocalModel) and self.source.is_default
+
+    def _notes_on_default(self, defaults: SamplingDefaults) -> dict[str, str]:
+        """What a person should know who named no model."""
+        given = ", ".join(
+            f"{name} {value:g}" for name, value in asdict(defaults).items() if name in default_model.SAMPLING
+        )
+        return {
+            "about": f"{default_model.SHOWN}; next: {default_model.NEXT}",
+            "sampling": f"{given}, unless a request says otherwise",
+        }
 
 
 def reasoning_fields(chosen: str) -> tuple[str, ...]:

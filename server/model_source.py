@@ -1,10 +1,10 @@
 """What the setting `model` names: something on this disk, or a model of the hub.
 
-    nothing                        the default model, or the embedded one where that is not here
-    a directory                    a checkpoint, or GGUF files, of which one is chosen
-    a file                         GGUF
-    llama3.2:1b                    a model in Ollama's store
-    ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
+nothing                        the default model, or the embedded one where that is not here
+a directory                    a checkpoint, or GGUF files, of which one is chosen
+a file                         GGUF
+llama3.2:1b                    a model in Ollama's store
+ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         return _local(settings, _in_directory(path.resolve(), name))
     if path.exists():
         if not is_gguf(path):
-            raise SettingsError(f"{name}: this is a file and no GGUF file; a model is a GGUF file or a directory")
+            raise SettingsError(
+                f"{name}: this is a file and no GGUF file; a model is a GGUF file or a directory"
+            )
         return _local(settings, LocalModel(path, model_stem(path.name)))
     if name == EMBEDDED_NAME:
         return _local(settings, LocalModel(embedded, EMBEDDED_NAME))

@@ -19,9 +19,7 @@ CONFIG = {
     "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
     "dtype": "float32", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
+_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 
 
 def write_small_gguf(path: Path, kind: str = "Q8_0", **changes: Any) -> Path:

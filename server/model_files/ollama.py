@@ -1,7 +1,7 @@
 """Models in Ollama's store: manifests/HOST/ORG/NAME/TAG are JSON and name blobs/sha256-DIGEST, GGUF files among them.
 
-    llama3.2:1b     manifests/registry.ollama.ai/library/llama3.2/1b
-    org/name:tag    manifests/*/org/name/tag
+llama3.2:1b     manifests/registry.ollama.ai/library/llama3.2/1b
+org/name:tag    manifests/*/org/name/tag
 """
 
 from __future__ import annotations

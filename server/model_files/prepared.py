@@ -69,7 +69,9 @@ def model_directory(path: Path, own_tokenizer: bool = True) -> Path:
 
 
 def write_source(path: Path, directory: Path) -> Path:
-    """Make `directory` for the weights of a GGUF file alone, as the executor's tools take it, and return it. Raises ConfigError."""
+    """Make `directory` for the weights of a GGUF file alone, as the executor's tools take it, and return it.
+
+    Raises ConfigError."""
     path = path.parent.resolve() / path.name
     index = read_gguf(path, arrays=False)
     directory.mkdir(parents=True)

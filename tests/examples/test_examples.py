@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess([], tmp_path_factory.mktemp("tiny")) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("tiny")) as server:
         yield server
 
 
@@ -78,7 +78,7 @@ def test_embeddings(server: ServerProcess) -> None:
 
 
 def test_offline() -> None:
-    lines = run("offline.py").splitlines()
+    lines = run("offline.py", "cohort-tiny").splitlines()
     assert lines[2] == "Count from 3 to 8. -> " + lines[2].partition(" -> ")[2] and len(lines) == 6
     assert lines[3] == "3, 4, 5, 6, 7, 8, 9"
     assert [re.fullmatch(r"(\d): '.+' (length|stop) -\d+\.\d\d", line)[1] for line in lines[4:]] == ["0", "1"]

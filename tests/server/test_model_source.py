@@ -51,7 +51,9 @@ def test_a_directory_with_gguf_files(tmp_path: Path) -> None:
     gguf(tmp_path / "m" / "mmproj-F16.gguf")
     assert find(str(tmp_path / "m")) == LocalModel(one, "Small-Q4_0")
     other = gguf(tmp_path / "m" / "Small-Q8_0.gguf")
-    with pytest.raises(ConfigError, match=r"/m holds 2 GGUF models; name one of them: Small-Q4_0.gguf \(.*Small-Q8_0.gguf"):
+    with pytest.raises(
+        ConfigError, match=r"/m holds 2 GGUF models; name one of them: Small-Q4_0.gguf \(.*Small-Q8_0.gguf"
+    ):
         find(str(tmp_path / "m"))
     assert find(str(other)) == LocalModel(other, "Small-Q8_0")
     preferred = gguf(tmp_path / "m" / "Small-Q4_K_M.gguf")
@@ -78,13 +80,19 @@ def test_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(default_model, "find", lambda: file)
     assert find(None) == LocalModel(file, "SmolLM2-135M-Instruct", is_default=True)
     assert find("cohort-tiny") == LocalModel(TINY, "cohort-tiny")
-    assert find(None, executor="echo") == LocalModel(TINY, "cohort-tiny"), "an executor that may not compute it"
+    assert find(None, executor="echo") == LocalModel(TINY, "cohort-tiny"), (
+        "an executor that may not compute it"
+    )
 
 
 def test_ollamas_store(tmp_path: Path) -> None:
     blob = gguf(tmp_path / "ollama" / "blobs" / "sha256-aa")
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:aa"}
-    for place in ("registry.ollama.ai/library/llama3.2/1b", "registry.ollama.ai/library/phi/latest", "hf.co/acme/x/q8"):
+    for place in (
+        "registry.ollama.ai/library/llama3.2/1b",
+        "registry.ollama.ai/library/phi/latest",
+        "hf.co/acme/x/q8",
+    ):
         path = tmp_path / "ollama" / "manifests" / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"layers": [layer]}))
@@ -92,7 +100,9 @@ def test_ollamas_store(tmp_path: Path) -> None:
         assert find(name) == LocalModel(blob, name)
     with pytest.raises(SettingsError) as error:
         find("llama3.2:3b")
-    assert str(error.value).startswith("llama3.2:3b: no such file, and Ollama's store on this disk does not have it")
+    assert str(error.value).startswith(
+        "llama3.2:3b: no such file, and Ollama's store on this disk does not have it"
+    )
     assert "ORG/NAME:Q4_K_M" in str(error.value)
     blob.unlink()
     with pytest.raises(SettingsError):
@@ -109,7 +119,9 @@ def test_the_hub() -> None:
     assert labels == ["acme/x:Q4_K_M", "acme/x/x-Q8_0.gguf"]
 
 
-@pytest.mark.parametrize("name", ["acme/x/../y.gguf", "acme/x/y.bin", "acme/x:", "./acme/x.gguf", "nothing.gguf"])
+@pytest.mark.parametrize(
+    "name", ["acme/x/../y.gguf", "acme/x/y.bin", "acme/x:", "./acme/x.gguf", "nothing.gguf"]
+)
 def test_what_names_nothing(name: str) -> None:
     with pytest.raises(SettingsError, match="no such directory or file, and not a hub name"):
         find(name)

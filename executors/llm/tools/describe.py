@@ -166,7 +166,11 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
                 dtype = file.stored_as(name)
                 if dtype is not None:  # else a mask or the like
                     by_dtype[dtype] += file.num_bytes(name)
-        facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files), "formats": dict(by_dtype.most_common())}
+        facts |= {
+            "bytes": by_dtype.total(),
+            "files": len(checkpoint.files),
+            "formats": dict(by_dtype.most_common()),
+        }
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]
     except ConfigError as error:

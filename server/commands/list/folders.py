@@ -151,7 +151,9 @@ def _ollama(root: Path, source: str) -> Iterator[Found]:
             yield Found(one.name, "?", 0, manifest, source, "its manifest names no model")
             continue
         problem = None if one.path.is_file() else "its file is missing"
-        yield Found(one.name, f"GGUF {one.kind}" if one.kind else "GGUF", _size(one.path), one.path, source, problem)
+        yield Found(
+            one.name, f"GGUF {one.kind}" if one.kind else "GGUF", _size(one.path), one.path, source, problem
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -162,9 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _cdn(self, digest: str) -> None:
         hub = self.hub
         assert self.headers.get("Authorization") is None, "a token went to another host"
-        file, path = next(
-            (f, p) for f, p in hub.files().items() if f.endswith(LARGE) and sha256(p) == digest
-        )
+        file, path = next((f, p) for f, p in hub.files().items() if f.endswith(LARGE) and sha256(p) == digest)
         data = hub.lies.get(file, path.read_bytes())
         begin, status, headers = 0, 200, {"Content-Length": str(len(data))}
         if wanted := self.headers.get("Range"):

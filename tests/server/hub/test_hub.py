@@ -365,7 +365,12 @@ def test_links(link: str, named: tuple[str | None, ...] | None, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("text", "gguf"),
-    [("a/b:Q4_K_M", "Q4_K_M"), ("a/b:UD-Q2_K_XL", "UD-Q2_K_XL"), ("a/b/x.gguf", "x.gguf"), ("a/b/c/x.gguf", "c/x.gguf")],
+    [
+        ("a/b:Q4_K_M", "Q4_K_M"),
+        ("a/b:UD-Q2_K_XL", "UD-Q2_K_XL"),
+        ("a/b/x.gguf", "x.gguf"),
+        ("a/b/c/x.gguf", "c/x.gguf"),
+    ],
 )
 def test_names_of_gguf_files(text: str, gguf: str) -> None:
     assert hub_name(text) == HubName("a/b", None, gguf)
@@ -442,7 +447,9 @@ async def test_safetensors_come_before_gguf_files(hub: FakeHub, url: str, cache:
     assert only == folder / "model.gguf"
 
 
-async def test_a_gguf_file_without_a_network(ggufs: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gguf_file_without_a_network(
+    ggufs: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ggufs.serving() as address:
         monkeypatch.setenv("HF_ENDPOINT", address)
         path = await fetch(HubModel(NAME, None, str(cache)), lambda *_: None)
@@ -452,7 +459,9 @@ async def test_a_gguf_file_without_a_network(ggufs: FakeHub, cache: Path, monkey
 
 def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> None:
     hub.hold_after = MIB
-    job = json.dumps({"name": NAME, "revision": None, "download_dir": str(cache), "weights": True, "gguf": None})
+    job = json.dumps(
+        {"name": NAME, "revision": None, "download_dir": str(cache), "weights": True, "gguf": None}
+    )
     child = subprocess.Popen(
         run.command("server.hub.download_process", job),
         stdin=subprocess.PIPE,

@@ -97,7 +97,10 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_several_processes_at_once(small: Path, cache: Path) -> None:
-    code = "import sys, pathlib; from server.model_files.prepared import model_directory as m; print(m(pathlib.Path(sys.argv[1])))"
+    code = (
+        "import sys; from pathlib import Path; from server.model_files.prepared import model_directory\n"
+        "print(model_directory(Path(sys.argv[1])))"
+    )
     running = [
         subprocess.Popen([sys.executable, "-c", code, str(small)], stdout=subprocess.PIPE, text=True)
         for _ in range(4)

@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from server.bootstrap import Bootstrap, engine_config, executor_config
 from server.commands.command_line import app, known_options
 from server.hub import HubModel
-from server.settings import foreign_flags
 from server.model_source import LocalModel
+from server.settings import foreign_flags
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE, Settings
 from server.system.paths import configs_dir
@@ -318,7 +318,11 @@ def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (("serve", "--ctx-size", "5"), {}, "use --max-model-len"),
         (("serve", "--port", "80000"), {}, "--port"),
         (("serve", "gpt2", "--port", "0"), {}, "hub name"),
-        (("serve", "--revision", "v1", "--port", "0"), {}, "--revision v1: cohort-tiny is a directory"),
+        (
+            ("serve", "cohort-tiny", "--revision", "v1", "--port", "0"),
+            {},
+            "--revision v1: cohort-tiny is a directory",
+        ),
         (("serve", "a", "--model", "b"), {}, "two models"),
         (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
         (

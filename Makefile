@@ -40,7 +40,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers."
 
-install: $(STAMP)  ## make .venv with what running the server needs
+install: $(STAMP)  ## make .venv with what running the server needs: packages, CPU kernels, the default model
 
 dev: $(DEV)  ## the server on the echo executor, started anew when the code changes; adds to .venv what tests and checks need
 	@exec $(BIN)/python -m tools.dev_server $(ARGS)
@@ -169,7 +169,8 @@ $(TRITON): $(DEV)
 	@touch $@
 
 # Torch first, alone and pinned: no later package finds a reason to fetch another build. Bytecode is left to the first import:
-# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports.
+# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports, and reads the
+# default model's tokenizer. Neither a missing compiler nor a missing model keeps the server from starting.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python tools/install.py notice --index "$(TORCH_INDEX_URL)"
 	$(PIP) install --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
@@ -177,6 +178,8 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python tools/install.py requirements > $(VENV)/requirements.txt
 	$(PIP) install --no-compile -c constraints.txt -r $(VENV)/requirements.txt
 	$(PIP) install --no-deps -e .
+	@$(BIN)/python -m executors.kernels.compiler || echo "The CPU kernels could not be compiled: torch will compute instead, slower."
+	@$(BIN)/cohort fetch-default || true
 	@$(BIN)/cohort info > /dev/null
 	@rm -f $(VENV)/.installed-torch-*
 	@touch $@

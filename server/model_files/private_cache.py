@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from executors.contract import ConfigError
+
 log = structlog.get_logger("server")
 
 
@@ -28,6 +30,7 @@ def private_folder(name: str) -> Path:
     """Return the folder `name` of the cache, made if necessary.
 
     If it cannot be made or written to, or others have access to it, a temporary directory of this process replaces it.
+    Raises ConfigError if there is no place for one either.
     """
     folder = cache_root() / name
     try:
@@ -49,6 +52,12 @@ def is_private(folder: Path) -> bool:
 
 @lru_cache
 def _temporary_folder(name: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"cohort-{name}-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"cohort-{name}-"))
+    except OSError as error:
+        raise ConfigError(
+            f"{cache_root() / name}: cannot be written to, and neither can a temporary directory ({error.strerror}); "
+            "XDG_CACHE_HOME names another place"
+        ) from None
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

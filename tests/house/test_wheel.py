@@ -136,7 +136,7 @@ def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
     skip = shutil.ignore_patterns("__pycache__", "build", "prebuilt")
     for name in (*ROOMS, "cohort_server", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=skip)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     environment = {**_environment(), "PATH": str(tmp_path)}

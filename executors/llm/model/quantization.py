@@ -39,6 +39,12 @@ def parse_quantization(value: Any, where: str) -> Fp8Scheme | None:
         return _plain(value, where)
     if isinstance(value, dict) and method == "compressed-tensors":
         return _compressed(value, where)
+    if method == "bitsandbytes":
+        # Its weights are quantized from a checkpoint that is published beside it.
+        raise ConfigError(
+            f"{where}: quantization_config (bitsandbytes) is not supported: serve the wide checkpoint that it was made "
+            "from, with --quantization int8 if memory is short"
+        )
     raise ConfigError(f"{where}: quantization_config ({method}) is not supported; supported: {SUPPORTED}")
 
 

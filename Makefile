@@ -69,11 +69,11 @@ test-clients: $(DEV)  ## real clients, each in its own environment, against a li
 test-clients-ci: $(DEV)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
 
-test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files; fetches 92 and 241 MiB the first time
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py $(ARGS)
+test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files, and the default model; fetches 92 and 241 MiB the first time
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py $(ARGS)
 
 test-real-ci: $(DEV)  ## the smaller of the two
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py -k smollm2
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py -k smollm2
 
 chaos: $(DEV)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)

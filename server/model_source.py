@@ -58,6 +58,10 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         return _local(settings, LocalModel(path, model_stem(path.name)))
     if name == EMBEDDED_NAME:
         return _local(settings, LocalModel(embedded, EMBEDDED_NAME))
+    if name == default_model.NAME:
+        if (file := default_model.find()) is None:
+            raise SettingsError(f"{name} is not here: {default_model.HOW}")
+        return _local(settings, LocalModel(file, name, is_default=True))
     if (":" in name or "/" not in name) and (blob := ollama.find(name)) is not None:
         return _local(settings, LocalModel(blob, name))
     if (named := hub.hub_name(name)) is not None:

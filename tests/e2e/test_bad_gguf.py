@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "version": (lambda data: data[:4] + struct.pack("<I", 9) + data[8:], "version 9 is not supported"),
     "architecture": (lambda data: data.replace(b"\x05" + bytes(7) + b"llama", b"\x05" + bytes(7) + b"mamba", 1),
                      "general.architecture 'mamba' is not supported; supported: llama, "),
-    "type": (lambda data: data.replace(*_type_of(data, 8, 35)), "has the unknown type 35"),
+    "type": (lambda data: data.replace(*_type_of(data, 8, 99)), "has the unknown type 99"),
 }  # fmt: skip
 METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "pre-tokenizer": ({"tokenizer.ggml.pre": "nope"}, "tokenizer.ggml.pre: pre-tokenizer 'nope' is not supported"),
@@ -73,7 +73,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "template": ({"tokenizer.chat_template": "{% for %}"}, "chat template: not a valid Jinja template"),
     "missing": ({"attention.layer_norm_rms_epsilon": None}, "llama.attention.layer_norm_rms_epsilon is missing"),
     "layers": ({"block_count": 3}, "llama.block_count is 3"),
-    "sampling": ({"general.sampling.temp": 7.5}, "temperature: it should be a number from 0 to 2"),
+    "sampling": ({"general.sampling.top_p": 7.5}, "top_p: it should be a number from 0 to 1"),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_fit_into_memory(small: Path, tmp_path: Path) -> None:
     line = refusal(small, tmp_path / "run", "--kv-cache-memory-bytes", "8KiB")
     assert (
         f"max_model_len {CONTEXT}: one sequence needs " in line
-        and "; take --max-model-len 16 or less" in line
+        and "; take --max-model-len 32 or less" in line
     )
 
 

@@ -76,9 +76,14 @@ def test_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = find(None)
     assert isinstance(found, LocalModel) and (found.path, found.name) == (TINY, "cohort-tiny")
     assert found.note is not None and "`cohort fetch-default`" in found.note
+    with pytest.raises(
+        SettingsError, match=r"^SmolLM2-135M-Instruct is not here: `cohort fetch-default` fetches"
+    ):
+        find("SmolLM2-135M-Instruct")
     file = tmp_path / default_model.FILE
     monkeypatch.setattr(default_model, "find", lambda: file)
     assert find(None) == LocalModel(file, "SmolLM2-135M-Instruct", is_default=True)
+    assert find("SmolLM2-135M-Instruct") == find(None)
     assert find("cohort-tiny") == LocalModel(TINY, "cohort-tiny")
     assert find(None, executor="echo") == LocalModel(TINY, "cohort-tiny"), (
         "an executor that may not compute it"

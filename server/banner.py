@@ -100,9 +100,9 @@ def banner(
         capacity = f"{max_model_len:,} tokens per sequence (held by the executor)"
     size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
     path = "chat/completions"
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
     if not info.generates:
-        path, body = "embeddings", {"input": "Count from 3 to 9."}
+        path, body = "embeddings", {"input": "What is the capital of Peru?"}
     curl = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
     if needs_key:
         curl += ["-H", "Authorization: Bearer YOUR_KEY"]

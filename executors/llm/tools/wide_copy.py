@@ -1,7 +1,7 @@
 """A GGUF file as a Hugging Face checkpoint in float32, for `cohort verify`: what transformers and the executor both load.
 
-Names, order of rows, norms and configuration are those that a start reads from the file, and the numbers are its dequantized ones,
-so a comparison shows faults in all of these. Products in the file's own formats are not part of it.
+Names, order of rows, norms and configuration are those that a start reads from the file, and the numbers are its dequantized
+ones, so a comparison shows faults in all of these. Products in the file's own formats are not part of it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.gguf_source import config_path
+from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.linear import StoredFormat, kernels_support
 
 _log = logging.getLogger(__name__)
@@ -296,8 +296,12 @@ def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, Sto
     if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model), kept):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
+        directory = Path(config.model)
+        gguf = is_gguf(directory) and config.load_format != "dummy"
+        narrower = "a file of a smaller quantization" if gguf else "--quantization int8"
         raise ConfigError(
-            f"{config.model}: the weights need {needed:,} bytes of memory, {available:,} are available"
+            f"{read_source(directory).path if gguf else directory}: the weights need {needed / 2**30:.1f} GiB of memory, "
+            f"{available / 2**30:.1f} GiB are free: take {narrower} or a smaller model"
         )
 
 

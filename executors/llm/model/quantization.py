@@ -61,7 +61,7 @@ def parse_quantization(value: Any, where: str) -> Fp8Scheme | IntScheme | None:
         return _READERS[method](value, where)
     cure = ""
     if isinstance(method, str) and (method == "bitsandbytes" or method.startswith("bitsandbytes_")):
-        cure = ": serve the wide checkpoint, with --quantization int4 or int8"
+        cure = ": serve the wide checkpoint that it was made from, with --quantization int4 or int8 if memory is short"
     raise ConfigError(
         f"{where}: quantization_config ({str(method)[:120]}) is not supported{cure}; supported: {SUPPORTED}"
     )

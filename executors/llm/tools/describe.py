@@ -148,7 +148,7 @@ def _bytes_when_loaded(
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
     """Return facts from the headers of the weight files, or from the index alone if only the index was downloaded, and
     `shape` with the head that the checkpoint has."""
-    facts: dict[str, Any] = {"bytes": None, "dtype": None, "files": 0, "problem": None}
+    facts: dict[str, Any] = {"bytes": None, "dtype": None, "formats": {}, "files": 0, "problem": None}
     try:
         checkpoint = Checkpoint(directory)
     except ConfigError as error:
@@ -167,7 +167,11 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
                 dtype = file.stored_as(name)
                 if dtype is not None:  # else a mask or the like
                     by_dtype[dtype] += file.num_bytes(name)
-        facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
+        facts |= {
+            "bytes": by_dtype.total(),
+            "files": len(checkpoint.files),
+            "formats": dict(by_dtype.most_common()),
+        }
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]
     except ConfigError as error:

@@ -331,7 +331,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no zeros": ({**AWQ, "zero_point": False}, "zero_point False is not supported; supported: true"),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        "(bitsandbytes) is not supported: serve the wide checkpoint that it was made from, with --quantization int4 or int8 if memory is short; supported: fp8, gptq, awq",
+        "(bitsandbytes) is not supported: serve the wide checkpoint that it was made from, with --quantization int4 or "
+        "int8 if memory is short; supported: fp8, gptq, awq",
     ),
     "hqq": ({"quant_method": "hqq"}, "(hqq) is not supported; supported: fp8, gptq, awq, compressed-tensors"),
     "eetq": ({"quant_method": "eetq"}, "(eetq)"),

@@ -40,7 +40,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers."
 
-install: $(STAMP)  ## make .venv with what running the server needs
+install: $(STAMP)  ## make .venv with what running the server needs: packages, CPU kernels, the default model
 
 dev: $(DEV)  ## the server on the echo executor, started anew when the code changes; adds to .venv what tests and checks need
 	@exec $(BIN)/python -m tools.dev_server $(ARGS)
@@ -69,11 +69,11 @@ test-clients: $(DEV)  ## real clients, each in its own environment, against a li
 test-clients-ci: $(DEV)  ## the same without vLLM's, which is gigabytes to install
 	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
 
-test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files; fetches 92 and 241 MiB the first time
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py $(ARGS)
+test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files, and the default model; fetches 92 and 241 MiB the first time
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py $(ARGS)
 
 test-real-ci: $(DEV)  ## the smaller of the two
-	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py -k smollm2
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py -k smollm2
 
 chaos: $(DEV)  ## kill, stop and crash the executor under streams of every kind
 	$(BIN)/python -m pytest tests/chaos -s $(ARGS)
@@ -169,7 +169,8 @@ $(TRITON): $(DEV)
 	@touch $@
 
 # Torch first, alone and pinned: no later package finds a reason to fetch another build. Bytecode is left to the first import:
-# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports.
+# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports, and reads the
+# default model's tokenizer. Neither a missing compiler nor a missing model keeps the server from starting.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python tools/install.py notice --index "$(TORCH_INDEX_URL)"
 	$(PIP) install --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
@@ -177,6 +178,8 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python tools/install.py requirements > $(VENV)/requirements.txt
 	$(PIP) install --no-compile -c constraints.txt -r $(VENV)/requirements.txt
 	$(PIP) install --no-deps -e .
+	@$(BIN)/python -m executors.kernels.compiler || echo "The CPU kernels could not be compiled: torch will compute instead, slower."
+	@$(BIN)/cohort fetch-default || true
 	@$(BIN)/cohort info > /dev/null
 	@rm -f $(VENV)/.installed-torch-*
 	@touch $@

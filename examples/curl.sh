@@ -8,11 +8,11 @@ curl -sS --fail-with-body "$url/v1/models"
 
 echo; echo "A chat:"
 curl -sS --fail-with-body "$url/v1/chat/completions" -H 'Content-Type: application/json' \
-  -d '{"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}'
+  -d '{"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "temperature": 0}'
 
 echo; echo "The same as a stream of events:"
 curl -sS --fail-with-body -N "$url/v1/chat/completions" -H 'Content-Type: application/json' \
-  -d '{"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0, "stream": true}'
+  -d '{"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "temperature": 0, "stream": true}'
 
 echo "A completion of a text:"
 curl -sS --fail-with-body "$url/v1/completions" -H 'Content-Type: application/json' \

@@ -1,6 +1,6 @@
 """Generate without a server: python examples/offline.py [MODEL]
 
-MODEL is a directory or a hub name; without it the embedded model answers.
+MODEL is a directory, a GGUF file or a hub name; without it the default model answers.
 """
 
 import sys
@@ -10,13 +10,14 @@ from cohort_server import LLM, SamplingParams
 model = sys.argv[1] if len(sys.argv) > 1 else None
 with LLM(model, max_num_seqs=32) as llm:
     # All prompts go through the engine together; the results come in the order of the prompts.
-    prompts = [f"Count from {first} to {first + 5}." for first in range(1, 17)]
+    places = "Peru France Japan Kenya Norway Chile Egypt India".split()
+    prompts = [f"The capital of {place} is" for place in places]
     params = SamplingParams(temperature=0, max_tokens=24)
     for result in llm.generate(prompts, params)[:3]:
         print(f"{result.prompt} -> {result.outputs[0].text!r}")
 
     # A conversation goes through the model's chat template.
-    messages = [{"role": "user", "content": "Count from 3 to 9."}]
+    messages = [{"role": "user", "content": "What is the capital of Peru?"}]
     [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=64))
     print(answer.outputs[0].text)
 

@@ -13,7 +13,7 @@ model = client.models.list().data[0].id
 
 stream = client.chat.completions.create(
     model=model,
-    messages=[{"role": "user", "content": "Count from 3 to 9."}],
+    messages=[{"role": "user", "content": "What is the capital of Peru?"}],
     temperature=0,
     stream=True,
     stream_options={"include_usage": True},

@@ -1,6 +1,7 @@
 """Let the model call a function: python examples/openai_tools.py [http://127.0.0.1:8000/v1]
 
-Needs `pip install openai` and a running server whose model has a chat template with tools.
+Needs `pip install openai` and a running server whose model has a chat template with tools: `cohort serve cohort-tiny` or
+`cohort serve Qwen/Qwen3-0.6B`. That of the default model has none.
 """
 
 import json

@@ -7,6 +7,7 @@ import shlex
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import IO, Any
 
 import structlog
@@ -86,8 +87,10 @@ def banner(
     weight_bytes: int,
     max_model_len: int,
     needs_key: bool,
+    notes: Mapping[str, str] | None = None,
 ) -> str:
-    """The served model, its address, its memory, and a curl command. `weight_bytes`: size of the model's parameters."""
+    """The served model, its address, its memory, and a curl command. `weight_bytes`: size of the model's parameters. `notes`:
+    more lines about the model, by their labels."""
     memory = []
     if layout.num_blocks:
         memory = [f"  memory    {_memory(layout, weight_bytes)}"]
@@ -97,16 +100,17 @@ def banner(
         capacity = f"{max_model_len:,} tokens per sequence (held by the executor)"
     size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
     path = "chat/completions"
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
     if not info.generates:
-        path, body = "embeddings", {"input": "Count from 3 to 9."}
+        path, body = "embeddings", {"input": "What is the capital of Peru?"}
     curl = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
     if needs_key:
         curl += ["-H", "Authorization: Bearer YOUR_KEY"]
     curl += ["-d", json.dumps({"model": name, **body})]
     lines = [
         f"Cohort {__version__} is ready at {url}",
-        f"  model     {name} ({info.family}{size}, {info.dtype})",
+        f"  model     {name} ({info.family}{size}, {_formats(info)})",
+        *(f"  {label:<9} {text}" for label, text in (notes or {}).items()),
         f"  device    {info.device}",
         f"  context   {max_model_len:,} tokens",
         f"  KV cache  {capacity}",
@@ -134,6 +138,11 @@ def url_of(host: str, port: int, *, secure: bool = False) -> str:
         host = "localhost"
     scheme = "https" if secure else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _formats(info: ModelInfo) -> str:
+    """The format of the weights if it is not that of the computation, and the computation's."""
+    return info.dtype if info.quantization is None else f"{info.quantization} weights, {info.dtype}"
 
 
 def _memory(layout: KvLayout, weight_bytes: int) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import setproctitle
@@ -45,6 +46,9 @@ from server.metrics import Metrics
 from server.model_defaults import generation_config
 from server.model_defaults.pooling import default_pooling
 from server.model_defaults.sampling import SamplingDefaults
+from server.model_files import default_model
+from server.model_files.prepared import model_directory, model_file
+from server.model_source import LocalModel, Source, find_source
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.load import SettingsError
@@ -55,8 +59,6 @@ from server.system.worker_threads import DeadlineExceeded
 from server.templates.template import ChatTemplate, resolve_chat_template
 
 log = structlog.get_logger("server")
-
-EMBEDDED_NAME = "cohort-tiny"
 
 
 def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
@@ -99,7 +101,8 @@ class Bootstrap:
         self.config: ExecutorConfig
         self._file_warnings: tuple[str, ...] = ()
         """Warnings about settings in the tokenizer's files that are not used."""
-        self.names = tuple(settings.served_model_name) or (_name_of(settings, self.source),)
+        name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
+        self.names = tuple(settings.served_model_name) or (name,)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer HTTP at once, load meanwhile, serve, drain."""
@@ -131,6 +134,8 @@ class Bootstrap:
         secure = self.tls is not None
         url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
+        if isinstance(self.source, LocalModel) and self.source.note is not None:
+            log.warning(self.source.note)
 
         async def load() -> None:
             model = await self.load(state, core)
@@ -176,18 +181,22 @@ class Bootstrap:
         return core
 
     async def _find_model(self, state: ServerState) -> Path:
-        """The model's directory; a hub model is downloaded first, while the port answers."""
-        if isinstance(self.source, Path):
-            return self.source
+        """The model's directory; a hub model is downloaded first, while the port answers, and a GGUF file gets its directory."""
+        path = (
+            self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
+        )
+        return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
+
+    async def _fetch(self, source: hub.HubModel, state: ServerState) -> Path:
         display = banner.loading_display()
         report = _reporter(display, state, "downloading")
 
         def progress(done: int, total: int) -> None:
-            report(f"downloading {self.source.name}", done, total)
+            report(f"downloading {source.label}", done, total)
 
         progress(0, 0)
         try:
-            return await hub.fetch(self.source, progress, self._check_small_files)
+            return await hub.fetch(source, progress, self._check_small_files)
         finally:
             display.close()
 
@@ -231,7 +240,10 @@ class Bootstrap:
             raise ConfigError(f"--tokenizer {directory}: no such directory")
         settings = self.settings
         chosen = generation_config.choose(
-            settings.generation_config, settings.override_generation_config, self.model_dir
+            settings.generation_config,
+            settings.override_generation_config,
+            self.model_dir,
+            default_model.SAMPLING if self._is_default else None,
         )
         tokenizer = Tokenizer.load(directory)
         tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
@@ -239,7 +251,7 @@ class Bootstrap:
         self._file_warnings = tuple(told.values())  # both have read the same file
         defaults = chosen.defaults
         source: str | Mapping[str, str] | None = tokenizer.chat_template
-        origin = f"{directory}: chat template"
+        origin = f"{model_file(directory) or directory}: chat template"
         if settings.chat_template:
             source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
         if source is None:
@@ -301,8 +313,23 @@ class Bootstrap:
             weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
+            notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
         banner.show(text)
+
+    @property
+    def _is_default(self) -> bool:
+        return isinstance(self.source, LocalModel) and self.source.is_default
+
+    def _notes_on_default(self, defaults: SamplingDefaults) -> dict[str, str]:
+        """What a person should know who named no model."""
+        given = ", ".join(
+            f"{name} {value:g}" for name, value in asdict(defaults).items() if name in default_model.SAMPLING
+        )
+        return {
+            "about": f"{default_model.SHOWN}; next: {default_model.NEXT}",
+            "sampling": f"{given}, unless a request says otherwise",
+        }
 
 
 def reasoning_fields(chosen: str) -> tuple[str, ...]:
@@ -363,48 +390,9 @@ def embedded_directory() -> Path:
     return tiny.weights_dir()
 
 
-def embedded(name: str | None) -> bool:
-    """True for the bundled model: no name, or its own name if there is no directory of that name."""
-    return name is None or (name == EMBEDDED_NAME and not Path(name).exists())
-
-
-def model_source(settings: Settings) -> Path | hub.HubModel:
-    """An existing directory, or the hub model to download. Raises SettingsError if the name is neither."""
-    name = settings.model
-    if name is None or embedded(name):
-        return _local(settings, embedded_directory())
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _local(settings, path.resolve())
-    if path.exists():
-        raise SettingsError(f"{name}: this is a file, and a model is a directory")
-    if (named := hub.hub_name(name)) is not None:
-        repository, revision = named
-        if revision and settings.revision and revision != settings.revision:
-            raise SettingsError(
-                f"--revision {settings.revision}: the link names {revision}; leave one of them out"
-            )
-        weights = settings.load_format != "dummy"
-        return hub.HubModel(repository, settings.revision or revision, settings.download_dir, weights)
-    raise SettingsError(
-        f"{name}: no such directory, and not a hub name, which is ORG/NAME, such as Qwen/Qwen3-0.6B, or the link to its page"
-    )
-
-
-def _local(settings: Settings, directory: Path) -> Path:
-    if settings.revision is not None:
-        raise SettingsError(
-            f"--revision {settings.revision}: {settings.model or EMBEDDED_NAME} is a directory, which has no "
-            "revisions; leave it out"
-        )
-    return directory
-
-
-def _name_of(settings: Settings, source: Path | hub.HubModel) -> str:
-    """The model id for clients: the name of the repository or directory, without the private path."""
-    if isinstance(source, hub.HubModel):
-        return source.name
-    return EMBEDDED_NAME if embedded(settings.model) else source.name
+def model_source(settings: Settings) -> Source:
+    """What the settings name. Raises SettingsError or ConfigError if it can be nothing."""
+    return find_source(settings, embedded_directory())
 
 
 def _reporter(

@@ -1,4 +1,4 @@
-"""What the engine makes of a configuration within the limits of an executor that is warm."""
+"""Builds the scheduler from a configuration and the limits of a warm executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("cohort.engine")
 def make_scheduler(
     executor: ModelExecutor, config: EngineConfig, journal: Journal, waiting: WaitingQueue
 ) -> Scheduler:
-    """A scheduler for this executor. Raises ConfigError for what the executor cannot do."""
+    """Return a scheduler for this executor. Raises ConfigError for settings that the executor does not support."""
     limits = executor.capabilities()
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
@@ -41,9 +41,9 @@ def make_scheduler(
 
 
 def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:
-    """How many steps may be out at once."""
+    """Return how many steps may be in flight at once."""
     limits = executor.capabilities()
-    # On a CPU the host's work takes the cores that compute the step: overlap then makes streams less even.
+    # On a CPU the host's work runs on the cores that compute the step, so overlap makes the streams less even.
     apart = executor.info().device != "cpu"
     wanted = config.max_in_flight or (limits.max_in_flight if apart else 1)
     if wanted > limits.max_in_flight:

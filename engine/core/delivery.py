@@ -1,4 +1,4 @@
-"""`Delivery`: who is still owed an answer, and what they hear."""
+"""`Delivery`: sends the deltas of unfinished sequences to their readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("cohort.engine")
 
 
 class Delivery:
-    """Deltas go to mailboxes, and what became of a sequence to the observer. `live`: sequences without an end, by id."""
+    """Puts deltas into mailboxes and reports the ends of sequences to the observer. `live`: unfinished sequences by id."""
 
     def __init__(self, observer: Observer, clock: Callable[[], float]) -> None:
         self.live: dict[int, Sequence] = {}
@@ -23,9 +23,9 @@ class Delivery:
         self._clock = clock
         self._idle = asyncio.Event()
         self._held: list[tuple[Sequence, TokenDelta]] = []
-        """Deltas that are counted, and not yet in their mailboxes."""
+        """Deltas that are counted but not yet in their mailboxes."""
         self._calls = 0
-        """Calls that have more to submit."""
+        """Calls that will submit more requests."""
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -38,23 +38,23 @@ class Delivery:
             self._idle.set()
 
     def expect(self, seq: Sequence) -> None:
-        """It is owed an answer from now on."""
+        """Register a sequence, which now has to get an answer."""
         self.live[seq.seq_id] = seq
 
     async def nobody_waits(self) -> None:
-        """Wait until everyone has their answer."""
+        """Wait until every sequence has its answer."""
         while self.live or self._calls:
             self._idle.clear()
             await self._idle.wait()
 
     def publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        """Put what a step gave into the mailboxes, at once."""
+        """Put the output of a step into the mailboxes at once."""
         self.hold(deltas)
         self.release()
 
     def hold(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        """Count what a step gave, and keep it until `release`, which has to follow before anything is awaited: a filled mailbox
-        wakes its reader, and hundreds of readers take milliseconds, for which the next step must not wait."""
+        """Count the output of a step and hold it until `release`, which must follow before the next await: a filled mailbox
+        wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = self._clock()
         for seq, delta in deltas:
             if delta.tokens:
@@ -66,13 +66,13 @@ class Delivery:
             self._held.append((seq, delta))
 
     def release(self) -> None:
-        """Put the kept deltas into their mailboxes."""
+        """Put the held deltas into their mailboxes."""
         held, self._held = self._held, []
         for seq, delta in held:
             seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:
-        """A typed error is the answer, after the tokens that were computed before."""
+        """End a sequence with a typed error, after the tokens that were computed before."""
         self.release()
         self.gone(seq)
         self._count_error(error)

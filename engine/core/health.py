@@ -1,4 +1,4 @@
-"""`Health`: what the engine says of itself."""
+"""`Health`: the state that the engine reports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.request import Stage
 
 @dataclass(slots=True)
 class Health:
-    """Written by `EngineCore` and what belongs to its loop task, read by anybody."""
+    """Written by `EngineCore` and the parts of its loop task; any code may read it."""
 
     stage: Stage = Stage.LOADING
     detail: str = ""
-    """What is wrong, in a line; "" if nothing is."""
+    """One line that says what is wrong; "" if nothing is."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the engine has given up for good."""
+    """Set once the engine has failed and will not recover."""

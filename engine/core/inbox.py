@@ -1,4 +1,4 @@
-"""`Inbox`: what callers want done, until the loop task comes round to it."""
+"""`Inbox`: commands of callers until the loop task applies them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Inbox:
-    """Commands in the order in which they came. Anybody on the event loop leaves one; only the loop task applies them, between
+    """Commands in order of arrival. Any code on the event loop may add one; only the loop task applies them, between
     two steps."""
 
     def __init__(self) -> None:
@@ -16,33 +16,33 @@ class Inbox:
         self._filled = asyncio.Event()
 
     def put(self, command: Callable[[], None]) -> None:
-        """Leave a command, and wake the loop task if it rests."""
+        """Add a command and wake the loop task if it sleeps."""
         self._commands.append(command)
         self._filled.set()
 
     def wake(self) -> None:
-        """Wake the loop task: something else has changed."""
+        """Wake the loop task after a change that is not a command."""
         self._filled.set()
 
     def apply(self) -> None:
-        """Do all there is."""
+        """Apply all queued commands."""
         while self._commands:
             self._commands.popleft()()
 
     @property
     def pending(self) -> bool:
-        """Commands wait to be applied."""
+        """Whether commands wait to be applied."""
         return bool(self._commands)
 
     def read(self) -> None:
-        """All there is was applied: what comes from now on is news."""
+        """Mark the current commands as applied; only later ones count as new."""
         self._filled.clear()
 
     @property
     def has_news(self) -> bool:
-        """Something came since `read`."""
+        """Whether a command or a wake-up came since `read`."""
         return self._filled.is_set()
 
     async def news(self) -> None:
-        """Wait for what came since `read`."""
+        """Wait for a command or a wake-up after `read`."""
         await self._filled.wait()

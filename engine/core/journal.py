@@ -1,7 +1,7 @@
-"""The journal: which tokens exist.
+"""The journal: records which tokens are committed.
 
-A token exists once committed here; clients only ever see committed tokens, and a restarted executor is told of them so
-that it goes on behind them. Logprobs go to the reader with the token they belong to, and are never computed again.
+A token exists once it is committed here. Clients only see committed tokens, and a restarted executor receives them so
+that it continues after them. Logprobs go to the reader with their token and are never computed again.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from executors.contract import SampledToken
 
 
 class Journal:
-    """Decides which output is committed, and keeps the epoch.
+    """Decides which output is committed, and holds the epoch.
 
-    An epoch is one life of the executor. Output computed in an older epoch is dropped: the sequence was rewound to what
-    is committed, and the same positions will be computed again.
+    An epoch is one life of the executor. Output computed in an older epoch is dropped: the sequence was rewound to the
+    committed tokens, and the same positions will be computed again.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
 
     def open_epoch(self) -> int:
-        """A new executor life begins; returns its number."""
+        """Begin a new epoch and return its number."""
         self.epoch += 1
         return self.epoch
 
     def accepts(self, epoch: int) -> bool:
-        """True if output of that epoch still counts."""
+        """Return True if output of that epoch still counts."""
         return epoch == self.epoch
 
     def commit(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> None:
@@ -37,8 +37,8 @@ class Journal:
         seq.commit([token.token_id for token in tokens])
 
     def commit_prompt(self, seq: Sequence, position: int, found: SequenceOf[SampledToken]) -> None:
-        """Take in logprobs of prompt tokens `position` + 1 and after. Those that are known already stay as they are: a prompt
-        that is computed again is not described again."""
+        """Record logprobs of the prompt tokens from `position` + 1 on. Known logprobs do not change: a prompt
+        that is computed again does not replace them."""
         seq.commit_prompt(found[len(seq.prompt_logprobs) - position :])
 
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> TokenDelta | None:
@@ -56,5 +56,5 @@ class Journal:
         return TokenDelta(finish_reason=reason, stop_token_id=stop_token_id)
 
     def cut(self, seq: Sequence, num_tokens: int) -> None:
-        """Drop tokens past `num_tokens`: the text layer found an end before them, so they never counted."""
+        """Drop tokens past `num_tokens`: the text layer found the end of the output before them."""
         seq.cut(num_tokens)

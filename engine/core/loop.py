@@ -1,8 +1,8 @@
-"""The engine core: one task that owns every sequence. Token ids only; text is `engine.text`'s business.
+"""The engine core: one task that owns every sequence. It handles token ids only; `engine.text` handles text.
 
     submit / abort / finish  ->  commands  ->  [ apply, schedule, execute, commit, publish ]  ->  mailboxes
 
-Only the loop task mutates sequences and KV state. Everything else leaves a command that is applied between two steps, so
+Only the loop task mutates sequences and KV state. All other code queues a command that is applied between two steps, so
 that an abort takes effect within one step.
 
     inbox.py      commands             steps.py     steps submitted          recovery.py  what follows a failure
@@ -94,28 +94,28 @@ class EngineCore:
         self._task: asyncio.Task[None] | None = None
         self._death: ExecutorDied | None = None
         self._looks_at: float | None = None
-        """When the loop task will look who has waited too long, if nothing happens before; None: not at all."""
+        """When the loop task next looks for sequences that have waited too long, unless an event comes first; None: never."""
         executor.set_death_listener(self._heard_death)
 
     @property
     def stage(self) -> Stage:
-        """What the engine is doing."""
+        """The stage the engine is in."""
         return self._health.stage
 
     @property
     def detail(self) -> str:
-        """What is wrong with it; "" if nothing is."""
+        """What is wrong with the engine; "" if nothing is."""
         return self._health.detail
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set once the engine has given up for good."""
+        """Set once the engine has failed and will not recover."""
         return self._health.failed
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the model and begin to serve. Raises ConfigError for a model that cannot be served."""
+        """Load the model and start serving. Raises ConfigError for a model that cannot be served."""
         try:
             await self._start()
         except BaseException as error:
@@ -161,7 +161,7 @@ class EngineCore:
         self._fail_all(Unavailable("the server is shutting down"))
         await self.executor.shutdown()
 
-    # -- what callers do -----------------------------------------------------------------------------------------------
+    # -- for callers --------------------------------------------------------------------------------------------------
 
     def submit(
         self, request: Request, mailbox: Mailbox, key: int = 0, committed: SequenceOf[SampledToken] = (),
@@ -416,7 +416,7 @@ class EngineCore:
 
     def _add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
-            # Failed or aborted before the loop came round to it.
+            # Failed or aborted before the loop applied the command.
             if self._scheduler is not None and seq.seq_id in self._delivery.live:
                 self._scheduler.sequences.add(seq)
 
@@ -432,7 +432,7 @@ class EngineCore:
     # -- failure ---------------------------------------------------------------------------------------------------------
 
     def _heard_death(self, death: ExecutorDied) -> None:
-        """The executor died, maybe with no step out: the loop looks after it at once."""
+        """The executor died, maybe with no step in flight: wake the loop, which recovers at once."""
         self._death = death
         self._inbox.wake()
 
@@ -497,13 +497,13 @@ class EngineCore:
             self.observer.restarted(death.cause)
 
     async def _stay_failed(self, reason: str) -> NoReturn:
-        """Nothing can be served any more: there is nothing left to do until `stop` cancels the loop."""
+        """Fail for good, then sleep until `stop` cancels the loop."""
         self._give_up(ExecutorFailed(reason))
         while True:
             await asyncio.Event().wait()
 
     def _give_up(self, error: EngineError) -> None:
-        """Nothing can be served any more: everybody is told, and whoever waits for `failed` may end the process."""
+        """Fail for good: every sequence ends with an error, and code that waits for `failed` may end the process."""
         self._health.stage = Stage.FAILED
         self._delivery.release()
         try:
@@ -520,7 +520,7 @@ class EngineCore:
             self._delivery.fail(seq, error)
 
     def _fail_all(self, error: EngineError) -> None:
-        """Everybody is told, even where a bug has left the books such that ending a sequence fails."""
+        """End every sequence with an error, even if a bug has left the state such that ending one fails."""
         try:
             self._inbox.apply()
         except Exception:

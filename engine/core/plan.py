@@ -1,4 +1,4 @@
-"""A step: what it grants, and how that is packed for the executor."""
+"""A step: the tokens that it grants to sequences, and their packing for the executor."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from engine.sequence import Sequence
 from executors.contract import Int32Array, SequenceStart, UnifiedBatch
 
 PENDING = -1
-"""In place of an input token that a step in flight is still sampling."""
+"""Stands for an input token that a step in flight is still sampling."""
 _PENDING = (PENDING,)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step grants; filled by `Scheduler.schedule`, then packed into a UnifiedBatch."""
+    """The grants of one step; filled by `Scheduler.schedule`, then packed into a UnifiedBatch."""
 
     budget: int
-    """Tokens that are left of the step."""
+    """Tokens that the step can still grant."""
     for_prompts: int = 0
-    """Tokens of those that prompts may take without making the running streams wait too long."""
+    """Tokens of `budget` that prompts may take without delaying the running streams too long."""
     grants: dict[Sequence, int] = field(default_factory=dict)
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
     preempted: bool = False
@@ -39,7 +39,7 @@ class StepPacker:
         self._slots = np.empty(0, np.int32)
 
     def pack(self, plan: StepPlan, step_id: int, epoch: int, kv: KvCacheManager) -> UnifiedBatch:
-        """Arrays for the executor; the grants count as computed from here on."""
+        """Return the arrays for the executor; from here on the grants count as computed."""
         n, drafts = len(plan.grants), plan.drafts
         seq_ids, slots = self._who(list(plan.grants))
         offsets: list[int] = []

@@ -1,4 +1,4 @@
-"""`Policies`: what may be chosen of how the scheduler decides, and the choice that a configuration makes."""
+"""`Policies`: the exchangeable decisions of the scheduler, and their choice by a configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Policies:
 
     @staticmethod
     def of(config: EngineConfig) -> Policies:
-        """What the configuration asks for."""
+        """Return the policies that the configuration names."""
         drafts = config.num_speculative_tokens
         return Policies(
             budget=FixedBudget() if config.target_itl == 0 else LatencyBudget(config.target_itl),

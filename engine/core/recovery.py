@@ -1,4 +1,4 @@
-"""What follows a failure: which sequences are to blame, and how the executor is brought back. The loop acts on it."""
+"""Decides after a failure which sequences caused it and how the executor is restarted. The loop acts on the decision."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEADY = 60.0
 
 
 class RestartTries:
-    """When to try again to bring the executor back: with growing pauses, until `recovery_timeout` seconds are over."""
+    """Times the restarts of the executor: growing pauses, until `recovery_timeout` seconds are over."""
 
     def __init__(self, config: EngineConfig, now: float) -> None:
         self.pause = config.restart_pause
@@ -45,7 +45,7 @@ class RestartTries:
         return max(0.0, self._deadline - now) + self._longest_load
 
     def next_pause(self, now: float) -> float | None:
-        """A try has failed. Seconds to wait before the next one, None if there is to be none."""
+        """Record a failed try. Returns the seconds to wait before the next one, None if there is none."""
         pause = self.pause
         if now + pause > self._deadline:
             return None
@@ -58,12 +58,12 @@ class RecoveryPlan:
     """What the loop has to do after a failure."""
 
     epoch: int
-    """The epoch to begin, opened already."""
+    """The epoch to begin; it is already open."""
     culprits: list[Sequence]
-    """Sequences that broke the executor; each gets `blame` for an answer."""
+    """Sequences that broke the executor; each one ends with the error `blame`."""
     blame: BrokeExecutor
     hopeless: str | None
-    """Why nothing can be served any more; None if the executor is to be brought back."""
+    """The reason to stop serving; None if the executor is to be restarted."""
     tries: RestartTries
 
 
@@ -84,12 +84,12 @@ class Recovery:
         self._back_at = clock()
 
     def gave_something(self) -> None:
-        """A token came: the restarts before it were not for nothing."""
+        """Record that a token came: the restarts before it succeeded."""
         self._fruitless = 0
         self._named.clear()
 
     def is_back(self) -> None:
-        """The executor was brought back."""
+        """Record that the executor was restarted."""
         self._back_at = self._clock()
 
     def plan(self, batch: UnifiedBatch | None, error: ExecutorError) -> RecoveryPlan:

@@ -39,20 +39,20 @@ class Fair:
         self._places: dict[Sequence, _Place] = {}
         self._num_waiting = 0
         self._served: dict[str, int] = {}
-        """Tokens computed for each tenant, and what it was lifted by."""
+        """Tokens computed for each tenant, plus the lifts of its counter."""
         self._live: dict[str, set[int]] = {}
         """Ids of sequences that wait or run."""
         self._holding: dict[str, set[int]] = {}
-        """Ids of those with a slot."""
+        """Ids of sequences with a slot."""
         self._several = False
-        """There has been more than one tenant."""
+        """Whether there has been more than one tenant."""
 
     def group(self, request: Request) -> str:
         """By tenant."""
         return request.context.tenant
 
     def add(self, seq: Sequence) -> None:
-        """A new sequence, or a preempted one, which finds its place again."""
+        """Insert a new sequence, or a preempted one at its old place."""
         tenant = seq.context.tenant
         if tenant not in self._live:
             self._arrive(tenant)
@@ -70,7 +70,7 @@ class Fair:
             self._served = {name: count for name, count in self._served.items() if name in self._live}
 
     def remove(self, seq: Sequence) -> None:
-        """Raises ValueError if it is not there."""
+        """Remove a sequence. Raises ValueError if it is not there."""
         place = self._places.pop(seq, None)
         if place is None:
             raise ValueError(f"{seq} is not waiting")
@@ -81,12 +81,12 @@ class Fair:
         self._num_waiting -= 1
 
     def __iter__(self) -> Iterator[Sequence]:
-        """As if each were admitted and charged with its tokens when it is its turn."""
+        """Iterate as if each sequence were admitted and charged for its tokens in turn."""
         return self._in_turn({}, self._num_waiting)
 
     def candidates(self, num_slots: int) -> Iterator[Sequence]:
-        """Where there are several tenants, none may hold the last eighth of the slots as well: somebody who comes with one
-        request would wait until one of the many has ended. Those who hold a slot already, preempted, may run in it."""
+        """If there are several tenants, none may also hold the last eighth of the slots: otherwise a tenant that comes with one
+        request would wait until a sequence of another ends. Preempted sequences that still hold a slot may run in it."""
         if not self._several:
             return iter(self)
         most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
@@ -99,7 +99,7 @@ class Fair:
         return self._in_turn(limits, most)
 
     def _in_turn(self, limits: dict[str, int], most: int) -> Iterator[Sequence]:
-        """The first so many of each tenant: of those in `limits` what is said there, of the others `most`."""
+        """Return the first sequences of each tenant: as many as `limits` says, or `most` for other tenants."""
         served = self._served
         turns = [
             (served[tenant], entries[0][0], tenant, 0)
@@ -122,30 +122,30 @@ class Fair:
         return self._num_waiting
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Those of the tenant served least first; of one tenant as admitted."""
+        """Return the sequences of the tenant served least first, and those of one tenant in order of admission."""
         return sorted(running, key=lambda seq: self._served[seq.context.tenant])
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
-        """If its tenant has been served less: a prompt of thousands of tokens does not keep others waiting to its end."""
+        """Return True if its tenant has been served less: others need not wait for the end of a prompt of thousands of tokens."""
         return self._served[seq.context.tenant] < self._served[running.context.tenant]
 
     def owed(self, seq: Sequence) -> int:
-        """By how much its tenant is behind every other one that runs: their streams have had that much more, and bear it that
-        a short question is answered in a step or two and not in chunks."""
+        """Return the tokens by which its tenant is behind every other running one. Their streams were served that much more, so
+        they can wait while a short prompt is computed in a step or two and not in chunks."""
         tenant = seq.context.tenant
         others = [self._served[other] for other in self._holding if other != tenant]
         return max(0, min(others) - self._served[tenant]) if others else 0
 
     def took_slot(self, seq: Sequence) -> None:
-        """Preempted ones keep theirs."""
+        """Record that a sequence has a slot; a preempted one keeps its slot."""
         self._holding.setdefault(seq.context.tenant, set()).add(seq.seq_id)
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
-        """Its tenant has had so much more."""
+        """Add these tokens to the counter of its tenant."""
         self._served[seq.context.tenant] += num_tokens
 
     def gone(self, seq: Sequence) -> None:
-        """A tenant without sequences keeps its counter as long as anybody is here to be compared with."""
+        """Forget a sequence. A tenant without sequences keeps its counter while another tenant has sequences."""
         tenant = seq.context.tenant
         for sets in (self._live, self._holding):
             if tenant in sets:

@@ -1,8 +1,8 @@
-"""`Forecast`: how long work will take that nothing like it was measured of yet, from the pace of an executor's warm-up.
+"""`Forecast`: estimates the duration of work from the pace of an executor's warm-up, before similar work was measured.
 
-A step with prompts in it lasts as long as its decodes alone and its prompt tokens together. While nobody streams, a step is as
+A step with prompts takes the time of its decodes plus the time of its prompt tokens. While no sequence streams, a step is as
 full of prompts as it may be; beside streams, as `LatencyBudget` allows. So prompts take two to three times as long once the
-first of them has become a stream, and that is what a burst on a server that has just started meets.
+first of them has become a stream. A burst on a server that has just started meets exactly this.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _USUAL_ANSWER = 128
 _PIECES = 16
 """Pieces in which a queue is looked at, as its prompts turn into streams one after the other."""
 _RECENT = 8
-"""Prompts that a new one is compared with."""
+"""Number of recent prompts that a new one is compared with."""
 _MEMORY = 10.0
-"""Seconds of computing after which what steps took counts 1/e."""
+"""Seconds of computing after which a measured step counts 1/e."""
 _FIRST_STEPS = 16
 """Steps, about, in which `LatencyBudget` knows nothing of decodes yet: it measures them after eight steps of about as many
 streams, and a burst has more of them with every step."""
@@ -33,7 +33,7 @@ _PRIOR = 0.2
 
 
 def streams(request: Request) -> bool:
-    """Whether decode steps follow its prompt."""
+    """Return whether decode steps follow its prompt."""
     return request.pooling is None and request.max_tokens > 1
 
 
@@ -46,7 +46,7 @@ def answer_tokens(request: Request) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is computed before a new request is started.
+    """The work that is computed before a new request is started.
 
     - `in_flight` prompt tokens are in steps that are out, beside `decodes` decodes, since `elapsed` seconds.
     - `rest` prompt tokens of running sequences follow, then `tokens` of `count` sequences that wait.
@@ -83,7 +83,7 @@ class Forecast:
         """Prompt tokens that will be computed beside streams before decodes are measured alone."""
 
     def learn(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
-        """A step of so many prompt tokens and decodes took so long."""
+        """Record how long a step with this many prompt tokens and decodes took."""
         if decodes:
             self._first = max(0, self._first - prompt_tokens) if prompt_tokens else 0
         kept = math.exp(-seconds / _MEMORY)
@@ -93,11 +93,11 @@ class Forecast:
 
     @property
     def _scale(self) -> float:
-        """How much longer steps take than the pace says."""
+        """Factor by which steps take longer than the pace says."""
         return self._taken / self._expected
 
     def seconds(self, work: Work) -> float:
-        """Until all that work is done."""
+        """Return the seconds until all that work is done."""
         now = 0.0
         if work.in_flight:
             step = work.in_flight * self._pace.prompt_token + self._pace.decode_step(work.decodes)
@@ -105,7 +105,7 @@ class Forecast:
         return now + self._scale * self._later(work)
 
     def _later(self, work: Work) -> float:
-        """By the pace as it is, after the steps that are out."""
+        """Return the seconds of the work after the steps in flight, by the uncorrected pace."""
         prompts = _Prompts(self, self._first)
         prompts.compute(work.rest, work.running)
         running, tokens, count = work.running + work.coming, work.tokens, work.count
@@ -149,7 +149,7 @@ class _Prompts:
         self._first = first
 
     def compute(self, tokens: float, running: int) -> None:
-        """So many tokens beside so many streams."""
+        """Return the seconds for this many tokens beside this many streams."""
         first = min(tokens, self._first) if running else 0.0
         self._first -= first
         self.seconds += first * self._forecast.each(running, first=True)
@@ -185,7 +185,7 @@ class SharedPrefixes:
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:
-    """With how many equal ids they begin."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if not length or one[0] != other[0]:
         return 0

@@ -1,4 +1,4 @@
-"""`NotStarted`: sequences that were never admitted, and when waiting has taken too long."""
+"""`NotStarted`: sequences that were never admitted, and the times until which they may wait."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.mailbox import Mailbox
 from engine.sequence import Sequence
 
 _SPARE = 64
-"""Entries of sequences that wait no more, below which the heap is not cleaned up."""
+"""Number of outdated heap entries below which the heap is not cleaned up."""
 
 
 class NotStarted:
-    """Since when and until when at most each sequence waits to be started. Written by `WaitingQueue` alone.
+    """The time since which each sequence waits to be started, and its deadline. Written by `WaitingQueue` alone.
 
     A sequence has waited too long `patience` seconds after it came, or at its request's own deadline. A call is served whole:
-    once one of its sequences was started, none of the others is given up: the call would lose what it has, and the work on it.
+    once one of its sequences has started, none of the others is dropped, because the call would lose the tokens it already has.
     """
 
     def __init__(self, patience: float = math.inf, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -27,15 +27,15 @@ class NotStarted:
         self._came: dict[Sequence, float] = {}
         """Time of the clock; the sequence that waits longest comes first."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
-        """A heap. Some of its sequences wait no more."""
+        """A heap, which may have entries of sequences that no longer wait."""
         self._with_deadline: set[Sequence] = set()
         """Sequences of the heap that still wait."""
         self._calls_started: weakref.WeakSet[Mailbox] = weakref.WeakSet()
-        """Mailboxes of calls of which a sequence was admitted."""
+        """Mailboxes of calls with at least one admitted sequence."""
 
     def add(self, seq: Sequence) -> None:
-        """A sequence waits from now on."""
-        # What has output (a stream that is resumed) was started elsewhere.
+        """Record that a sequence waits."""
+        # A sequence with output (a resumed stream) was started elsewhere.
         if not seq.output_token_ids:
             self._came[seq] = self._clock()
         if seq.context.deadline is not None:
@@ -43,12 +43,12 @@ class NotStarted:
             self._with_deadline.add(seq)
 
     def start(self, seq: Sequence) -> None:
-        """A sequence was admitted, after `add`."""
+        """Record that a sequence was admitted, after `add`."""
         self._calls_started.add(seq.mailbox)
         self.remove(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """A sequence waits no more."""
+        """Record that a sequence no longer waits."""
         self._came.pop(seq, None)
         self._with_deadline.discard(seq)
         if len(self._deadlines) > 2 * len(self._with_deadline) + _SPARE:

@@ -1,4 +1,4 @@
-"""Queue policies: in which order waiting sequences are admitted, and running ones served when not all can be."""
+"""Queue policies: the order in which waiting sequences are admitted, and running ones served when a step lacks room."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ class QueuePolicy(Protocol):
     def remove(self, seq: Sequence) -> None: ...
 
     def __iter__(self) -> Iterator[Sequence]:
-        """From the first to be admitted on."""
+        """Iterate in order of admission."""
 
     def __len__(self) -> int: ...
 
     def owed(self, seq: Sequence) -> int:
-        """Tokens of its prompt that a step may compute however long the streams beside it wait for that."""
+        """Return how many tokens of its prompt a step may compute regardless of the delay of running streams."""
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Running sequences, given in order of admission, the most important first."""
+        """Return running sequences, given in order of admission, with the most important first."""
 
     def candidates(self, num_slots: int) -> Iterator[Sequence]:
-        """Those that may run now, from the first to be admitted on, where there are so many slots in all."""
+        """Iterate in order of admission over the sequences that may run now, given the total number of slots."""
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
-        """Whether a waiting sequence is to be admitted before the prompt of a running one goes on."""
+        """Whether a waiting sequence is admitted before the prompt of a running one continues."""
 
     def took_slot(self, seq: Sequence) -> None:
         """It has one, until it is gone."""
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
-        """So many tokens of it are computed for the first time."""
+        """Record that this many tokens of the sequence are computed for the first time."""
 
     def gone(self, seq: Sequence) -> None:
-        """It is finished, and neither waits nor runs any more."""
+        """Record that the sequence is finished and neither waits nor runs."""
 
 
 class _Indifferent:
@@ -83,14 +83,14 @@ class _Sorted(ABC):
 
     @abstractmethod
     def key(self, seq: Sequence) -> Any:
-        """What decides about a sequence's place."""
+        """Return the key that decides the sequence's place."""
 
     def add(self, seq: Sequence) -> None:
-        """Mostly at the end: as cheap as an append."""
+        """Insert a sequence; most go to the end, which costs as little as an append."""
         insort(self._entries, (self.key(seq), seq), key=_first)
 
     def remove(self, seq: Sequence) -> None:
-        """Raises ValueError if it is not there."""
+        """Remove a sequence. Raises ValueError if it is not there."""
         at = bisect_left(self._entries, self.key(seq), key=_first)
         if at == len(self._entries) or self._entries[at][1] is not seq:
             raise ValueError(f"{seq} is not waiting")
@@ -122,7 +122,7 @@ class Fcfs(_Indifferent, _Sorted):
         return seq.seq_id
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
-        """Never: who came first goes on."""
+        """Return False: the sequence that came first continues."""
         return False
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
@@ -143,11 +143,11 @@ class Priority(_Indifferent, _Sorted):
         return seq.context.priority, seq.seq_id
 
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
-        """If it is more important."""
+        """Return True if the waiting sequence is more important."""
         return seq.context.priority < running.context.priority
 
     def ordered(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
-        """The more important first, equal ones as given."""
+        """Return the more important sequences first, and equal ones in the given order."""
         return sorted(running, key=lambda seq: seq.context.priority)
 
 

@@ -1,4 +1,4 @@
-"""`WaitingQueue`: which sequences wait, in which order they are admitted, how many they are, and how long they wait."""
+"""`WaitingQueue`: the waiting sequences, their order of admission, their number, and their estimated wait."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class WaitingQueue:
 
     - A sequence that was submitted and never admitted is *not started*: `count` of them have `tokens` prompt tokens, as they were
       submitted, for what the cache holds of them is not known before. Choices that share a prompt have its tokens once.
-      `not_started` knows since when and until when each of them waits.
+      `not_started` has the start and the deadline of each wait.
     - The order holds the sequences that the loop task has queued, preempted ones too.
 
-    `estimate` says how long a new request would wait. It is told of steps by the scheduler and of sequences by this queue.
+    `estimate` says how long a new request would wait. The scheduler reports steps to it, and this queue reports sequences.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class WaitingQueue:
         clock: Callable[[], float] = time.monotonic,
         patience: float = math.inf,
     ) -> None:
-        """`patience`: most seconds that a sequence may wait to be started, see `NotStarted`."""
+        """`patience`: maximum seconds that a sequence may wait to be started, see `NotStarted`."""
         self.policy = Fcfs() if policy is None else policy
         self.not_started = NotStarted(patience, clock)
         self.estimate = WaitEstimate(clock)
@@ -58,14 +58,14 @@ class WaitingQueue:
         self.estimate.open(num_slots)
 
     def expect(self, forecast: Forecast, prefix_block_size: int = 0) -> None:
-        """Estimate by `forecast` what was not measured yet. Prompts share blocks of `prefix_block_size` tokens; 0: none."""
+        """Use `forecast` for times that were not measured yet. Prompts share blocks of `prefix_block_size` tokens; 0: none."""
         self.estimate.forecast = forecast
         self._prefixes = SharedPrefixes(prefix_block_size)
 
     # -- sequences come and go -----------------------------------------------------------------------------------------
 
     def submit(self, seq: Sequence) -> None:
-        """A new sequence waits from now on. The loop task gives it its place later, by `add`."""
+        """Record that a new sequence waits. The loop task gives it its place later, by `add`."""
         self._fresh[seq] = self._prefixes.fresh(seq.request) if self.prompt_tokens(seq) else 0
         self._count(seq, 1)
         self.not_started.add(seq)
@@ -79,7 +79,7 @@ class WaitingQueue:
         self.policy.remove(seq)
 
     def start(self, seq: Sequence) -> None:
-        """A sequence was admitted for the first time."""
+        """Record that a sequence was admitted for the first time."""
         self._uncount(seq)
         self.not_started.start(seq)
         self.estimate.start(seq)
@@ -98,7 +98,7 @@ class WaitingQueue:
         return iter(self.policy)
 
     def __len__(self) -> int:
-        """How many sequences are in the order."""
+        """Return how many sequences are in the order."""
         return len(self.policy)
 
     # -- how many ------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _sum(groups: Iterable[Waiting]) -> Waiting:
 
 
 def _first(group: Waiting, most: int, most_tokens: int) -> Waiting:
-    """The first of a group, of so many sequences and so many tokens at most, taken to be alike."""
+    """Return the first sequences of a group, up to a number of sequences and tokens; all are assumed to be alike."""
     count, tokens = min(group.count, most), min(group.tokens, most_tokens)
     share = tokens / group.tokens if group.tokens else 0.0
     return Waiting(count, tokens, group.fresh * share, min(group.joining, count))

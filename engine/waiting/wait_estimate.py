@@ -1,4 +1,4 @@
-"""`WaitEstimate`: how long a request waits to be started, by what was measured and, before that, by a forecast."""
+"""`WaitEstimate`: estimates how long a request waits to be started, from measurements and, before those, a forecast."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Waiting:
 
 
 class StepSize(Protocol):
-    """What the estimate wants to know of a step; a `UnifiedBatch` is one."""
+    """The numbers of a step that the estimate needs; a `UnifiedBatch` has them."""
 
     @property
     def num_decodes(self) -> int:
-        """Items that decode."""
+        """Number of items that decode."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Query tokens of all other items."""
+        """Number of query tokens of all other items."""
 
 
 class WaitEstimate:
@@ -58,7 +58,7 @@ class WaitEstimate:
         self.forecast: Forecast | None = None
         self._clock = clock
         self._trust = 1.0
-        """Weight of the forecast beside what was measured."""
+        """Weight of the forecast relative to the measurements."""
         self._steps: deque[StepSize] = deque()
         """Steps in flight, the oldest first."""
         self._prompt_seconds = 0.0
@@ -71,9 +71,9 @@ class WaitEstimate:
         self._moved = clock()
         """When the last step was done, or a sequence was started while none ran."""
         self._stopped: float | None = None
-        """When the executor was lost; None while there is one."""
+        """Time at which the executor was lost; None while there is one."""
         self._away = 0.0
-        """Seconds without an executor, in all."""
+        """Total seconds without an executor."""
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -82,23 +82,23 @@ class WaitEstimate:
         self._num_slots = self._capacity = num_slots
 
     def start(self, seq: Sequence) -> None:
-        """A sequence was admitted for the first time."""
+        """Record that a sequence was admitted for the first time."""
         if not self._started:
             self._moved = self._clock()
         self._started[seq] = self._worked()
 
     def end(self, seq: Sequence) -> None:
-        """A sequence that was started has ended."""
+        """Record that a started sequence has ended."""
         started = self._started.pop(seq)
         self._took = self._took * _KEPT + max(0.0, self._worked() - started)
         self._ended = self._ended * _KEPT + 1
 
     def emptied(self) -> None:
-        """No sequence waits to be started: what the next ones need of the pool is not known."""
+        """Record that no sequence waits to be started, so the KV demand of the next ones is unknown."""
         self._capacity = self._num_slots
 
     def stuck(self, running: int) -> None:
-        """Beside `running` sequences there is no room for another one."""
+        """Record that no further sequence fits beside `running` sequences."""
         self._capacity = max(1, running)
 
     def stopped(self) -> None:
@@ -113,7 +113,7 @@ class WaitEstimate:
         return (self._clock() if self._stopped is None else self._stopped) - self._away
 
     def submitted(self, step: StepSize) -> None:
-        """A step was submitted, behind those in flight."""
+        """Record that a step was submitted after those in flight."""
         self._steps.append(step)
 
     def observe(self, seconds: float, prompt_tokens: int) -> None:

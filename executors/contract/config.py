@@ -51,8 +51,9 @@ class OptimizationConfig:
     deterministic: bool = False
     """Whether a sequence's tokens are bitwise the same alone, in any batch, in chunks, and when computed again."""
     quantization: str | None = None
-    """"int8": weights and activations in int8, with a scale per 32 values of a row. "fp8": the layers' weights and activations
-    in e4m3, with a scale per row. None: as stored."""
+    """"int8": weights and activations in int8, with a scale per 32 values of a row. "int4": weights of 4 bits with a scale and a
+    minimum per 32 values, the head and activations in int8. "fp8": the layers' weights and activations in e4m3, with a scale per
+    row. None: as stored."""
     num_threads: int | None = None
     cpu_isa: str | None = None
     """Instruction set of the CPU kernels; None: the best one that the CPU has."""

@@ -1,6 +1,7 @@
 // The library that Python loads: C functions over attention.h, gemm.h, forward.h and sampling.h. All arrays are the caller's.
 
 #include "forward.h"
+#include "quantize.h"
 #include "sampling.h"
 
 namespace {
@@ -11,17 +12,22 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to,
   int64_t steps = w.steps();
   Scratch memory;
   int64_t blocks = w.blocks();
-  if (!memory.reserve(m * (steps * sizeof(typename Op::Word) + blocks * sizeof(typename Op::Scale)) + 256)) return false;
+  int64_t spare = w.order ? threads * w.columns : 0;
+  size_t bytes = m * (steps * sizeof(typename Op::Word) + blocks * sizeof(typename Op::Scale)) + spare * sizeof(T) + 256;
+  if (!memory.reserve(bytes)) return false;
   auto* words = memory.take<typename Op::Word>(m * steps);
   auto* scales = memory.take<typename Op::Scale>(m * blocks);
+  T* lines = memory.take<T>(spare);
   Counter rows, panels[MAX_PARTS];
   Team team;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     team.join(omp_get_num_threads());
     for (int64_t i; (i = rows.take(4)) < m;)
-      for (int64_t r = i; r < m && r < i + 4; r++)
-        Op::convert(words + r * steps, scales + r * blocks, a + r * w.columns, w.columns);
+      for (int64_t r = i; r < m && r < i + 4; r++) {
+        const T* row = in_order(w, a + r * w.columns, lines + omp_get_thread_num() * w.columns);
+        Op::convert(words + r * steps, scales + r * blocks, row, w.columns);
+      }
     team.barrier();
     multiply<Op, U>(w, {words, scales, steps, blocks}, m, to, panels, threads);
   }
@@ -85,9 +91,15 @@ void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t 
   });
 }
 
+// Rows [count][columns] of `dtype`, 0 float or 1 bf16, to rows of Q4_1 as a file has them; `columns` is a multiple of 32.
+void cohort_quantize(int64_t dtype, const void* in, int64_t count, int64_t columns, void* out, int64_t threads) {
+  if (dtype == 0) return quantize_rows((const float*)in, count, columns, (uint8_t*)out, (int)threads);
+  quantize_rows((const uint16_t*)in, count, columns, (uint8_t*)out, (int)threads);
+}
+
 // What `packed` takes.
 int64_t cohort_packed_bytes(int64_t kind, int64_t form, int64_t rows, int64_t columns) {
-  Linear w = {kind, form, rows, columns, nullptr, nullptr, nullptr, 0};
+  Linear w = {kind, form, rows, columns, nullptr, nullptr, nullptr, 0, nullptr};
   return w.panels() * w.panel_words() * 4;
 }
 

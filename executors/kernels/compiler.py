@@ -2,8 +2,9 @@
 
     <cache>/cohort_cpu-<isa>-<hash>.so     hash of source and headers, flags and compiler version
 
-For machines without a compiler, such as a container, all variants may be built beforehand:
+They may be built beforehand; all variants for machines without a compiler, such as a container:
 
+    python -m executors.kernels.compiler               -> the variant of this machine, in <cache>
     python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of source, headers and flags
 
 Files that exist in <folder> are kept.
@@ -207,17 +208,20 @@ def _temporary_folder() -> Path:
     return folder
 
 
-def main(folder: str) -> None:
-    """Compile all variants of the kernels into `folder`; does nothing on a CPU of another architecture."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    if platform.machine() not in _X86:
-        print(f"no CPU kernels for {platform.machine()}: torch computes instead")
+def main(folder: str | None = None) -> None:
+    """Compile all variants of the kernels into `folder`, or this machine's into the cache; does nothing on a CPU of another
+    architecture."""
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    source, isas = Path(__file__).with_name("cohort_cpu.cpp"), usable_isas()
+    if platform.machine() not in _X86 or (folder is None and not isas):
+        print("no CPU kernels for this CPU: torch computes instead")
         return
     try:
-        for made in prebuild(Path(__file__).with_name("cohort_cpu.cpp"), Path(folder)):
-            print(made)
+        made = [compiled(source, isas[0])] if folder is None else prebuild(source, Path(folder))
     except KernelUnavailable as error:
         sys.exit(str(error))
+    print(*made, sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
 gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
+layouts.h           quantized weights      quantize.h  floats to 4 bits
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ from executors.kernels.compiler import library
 SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers that the library uses for dtypes."""
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""Formats of weights that are packed from floats: `Kind` of operands.h."""
+FIRST_STORED = 16
+"""Number of the first of STORED_KINDS: `FIRST_LAYOUT` of operands.h."""
 STORED_KINDS = {
-    name: 16 + i for i, name in enumerate((
+    name: FIRST_STORED + i for i, name in enumerate((
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+        "int4-g64", "int4-g128", "uint4-g32", "uint4-g64", "uint4-g128", "uint4-f32", "uint8-f32",
     ))
 }  # fmt: skip
-"""Formats of weights that are packed as a file has them, by GGUF's names for its blocks: `with_layout` of layouts.h."""
-_KINDS = KINDS | STORED_KINDS
+"""Formats of weights that are packed as a file has them, `with_layout` of layouts.h: by GGUF's names for its blocks, then
+groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
+scale, or of 32 codes of 4 or 8 bits with a float32 scale."""
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""Formats of weights that are packed from floats: `Kind` of operands.h. "int4" is another, which fills Q4_1."""
+INT4_ROW = 20
+"""Bytes that "int4" takes for every `BLOCK` columns of a row."""
+_KINDS = KINDS | {"int4": STORED_KINDS["Q4_1"]} | STORED_KINDS
 _DEPTHS = {"float32": 1, "bfloat16": 2}
 """Number of columns in a word of 32 bits."""
 BLOCK = 32
@@ -54,7 +62,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in ("kind", "form", "rows", "columns")),
         *((name, POINTER) for name in ("packed", "bias", "next")),
-        ("first", I64),
+        ("first", I64), ("order", POINTER),
     ]  # fmt: skip
 
 
@@ -78,6 +86,9 @@ class CpuKernels:
         # kind, rows as the file has them, indices of rows and how many, columns, out.
         self.dequantize = loaded.cohort_dequantize
         self.dequantize.argtypes, self.dequantize.restype = [I64, POINTER, POINTER, I64, I64, POINTER], None
+        # dtype, rows and how many, columns, out, threads.
+        self.quantize = loaded.cohort_quantize
+        self.quantize.argtypes, self.quantize.restype = [I64, POINTER, I64, I64, POINTER, I64], None
         self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
@@ -131,7 +142,7 @@ class PackedWeight:
     """A weight [rows, columns] laid out for the kernels, filled in any number of pieces and then callable.
 
     `gated`: the first half of the rows is a gate projection and the second half an up projection; calling it returns
-    act(gate(x)) * up(x). `kind` is one of KINDS or, for rows that a file holds quantized, of STORED_KINDS.
+    act(gate(x)) * up(x). `kind` is "int4" or one of KINDS or, for rows that a file holds quantized, of STORED_KINDS.
     """
 
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
@@ -140,8 +151,9 @@ class PackedWeight:
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._order: torch.Tensor | None = None
         self.struct = LinearStruct(
-            _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0
+            _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0, None
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -155,6 +167,9 @@ class PackedWeight:
         if source.dtype not in DTYPES:
             source = source.float()
         source = source.contiguous()
+        if self.struct.kind >= FIRST_STORED:
+            self.fill_blocks(quantized_rows(self._kernels, source), begin)
+            return
         failed = self._kernels.pack(
             self.address, DTYPES[source.dtype], source.data_ptr(), begin, len(source), torch.get_num_threads()
         )
@@ -168,6 +183,11 @@ class PackedWeight:
         self._kernels.pack_blocks(
             self.address, source.ctypes.data, begin, len(source), torch.get_num_threads()
         )
+
+    def set_order(self, order: torch.Tensor) -> None:
+        """Say which of a row's values each column of the weight multiplies: int64 [columns], each column once."""
+        self._order = order.contiguous()
+        self.struct.order = self._order.data_ptr()
 
     def set_bias(self, bias: torch.Tensor | None) -> None:
         """Set the bias [rows], added to the results (before the activation)."""
@@ -233,6 +253,10 @@ class MergedWeight:
         part = next(part for part in reversed(self.parts) if part.struct.first <= begin)
         part.fill_blocks(source, begin - part.struct.first)
 
+    def set_order(self, order: torch.Tensor) -> None:
+        """See `PackedWeight`; all parts have the same order."""
+        self.parts[0].set_order(order)
+
     def set_bias(self, bias: torch.Tensor | None) -> None:
         """Set the bias [rows] of all parts."""
         for part in self.parts:
@@ -263,10 +287,23 @@ class StoredRows:
         return out
 
 
+def quantized_rows(kernels: CpuKernels, rows: torch.Tensor) -> np.ndarray:
+    """Quantize float32 or bfloat16 rows [count, columns], contiguous, to "int4": rows of Q4_1 as a GGUF file has them, uint8
+    [count, columns / BLOCK * INT4_ROW]. See quantize.h. Raises ValueError if `columns` is no multiple of BLOCK."""
+    count, columns = rows.shape
+    if columns % BLOCK:
+        raise ValueError(f"rows of {columns} columns are no whole blocks of {BLOCK}")
+    out = np.empty((count, columns // BLOCK * INT4_ROW), np.uint8)
+    kernels.quantize(
+        DTYPES[rows.dtype], rows.data_ptr(), count, columns, out.ctypes.data, torch.get_num_threads()
+    )
+    return out
+
+
 def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> int:
     """Return the bytes of a `PackedWeight` of these sizes. int8: every 32 columns have a scale of 2 bytes."""
-    if kind in STORED_KINDS:
-        return kernels.packed_bytes(STORED_KINDS[kind], int(gated), rows, columns)
+    if _KINDS[kind] >= FIRST_STORED:
+        return kernels.packed_bytes(_KINDS[kind], int(gated), rows, columns)
     outputs, per_panel = (rows // 2, kernels.panel_rows // 2) if gated else (rows, kernels.panel_rows)
     panels = -(-outputs // per_panel)
     if kind == "int8":
@@ -281,7 +318,7 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
     int8: a scale and the start of a sum for every 32 values. If values are multiplied in a wider format, they are stored in
     it.
     """
-    if kind in STORED_KINDS:
+    if _KINDS[kind] >= FIRST_STORED:
         return columns // BLOCK * (BLOCK + _STORED_SCALE)
     if kind == "int8":
         width = 1 if kernels.isa in _VNNI else 2

@@ -108,8 +108,7 @@ struct Forward {
   int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
 
   bool prepare() {
-    int64_t widest = m.hidden > q_size() ? m.hidden : q_size(), tokens = c.tokens;
-    widest = widest > m.inner ? widest : m.inner;
+    int64_t widest = this->widest(), tokens = c.tokens;
     int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0, phases = PHASES * m.num_layers + 3;
     int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
@@ -140,10 +139,23 @@ struct Forward {
     team.barrier();
   }
 
+  // A thread's `line`: room for a normed row, and behind it for one in another order.
+  int64_t line_floats() const { return ((m.hidden > m.head_dim ? m.hidden : m.head_dim) + 15) / 16 * 16; }
+  int64_t widest() const {
+    int64_t size = m.hidden > q_size() ? m.hidden : q_size();
+    return size > m.inner ? size : m.inner;
+  }
+
+  // Row t of what w multiplies.
+  template <class V>
+  void convert(const Linear& w, int64_t t, const V* row, float* line) {
+    Op::convert(words + t * w.steps(), scales + t * w.blocks(), in_order(w, row, (V*)(line + line_floats())), w.columns);
+  }
+
   void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
     rows(counter, [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, weight, m.hidden, m.eps);
-      Op::convert(words + t * next.steps(), scales + t * next.blocks(), line, m.hidden);
+      convert(next, t, line, line);
     });
   }
 
@@ -158,7 +170,7 @@ struct Forward {
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % 2) {
       rows(counter[0], [&](int64_t t) {
-        Op::convert(words + t * w.steps(), scales + t * w.blocks(), values + t * w.columns, w.columns);
+        convert(w, t, values + t * w.columns, line);
       });
       a = words;
     }
@@ -234,7 +246,7 @@ struct Forward {
 
   void run() {
     team.join(omp_get_num_threads());
-    float* line = (float*)aligned_alloc(64, ((m.hidden > m.head_dim ? m.hidden : m.head_dim) * 4 + 127) / 64 * 64);
+    float* line = (float*)aligned_alloc(64, ((line_floats() + widest()) * 4 + 127) / 64 * 64);
     if (!line) failed = 1;
     team.barrier();
     if (failed) return free(line);

@@ -118,9 +118,11 @@ constexpr int zero_of() {
   return L::CODES == S8 || L::CODES == LUT4 ? (QuantProduct::FLIP ? 128 : 0) : L::ZERO;
 }
 
-// Scales, and minima, of W columns for a part of a block.
+// Scales, and minima or zeros, of W columns for a part of a block.
 template <class L>
 inline F scale_of_part(const uint8_t* head, const uint8_t* block, int part, int group) {
+  if (L::SCALES == GROUP) return load_halves(head + group * W * 2);
+  if (L::SCALES == GROUP_F32) return load((const float*)head + group * W);
   const uint8_t* at = block + L::CODE_WORDS * 4;
   if (L::SCALES == POWER) return load_some((const uint16_t*)at + group * W, W);
   if (L::SCALES == FLAT) return load_halves(at + group * W * 2);
@@ -131,6 +133,7 @@ inline F scale_of_part(const uint8_t* head, const uint8_t* block, int part, int 
 }
 template <class L>
 inline F minimum_of_part(const uint8_t* head, const uint8_t* block, int part, int group) {
+  if (L::GROUPED) return load_halves(head + NR * L::HEAD_SCALE + group * W * 2);
   const uint8_t* at = block + L::CODE_WORDS * 4;
   if (L::SCALES == FLAT) return load_halves(at + (NR + group * W) * 2);
   return mul(load_halves(head + (NR + group * W) * 2), load_bytes(at + (L::PARTS + part) * NR + group * W));
@@ -144,9 +147,14 @@ inline I negated_of(const QuantScale& a, int part) {
   return part == 0 ? first : sub_words(all_words((uint32_t)a.negated), first);
 }
 
-// total + the part's sum of products, weighted.
+// total + the part's sum of products, weighted. With zeros that sum is made the one of (code - zero) first: a whole number that
+// float32 holds, so that nothing is lost where code and zero are near each other.
 template <class L>
 inline F with_part(F total, I sum, const QuantScale& a, F scale, F minimum, int part) {
+  if (L::ZEROS) {
+    F products = fma(from_words(all_words((uint32_t)a.negated)), minimum, from_words(sum));
+    return fma(products, mul(all(a.scale), scale), total);
+  }
   total = fma(from_words(sum), mul(all(a.scale), scale), total);
   if (!L::MINIMUM) return total;
   F weighted = L::PARTS == 1 ? all(a.weighted) : mul(all(a.scale), from_words(negated_of<L>(a, part)));
@@ -196,7 +204,7 @@ inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, c
 #pragma GCC unroll 2
   for (int g = 0; g < 2; g++) {
     F scale = scale_of_part<L>(head, block, PART, g), minimum = all(0.0f);
-    if (L::MINIMUM) minimum = minimum_of_part<L>(head, block, PART, g);
+    if (L::MINIMUM || L::ZEROS) minimum = minimum_of_part<L>(head, block, PART, g);
 #pragma GCC unroll 7
     for (int r = 0; r < R; r++) total[r][g] = with_part<L>(total[r][g], sum[r][g], scales[r * blocks], scale, minimum, PART);
   }
@@ -211,7 +219,7 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
   const QuantScale* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, block += L::BLOCK_BYTES, words += BLOCK_STEPS, scales++) {
-    if (L::BLOCKS > 1 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
+    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(total, head, block, words, a.steps, scales, a.blocks);
     if (L::PARTS == 2) add_part<L, R, 1>(total, head, block, words, a.steps, scales, a.blocks);
@@ -298,7 +306,7 @@ inline void add_part(float* buffer, bool first, const uint8_t* head, const uint8
 #pragma GCC unroll 2
   for (int g = 0; g < 2; g++) {
     F scale = scale_of_part<L>(head, block, PART, g), minimum = all(0.0f);
-    if (L::MINIMUM) minimum = minimum_of_part<L>(head, block, PART, g);
+    if (L::MINIMUM || L::ZEROS) minimum = minimum_of_part<L>(head, block, PART, g);
 #pragma GCC unroll 7
     for (int r = 0; r < R; r++) {
       float* at = buffer + r * NR + g * W;
@@ -314,7 +322,7 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
   const QuantScale* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, block += L::BLOCK_BYTES, words += BLOCK_STEPS, scales++) {
-    if (L::BLOCKS > 1 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
+    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(buffer, b == 0, head, block, words, a.steps, scales, a.blocks);
     if (L::PARTS == 2) add_part<L, R, 1>(buffer, false, head, block, words, a.steps, scales, a.blocks);

@@ -12,9 +12,12 @@
 //            POWER     bf16 [NR], a power of two
 //            TWO       [scales of a block][NR] bytes, then as many minima; the head before 8 blocks: float16 [NR] (and [NR])
 //            TWO_WIDE  int16 [NR]; the head as for TWO
+//            GROUP     none; the head before 1, 2 or 4 blocks: float16 [NR], with zeros float16 [NR] more
+//            GROUP_F32 the same, the scales as float32
 //
 // A weight is scale * (code - ZERO) + minimum (FLAT) or - minimum (TWO), a scale of two levels being the product of both: what
-// the file's own definition makes of it, without a rounding. The formats are those of ggml.
+// the file's own definition makes of it, without a rounding. The formats are those of ggml. With zeros, which are whole numbers, it
+// is scale * (code - zero): groups of GPTQ, AWQ and compressed-tensors, whose rows are made for the kernels (quantized_tensors.py).
 #pragma once
 
 #include <vector>
@@ -24,21 +27,28 @@
 namespace {
 
 enum Codes { U2, U4, U5, U6, LUT4, S8 };
-enum Scales { FLAT, POWER, TWO, TWO_WIDE };
+enum Scales { FLAT, POWER, TWO, TWO_WIDE, GROUP, GROUP_F32 };
 
-// `PARTS`: scales of a block of 32. `MINIMUM`: whether there is one. `SIGNED`: scales of the second level.
-template <Codes C, Scales S, int ZERO_, int PARTS_ = 1, bool MINIMUM_ = false, bool SIGNED_ = false>
+// `PARTS`: scales of a block of 32. `MINIMUM`: whether there is one. `SIGNED`: scales of the second level. `ZEROS`: whether
+// groups have zeros of their own.
+template <Codes C, Scales S, int ZERO_, int PARTS_ = 1, bool MINIMUM_ = false, bool SIGNED_ = false, int BLOCKS_ = 1,
+          bool ZEROS_ = false>
 struct LayoutOf {
   static constexpr Codes CODES = C;
   static constexpr Scales SCALES = S;
   static constexpr int ZERO = ZERO_, PARTS = PARTS_;
-  static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_;
-  static constexpr int BLOCKS = S == TWO || S == TWO_WIDE ? 8 : 1;  // that share a head
+  static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_, ZEROS = ZEROS_;
+  static constexpr bool TWO_LEVELS = S == TWO || S == TWO_WIDE, GROUPED = S == GROUP || S == GROUP_F32;
+  static constexpr int BLOCKS = TWO_LEVELS ? 8 : BLOCKS_;  // that share a head
   static constexpr int CODE_WORDS = NR * (C == S8 ? 8 : C == U6 ? 6 : C == U5 ? 5 : C == U2 ? 2 : 4);
-  static constexpr int SCALE_BYTES = NR * (S == TWO ? PARTS * (MINIMUM ? 2 : 1) : MINIMUM ? 4 : 2);
+  static constexpr int SCALE_BYTES = GROUPED ? 0 : NR * (S == TWO ? PARTS * (MINIMUM ? 2 : 1) : MINIMUM ? 4 : 2);
   static constexpr int BLOCK_BYTES = CODE_WORDS * 4 + SCALE_BYTES;
-  static constexpr int HEAD_BYTES = BLOCKS > 1 ? NR * (MINIMUM ? 4 : 2) : 0;
+  static constexpr int HEAD_SCALE = S == GROUP_F32 ? 4 : 2;  // bytes
+  static constexpr int HEAD_BYTES = TWO_LEVELS || GROUPED ? NR * (HEAD_SCALE + (MINIMUM || ZEROS ? 2 : 0)) : 0;
 };
+
+template <Codes C, int BLOCKS, int ZERO = 0, Scales S = GROUP>
+using Grouped = LayoutOf<C, S, ZERO, 1, false, false, BLOCKS, ZERO == 0>;
 
 // The order is that of `STORED_KINDS` in cpu.py.
 using Q4_0 = LayoutOf<U4, FLAT, 8>;
@@ -54,6 +64,13 @@ using Q6_K = LayoutOf<U6, TWO, 32, 2, false, true>;
 using IQ4_NL = LayoutOf<LUT4, FLAT, 0>;
 using IQ4_XS = LayoutOf<LUT4, TWO_WIDE, 0, 1, false, true>;
 using MXFP4 = LayoutOf<LUT4, POWER, 0>;
+using Int4G64 = Grouped<U4, 2, 8>;  // the zero is 8
+using Int4G128 = Grouped<U4, 4, 8>;
+using UInt4G32 = Grouped<U4, 1>;
+using UInt4G64 = Grouped<U4, 2>;
+using UInt4G128 = Grouped<U4, 4>;
+using UInt4F32 = Grouped<U4, 1, 0, GROUP_F32>;
+using UInt8F32 = Grouped<S8, 1, 0, GROUP_F32>;
 
 // Words of a panel of that kind.
 template <class L>
@@ -77,7 +94,14 @@ inline auto with_layout(int64_t kind, Use use) {
     case 9: return use(Q6_K());
     case 10: return use(IQ4_NL());
     case 11: return use(IQ4_XS());
-    default: return use(MXFP4());
+    case 12: return use(MXFP4());
+    case 13: return use(Int4G64());
+    case 14: return use(Int4G128());
+    case 15: return use(UInt4G32());
+    case 16: return use(UInt4G64());
+    case 17: return use(UInt4G128());
+    case 18: return use(UInt4F32());
+    default: return use(UInt8F32());
   }
 }
 
@@ -105,7 +129,8 @@ inline uint16_t u16_at(const uint8_t* p) {
 // One head's blocks of one row, taken apart: codes as stored in panels, before they are put beside those of other rows.
 struct Unpacked {
   uint8_t codes[256];
-  uint16_t scale, minimum;  // float16: of the block, or of the head; POWER: bf16
+  uint16_t scale, minimum;  // float16: of the block, or of the head; POWER: bf16. With zeros: the zero in place of a minimum
+  float wide;               // GROUP_F32: the scale
   int16_t scales[16];       // of the second level, PARTS for each block
   uint8_t minima[16];
 };
@@ -222,6 +247,23 @@ inline const uint8_t* unpack(MXFP4, const uint8_t* in, Unpacked& to) {
   return in + 17;
 }
 
+// A group of whole blocks: its scale, float16 or float32, its zero as float16 if it has one of its own, then the blocks' codes: of
+// 4 bits as in Q4_0, of 8 bits as int8, from which 128 was subtracted like from the zero.
+template <Codes C, Scales S, int ZERO, int BLOCKS, bool ZEROS>
+inline const uint8_t* unpack(LayoutOf<C, S, ZERO, 1, false, false, BLOCKS, ZEROS>, const uint8_t* in, Unpacked& to) {
+  static_assert(S == GROUP || S == GROUP_F32, "a format of ggml has its own");
+  if (S == GROUP_F32) memcpy(&to.wide, in, 4), in += 4;
+  if (S == GROUP) to.scale = u16_at(in), in += 2;
+  if (ZEROS) to.minimum = u16_at(in), in += 2;
+  for (int b = 0; b < BLOCKS; b++, in += C == S8 ? 32 : 16) {
+    if (C == S8)
+      memcpy(to.codes + b * BLOCK, in, 32);
+    else
+      halves(in, to.codes + b * BLOCK);
+  }
+  return in;
+}
+
 inline float half_to_float(uint16_t a) { return _cvtsh_ss(a); }
 
 // Bytes of a row in a file.
@@ -240,14 +282,15 @@ void dequantize_row(const uint8_t* in, float* out, int64_t columns) {
   for (int64_t begin = 0; begin < columns; begin += BLOCK * L::BLOCKS) {
     in = unpack(L(), in, row);
     float top = L::SCALES == POWER ? to_float(row.scale) : half_to_float(row.scale);
-    float least = L::MINIMUM ? half_to_float(row.minimum) : 0.0f;
+    if (L::SCALES == GROUP_F32) top = row.wide;
+    float least = L::MINIMUM || L::ZEROS ? half_to_float(row.minimum) : 0.0f;
     for (int i = 0; i < BLOCK * L::BLOCKS; i++) {
       int part = i * L::PARTS / BLOCK, code = row.codes[i] - L::ZERO;
       if (L::CODES == S8) code = (int8_t)row.codes[i];
       if (L::CODES == LUT4) code = table[row.codes[i]];
-      float scale = L::BLOCKS > 1 ? top * row.scales[part] : top;
-      float minimum = L::BLOCKS > 1 && L::MINIMUM ? -(least * row.minima[part]) : least;
-      out[begin + i] = L::MINIMUM ? scale * code + minimum : scale * code;
+      float scale = L::TWO_LEVELS ? top * row.scales[part] : top;
+      float minimum = L::TWO_LEVELS && L::MINIMUM ? -(least * row.minima[part]) : least;
+      out[begin + i] = L::MINIMUM ? scale * code + minimum : L::ZEROS ? scale * (code - least) : scale * code;
     }
   }
 }
@@ -266,8 +309,9 @@ inline void put_pair(uint8_t* pairs, int step, int bits) {
 template <class L>
 inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
   if constexpr (L::HEAD_BYTES > 0) {
-    memcpy(panel + column * 2, &from.scale, 2);
-    if (L::MINIMUM) memcpy(panel + (NR + column) * 2, &from.minimum, 2);
+    const void* scale = L::SCALES == GROUP_F32 ? (const void*)&from.wide : (const void*)&from.scale;
+    memcpy(panel + column * L::HEAD_SCALE, scale, L::HEAD_SCALE);
+    if (L::MINIMUM || L::ZEROS) memcpy(panel + NR * L::HEAD_SCALE + column * 2, &from.minimum, 2);
   }
   int group = column / W, lane = column % W;
   for (int b = 0; b < L::BLOCKS; b++) {
@@ -292,6 +336,7 @@ inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
         put_pair(code_byte(block + NR * 16, column, step / 4, value), step, codes[i] >> 4);
       }
     }
+    if (L::GROUPED) continue;
     uint8_t* scales = block + L::CODE_WORDS * 4;
     if (L::SCALES == TWO) {
       for (int p = 0; p < L::PARTS; p++) {

@@ -27,6 +27,8 @@ struct Linear {
   // that follows, and the output that this one begins at. Parts are PLAIN.
   const Linear* next;
   int64_t first;
+  // Which of a row's values column k multiplies, [columns]; null: value k. Of parts that of the first.
+  const int64_t* order;
 
   int64_t outputs() const { return form == GATED ? rows / 2 : rows; }
   int64_t all_outputs() const { return next ? next->all_outputs() : first + outputs(); }
@@ -374,6 +376,14 @@ struct Left {
   int64_t steps, blocks;
   Left from(int64_t row) const { return {words + row * steps, scales + row * blocks, steps, blocks}; }
 };
+
+// A row in the order in which w has its columns; `spare` has room for them.
+template <class T>
+inline const T* in_order(const Linear& w, const T* row, T* spare) {
+  if (!w.order) return row;
+  for (int64_t k = 0; k < w.columns; k++) spare[k] = row[w.order[k]];
+  return spare;
+}
 
 // What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8.
 struct Ahead {

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-QUANTIZATIONS = ("int8", "fp8")
+QUANTIZATIONS = ("int8", "int4", "fp8")
+STORED = ("gptq", "awq", "compressed-tensors", "gptq_marlin", "awq_marlin")
+"""What other servers ask for by that setting and is a checkpoint's own format here."""
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 """Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
@@ -69,9 +71,10 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"attention backend {config.attention.backend!r} is not supported; supported: {', '.join(ATTENTION_BACKENDS)}"
         )
-    if config.optimization.quantization not in (None, *QUANTIZATIONS):
+    if (asked := config.optimization.quantization) not in (None, *QUANTIZATIONS):
+        cure = ": the checkpoint says that by itself, leave the setting out" if asked in STORED else ""
         raise ConfigError(
-            f"quantization {config.optimization.quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}"
+            f"quantization {asked!r} is not supported{cure}; supported: {', '.join(QUANTIZATIONS)}"
         )
     if config.memory.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError(

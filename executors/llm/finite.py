@@ -31,12 +31,13 @@ def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
 def not_finite(directory: Path) -> tuple[Path, str] | None:
     """Return the file and the name of the first tensor in a checkpoint with a number that is not finite. Raises ConfigError."""
     checkpoint = Checkpoint(directory)
+    present = checkpoint.names()
     try:
         for file in checkpoint.files.values():
             for name in file.names():
                 if file.float_dtype(name) is None and not file.is_fp8(name):
                     continue  # a mask or the like
-                if checkpoint.file_of(name) is file and not file.is_finite(name):
+                if name in present and checkpoint.file_of(name) is file and not file.is_finite(name):
                     return file.path, name
     finally:
         checkpoint.close()

@@ -15,6 +15,7 @@ from server.commands.chat.command import chat
 from server.commands.common import fail, lost_output
 from server.commands.demo.command import demo
 from server.commands.doctor import doctor
+from server.commands.fetch_default import fetch_default
 from server.commands.info import info
 from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
@@ -24,7 +25,8 @@ from server.settings.table import CONFIG, TABLE
 
 app = typer.Typer(
     name="cohort",
-    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves the embedded demo model.",
+    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves SmolLM2-135M-Instruct, a "
+    "small model to try the server with.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -87,6 +89,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 for _verb in (chat, info, verify, doctor, demo):
     app.command()(_verb)
 app.command(name="list")(list_models)
+app.command(name="fetch-default")(fetch_default)
 app.command(cls=BenchCommand)(bench)
 
 

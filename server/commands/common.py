@@ -120,33 +120,37 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
 
 
-def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, Path]:
-    """The settings that `cohort serve` would have with these flags, and the model's directory; fetched from the hub where
-    it is not here (without `weights`, the small files only). Ends the process with one line for what is wrong."""
+def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, str, Path]:
+    """The settings that `cohort serve` would have with these flags, the model's name and its directory; fetched from the hub
+    where it is not here (without `weights`, no safetensors). Ends the process with one line for what is wrong."""
     import asyncio
     from dataclasses import replace
 
+    from executors.contract import ConfigError
     from server import banner, bootstrap, hub
+    from server.model_files.prepared import model_directory
+    from server.model_source import LocalModel
     from server.settings.load import SettingsError, load
 
     try:
         chosen, _ = load(flags, os.environ)
         source = bootstrap.model_source(chosen)
-        if isinstance(source, Path):
-            return chosen, source
+        if isinstance(source, LocalModel):
+            return chosen, source.name, model_directory(source.path)
         display = banner.loading_display() if sys.stderr.isatty() else None
-        name = source.name
+        name = source.label
 
         def report(done: int, total: int) -> None:
             if display is not None:
                 display.report(f"downloading {name}", done, total)
 
         try:
-            return chosen, asyncio.run(hub.fetch(replace(source, weights=weights), report))
+            fetched = asyncio.run(hub.fetch(replace(source, weights=weights), report))
+            return chosen, name, model_directory(fetched)
         finally:
             if display is not None:
                 display.close()
-    except (SettingsError, hub.HubError) as error:
+    except (SettingsError, ConfigError, hub.HubError) as error:
         fail(str(error))
 
 

@@ -276,7 +276,7 @@ def _kernel_lines(torch: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("GPU", f"{gpu['name']} ({gpu['capability']}), {size(gpu['free'])} free of {size(gpu['total'])}")
         )
-    lines.append(("linears", ", ".join(f"{name}: {path}" for name, path in torch["linear"].items())))
+    lines.append(("layers", ", ".join(f"{name}: {path}" for name, path in torch["linear"].items())))
     lines.append(("attention", torch["attention"]))
     lines.append(("oneDNN for", ", ".join(half) or "float32 only"))
     return lines
@@ -293,7 +293,7 @@ def _system_lines(system: dict[str, Any], hub: dict[str, Any]) -> list[tuple[str
     ]
     if "error" in hub:
         return [*lines, ("hub", hub["error"])]
-    there = f"{hub['models']} models" if hub["exists"] else "not made yet"
+    there = f"{hub['models']} models" if hub["exists"] else "does not exist yet"
     writable = "" if hub["writable"] else ", not writable"
     lines.append(("hub cache", f"{hub['cache']} ({there}{writable}, {size(hub['free'])} free)"))
     offline = ", offline (HF_HUB_OFFLINE)" if hub["offline"] else ""

@@ -41,27 +41,30 @@ def info(
     given = as_bytes(memory, "--memory")
     if given is not None and flags["kv_cache_memory_bytes"] is not None:
         fail("--memory is for weights, KV and all, --kv-cache-memory-bytes for KV alone: give one of them")
-    settings, directory = find_model({"model": model, **flags}, weights=False)
-    facts = _facts(settings, directory, given)
+    settings, name, directory = find_model({"model": model, **flags}, weights=False)
+    facts = _facts(settings, name, directory, given)
     if as_json:
         print_json(facts)
     else:
         _show(facts)
 
 
-def _facts(settings: Any, directory: Path, memory: int | None) -> dict[str, Any]:
+def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from server.bootstrap import EMBEDDED_NAME, executor_config
+    from server.bootstrap import executor_config
     from server.commands.common import ToolError, ask
+    from server.model_files.prepared import model_file
 
     executor = executor_config(settings, directory)
     try:
         facts: dict[str, Any] = ask("describe", {"config": asdict(executor), "memory": memory})
     except ToolError as error:
         fail(str(error))
-    facts["name"] = EMBEDDED_NAME if settings.model is None else settings.model
-    return {**facts, "directory": str(directory), "text": text_facts(directory)}
+    file = model_file(directory)
+    facts["name"] = name if settings.model is None else settings.model
+    where = {"directory": str(directory), "file": None if file is None else str(file)}
+    return {**facts, **where, "text": text_facts(directory)}
 
 
 def text_facts(directory: Path) -> dict[str, Any]:
@@ -121,13 +124,19 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     experts = facts["experts"]
     heads = f"{facts['heads']} heads, {facts['kv_heads']} KV heads of {facts['head_dim']}"
     of_experts = f", {experts[1]} of {experts[0]} experts a token" if experts else ""
-    weights = f"{size(stored['bytes'])} in {stored['dtype']}"
+    weights = (
+        f"{size(stored['bytes'])} in {'several formats' if len(stored['formats']) > 1 else stored['dtype']}"
+    )
     if facts["dtype"] != stored["dtype"]:
         weights += f", {size(facts['weight_bytes'])} in {facts['dtype']}"
-    if facts["quantization"] == "int8":
-        weights += f"; {size(facts['loaded_bytes'])} once loaded in int8"
+    if facts["quantization"] in ("int8", "int4"):
+        weights += f"; {size(facts['loaded_bytes'])} once loaded in {facts['quantization']}"
     elif facts["loaded_bytes"] > facts["weight_bytes"]:
         weights += f"; {size(facts['loaded_bytes'])} once loaded"
+    formats = ""
+    if len(stored["formats"]) > 1:
+        total = sum(stored["formats"].values())
+        formats = ", ".join(f"{name} {_percent(part / total)}" for name, part in stored["formats"].items())
     context = f"{facts['context_length']:,} tokens"
     if facts["max_context_length"] != facts["context_length"]:
         context += f", at most {facts['max_context_length']:,} with --max-model-len"
@@ -141,7 +150,9 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", warning) for warning in facts["warnings"]),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
+        ("file", facts.get("file") or ""),
         ("weights", weights),
+        ("formats", formats),
         ("", f"not here: {stored['problem']}" if stored["problem"] else ""),
         ("context", context),
         ("vocabulary", f"{facts['vocab_size']:,} ids" + (f", {text['tokens']:,} in the tokenizer" if text["tokens"] else "")),
@@ -149,6 +160,10 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", f"none: {text['problem']}" if text["problem"] else ""),
     ]  # fmt: skip
     return [line for line in lines if line[1]]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
 
 
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -26,7 +26,8 @@ ModelArgument = Annotated[
     Text,
     typer.Argument(
         metavar="[MODEL]",
-        help="A model directory, or a hub name ORG/NAME [default: the embedded cohort-tiny]",
+        help="A model directory, a GGUF file, a hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name in Ollama's store "
+        "[default: SmolLM2-135M-Instruct, or cohort-tiny before `cohort fetch-default`]",
         show_default=False,
     ),
 ]

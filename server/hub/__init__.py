@@ -13,6 +13,6 @@ up the end of the server, and a download can be killed at any moment.
 
 from server.hub.client import HubModel, fetch
 from server.hub.files import HubError
-from server.hub.names import hub_name
+from server.hub.names import HubName, hub_name
 
-__all__ = ["HubError", "HubModel", "fetch", "hub_name"]
+__all__ = ["HubError", "HubModel", "HubName", "fetch", "hub_name"]

@@ -26,16 +26,25 @@ Check = Callable[[Path], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class HubModel:
     """What to fetch. `revision`: branch, tag or commit, None for the default branch. `download_dir`: where the cache is, None
-    for the hub library's own (HF_HOME). `weights`: False leaves the large files out."""
+    for the hub library's own (HF_HOME). `weights`: False leaves safetensors out. `gguf`: a GGUF file of the repository, or the
+    quantization of one; None takes safetensors, and a GGUF file where there are none."""
 
     name: str
     revision: str | None = None
     download_dir: str | None = None
     weights: bool = True
+    gguf: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The model's name as it is given to `cohort serve`."""
+        if self.gguf is None:
+            return self.name
+        return f"{self.name}{'/' if self.gguf.endswith('.gguf') else ':'}{self.gguf}"
 
 
 async def fetch(model: HubModel, report: Report, check: Check | None = None) -> Path:
-    """The directory of a repository's files, fetched into the cache where they are not there yet.
+    """The directory of a repository's files, or its GGUF file, fetched into the cache where they are not there yet.
 
     `report` gets bytes done and bytes in all. `check` gets the directory when everything but the weights is there; what it
     raises ends the download before gigabytes are fetched for nothing. Cancelling ends it at once; the next one goes on

@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, only not in __all__
 
-from server.hub.files import CONFIG, INDEX, HubError, small_files, weight_files
+from server.hub.files import CONFIG, INDEX, SINGLE, HubError, gguf_files, small_files, weight_files
 
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
 """Bytes written at once, and lost by a cut. The library's 10 MiB are ten seconds of a slow line."""
@@ -88,15 +88,23 @@ class _Meter:
 
 
 class Download:
-    """One repository at one revision. `report` gets bytes done and in all, from several threads."""
+    """One repository at one revision. `report` gets bytes done and in all, from several threads. `gguf`: a GGUF file of it, or
+    a quantization; None: see `_takes_gguf`."""
 
     def __init__(
-        self, name: str, revision: str | None, cache: Path, report: Callable[[int, int], None]
+        self,
+        name: str,
+        revision: str | None,
+        cache: Path,
+        report: Callable[[int, int], None],
+        gguf: str | None = None,
     ) -> None:
         self.name, self.revision, self.cache, self.report = name, revision, cache, report
+        self.gguf = gguf
 
     def run(self, before_weights: Callable[[Path], None] | None) -> Path:
-        """The directory with the files. `before_weights` is called when all others are there; None: no weights.
+        """The directory with the files, or the GGUF file. `before_weights` is called when all files but safetensors are there;
+        None: no safetensors.
 
         Raises HubError, or what the library raises; `explain` knows both.
         """
@@ -105,6 +113,8 @@ class Download:
         folder = self._snapshot(self.revision, [CONFIG, INDEX])
         commit = folder.name
         sizes = self._listing(commit, folder)
+        if self._takes_gguf(sizes):
+            return self._gguf(folder, commit, sizes)
         if CONFIG not in sizes:
             raise HubError(f"{self.name} has no {CONFIG}: it is no model that can be served; take another")
         small = small_files(sizes)
@@ -115,9 +125,26 @@ class Download:
         before_weights(folder)
         meter = _Meter(sum(sizes[file] for file in (*small, *wanted)), self.report)
         meter.update(sum(sizes[file] for file in small))
-        self._weights(folder, commit, [file for file in wanted if not (folder / file).exists()], meter)
-        self._snapshot(commit, wanted)
+        self._large(folder, commit, wanted, meter)
         return folder
+
+    def _takes_gguf(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a GGUF file is wanted: it is named, or the repository has no safetensors beside a configuration."""
+        safetensors = CONFIG in sizes and (SINGLE in sizes or INDEX in sizes)
+        return self.gguf is not None or (not safetensors and any(file.endswith(".gguf") for file in sizes))
+
+    def _gguf(self, folder: Path, commit: str, sizes: Mapping[str, int]) -> Path:
+        """Fetch a GGUF file with all its parts and return the first."""
+        files = gguf_files(self.name, sizes, self.gguf)
+        self._large(folder, commit, files, _Meter(sum(sizes[file] for file in files), self.report))
+        return folder / files[0]
+
+    def _large(self, folder: Path, commit: str, files: Sequence[str], meter: _Meter) -> None:
+        """Fetch the files that are not there yet, and have the library link all of them."""
+        there = [file for file in files if (folder / file).exists()]
+        meter.update(sum((folder / file).stat().st_size for file in there))
+        self._weights(folder, commit, [file for file in files if file not in there], meter)
+        self._snapshot(commit, files)
 
     def _make_cache(self) -> None:
         try:
@@ -144,7 +171,10 @@ class Download:
             found = (path for path in folder.rglob("*") if path.is_file())
             there = {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
             with contextlib.suppress(HubError):
-                weight_files(self.name, there, self._index(folder))
+                if self._takes_gguf(there):
+                    gguf_files(self.name, there, self.gguf)
+                else:
+                    weight_files(self.name, there, self._index(folder))
                 return there
             raise
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from executors.contract import ConfigError
+from server.model_files.candidates import Candidate, candidates, choose
+
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -66,6 +69,34 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
     raise HubError(
         f"{name} has {_other_weights(present)}; needed: {SINGLE} or {INDEX}; take another repository"
     )
+
+
+def gguf_files(name: str, sizes: Mapping[str, int], wanted: str | None) -> list[str]:
+    """The files of one GGUF model among a repository's (path -> bytes), in the order of its parts. `wanted`: the path of the
+    first or only one, or a quantization; None: Q4_K_M if there are several.
+
+    Raises HubError for `name` when there is none, or several to choose from.
+    """
+    found = candidates(sizes)
+    if wanted is not None and wanted.endswith(".gguf"):
+        named = [one for one in found if one.name == wanted]
+        if not named and wanted in sizes:
+            raise HubError(
+                f"{name}: {wanted} is part of another file, or a model for images: name another file"
+            )
+        found, wanted = (named, None) if named else (found, wanted)
+    if not found:
+        raise HubError(f"{name} has no GGUF file: take another repository")
+
+    def spelled(one: Candidate) -> str:
+        same = [other for other in found if other.quantization == one.quantization]
+        alone = one.quantization is not None and len(same) == 1
+        return f"{name}:{one.quantization}" if alone else f"{name}/{one.name}"
+
+    try:
+        return list(choose(name, found, wanted, spelled).files)
+    except ConfigError as error:
+        raise HubError(str(error)) from None
 
 
 def _is_needed(shard: str, of: Mapping[str, Any]) -> bool:

@@ -1,37 +1,70 @@
-"""What names a repository: ORG/NAME, or a link to its page."""
+"""What names a repository, or a GGUF file of one.
+
+ORG/NAME                      the repository
+ORG/NAME:Q4_K_M               its GGUF file in this quantization
+ORG/NAME/FOLDER/FILE.gguf     this file of it
+https://huggingface.co/...    the link to any of them
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9][\w.-]*", re.ASCII)
+_QUANTIZATION = re.compile(r"\w[\w.-]*", re.ASCII)
 _HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 
 
-def hub_name(text: str) -> tuple[str, str | None] | None:
-    """The repository that `text` names and the revision it names with it, if any; None for what looks like neither.
+class HubName(NamedTuple):
+    """A repository, the revision that a link names, and the quantization or file that is wanted of it; None: not named."""
 
-    Whether there is a directory called ORG/NAME is asked first, by the caller. A link is what the address bar shows on a
-    model's page, `https://huggingface.co/ORG/NAME` or `.../ORG/NAME/tree/REVISION`, on the hub or on HF_ENDPOINT's host.
+    repository: str
+    revision: str | None = None
+    gguf: str | None = None
+
+
+def hub_name(text: str) -> HubName | None:
+    """Return what `text` names on the hub; None for anything else.
+
+    The caller first checks whether it names something on this disk. A link is what the address bar shows on a model's page,
+    `https://huggingface.co/ORG/NAME`, `.../tree/REVISION` or `.../blob/REVISION/FILE.gguf`, on the hub or on HF_ENDPOINT's host.
     """
-    if _NAME.fullmatch(text):
-        return text, None
+    if (named := _named(text)) is not None:
+        return named
     try:
         link = urlsplit(text)
-        host = (link.hostname or "").lower()
+        hostname = (link.hostname or "").lower()
         hosts = _HOSTS | {urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname}
     except ValueError:
         return None
-    if link.scheme not in ("http", "https") or host not in hosts:
+    if link.scheme not in ("http", "https") or hostname not in hosts:
         return None
+    revision, file = None, None
     match link.path.strip("/").split("/"):
         case [organisation, repository]:
-            revision = None
+            pass
         case [organisation, repository, "tree", last]:
             revision = unquote(last)
+        case [organisation, repository, "blob" | "resolve", middle, *path] if path:
+            revision, file = unquote(middle), unquote("/".join(path))
         case _:
             return None
-    name = f"{organisation}/{repository}"
-    return (name, revision) if _NAME.fullmatch(name) else None
+    found = _named(f"{organisation}/{repository}" + (f"/{file}" if file else ""))
+    return None if found is None else found._replace(revision=revision)
+
+
+def _named(text: str) -> HubName | None:
+    if _NAME.fullmatch(text):
+        return HubName(text)
+    organisation, _, rest = text.partition("/")
+    repository, slash, file = rest.partition("/")
+    if slash:
+        plain = file.endswith(".gguf") and not {"", ".", ".."} & set(file.split("/"))
+        repository, wanted = f"{organisation}/{repository}", file if plain else None
+    else:
+        repository, _, quantization = text.partition(":")
+        wanted = quantization if _QUANTIZATION.fullmatch(quantization) else None
+    return HubName(repository, None, wanted) if wanted and _NAME.fullmatch(repository) else None

@@ -1,6 +1,6 @@
 """Sources of sampling defaults: `--generation-config` and `--override-generation-config`, with vLLM's meanings.
 
-    auto            generation_config.json of the model, if it has one
+    auto            generation_config.json of the model, if it has one; for the default model, values that come with this server
     none, vllm      neutral defaults: OpenAI's
     a directory     generation_config.json there; its end tokens count beside the model's own
 
@@ -17,6 +17,7 @@ from typing import Any
 from engine.text.tokenizer_files import end_tokens, read_json
 from executors.contract import ConfigError
 from server.model_defaults.sampling import FILE, SamplingDefaults
+from server.model_files.prepared import model_file
 
 AUTO = "auto"
 NEUTRAL = ("none", "vllm")
@@ -47,13 +48,18 @@ class GenerationConfig:
     warnings: tuple[str, ...] = ()
 
 
-def choose(choice: str, override: Mapping[str, Any], model_dir: Path) -> GenerationConfig:
-    """Read the defaults that the two flags select. Raises ConfigError with one line that names the file or the flag."""
+def choose(
+    choice: str, override: Mapping[str, Any], model_dir: Path, shipped: Mapping[str, Any] | None = None
+) -> GenerationConfig:
+    """Read the defaults that the two flags select. `shipped`: values that this server adds to the model's own where it has none.
+
+    Raises ConfigError with one line that names the file or the flag."""
     models = model_dir / FILE
     own = read_json(models)
     ends, warnings = end_tokens(own.get("eos_token_id"), str(models))
     if choice == AUTO:
-        values, origin = own, str(models)
+        file = model_file(model_dir)
+        values, origin = {**(shipped or {}), **own}, str(models if file is None else file)
     elif choice in NEUTRAL:
         values, origin = {}, f"--generation-config {choice}"
     else:

@@ -46,7 +46,7 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        """`model`: a directory or a hub name; None: the embedded one. `settings` are the server's, by the names of its flags
+        """`model`: a directory or a hub name; None: the default one. `settings` are the server's, by the names of its flags
         with underscores: `dtype`, `max_model_len`, `max_num_seqs`, `kv_cache_memory_bytes`, `quantization`, ... The
         environment's COHORT_* are not read.
 

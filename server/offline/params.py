@@ -28,7 +28,7 @@ class SamplingParams:
     typical_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None

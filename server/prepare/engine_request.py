@@ -85,7 +85,9 @@ def text_request(
             defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
         ),
         presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
+        frequency_penalty=(
+            defaults.frequency_penalty if fields.frequency_penalty is None else fields.frequency_penalty
+        ),
         logit_bias=logit_bias(fields),
         bad_words=bad_words(fields, model),
         allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),

@@ -174,7 +174,8 @@ class GenerationFields(RequestFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """OpenAI: Subtracted from the logits of tokens that occur in the answer. Default: 0."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """OpenAI: Subtracted from the logit of a token once for each time it occurs in the answer. Default: 0."""
+    """OpenAI: Subtracted from the logit of a token once for each time it occurs in the answer. Default: the
+    model's."""
     logit_bias: (
         Annotated[dict[TokenIdKey, Bias], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_not_too_many)]
         | None

@@ -40,9 +40,10 @@ class Settings:
 
     model: str | None = text(
         None,
-        "Model directory, or hub name ORG/NAME; the same as the argument MODEL.",
+        "Model directory, GGUF file, hub name ORG/NAME or ORG/NAME:Q4_K_M, or name in Ollama's store; the same as the argument "
+        "MODEL.",
         metavar="MODEL",
-        shown="the embedded cohort-tiny",
+        shown="SmolLM2-135M-Instruct, or cohort-tiny before `cohort fetch-default`",
         opens="Model and address",
     )
     revision: str | None = text(
@@ -56,7 +57,7 @@ class Settings:
     served_model_name: tuple[str, ...] = names(
         (),
         "Name of the model in the API; may be given several times.",
-        shown="the name of the directory, or the hub name",
+        shown="the name of the directory or file, or the hub name",
     )
     tokenizer: str | None = text(
         None, "Directory of the tokenizer.", shown="the model's", opens="Text and sampling"
@@ -178,8 +179,9 @@ class Settings:
     )
     quantization: str | None = text(
         None,
-        "Weights and activations in 8 bits: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a "
-        "CPU) or fp8 (e4m3, on GPUs with FP8 arithmetic).",
+        "Quantize weights at load: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a CPU), int4 "
+        "(a scale and a minimum per 32 values, the head in int8; on CPUs) or fp8 (e4m3, on GPUs with FP8 arithmetic). "
+        "Activations have 8 bits.",
         shown="none, or the checkpoint's",
     )
     cpu_isa: str | None = text(

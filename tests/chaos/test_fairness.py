@@ -124,7 +124,7 @@ async def fairness(server: ServerProcess, many: int, rounds: int, each: int) -> 
 
 def serve(folder: Path, *args: str) -> ServerProcess:
     keys = [part for key in KEYS for part in ("--api-key", key)]
-    return ServerProcess([*keys, "--max-queue-wait", "3600", *args], folder)
+    return ServerProcess(["cohort-tiny", *keys, "--max-queue-wait", "3600", *args], folder)
 
 
 @pytest.mark.timeout(120)

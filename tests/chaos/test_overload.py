@@ -257,7 +257,7 @@ def report(name: str, found: Overload, bound: float) -> None:
 @pytest.mark.timeout(120)
 async def test_ten_times_overload(tmp_path: Path) -> None:
     wait = 1.0
-    args = ["--max-num-seqs", str(SLOTS), "--max-queue-wait", str(wait)]
+    args = ["cohort-tiny", "--max-num-seqs", str(SLOTS), "--max-queue-wait", str(wait)]
     with ServerProcess(args, tmp_path) as server:
         found = await overload(server, 2.0, tries=3)
         bound = check_times(found, wait, slack=5.0)
@@ -271,7 +271,9 @@ async def test_ten_times_overload(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("wait", [60.0, 5.0], ids=["defaults", "5 s"])
 async def test_ten_times_overload_for_30_seconds(tmp_path: Path, wait: float) -> None:
-    args = ["--max-num-seqs", str(SLOTS)] + (["--max-queue-wait", str(wait)] if wait != 60.0 else [])
+    args = ["cohort-tiny", "--max-num-seqs", str(SLOTS)] + (
+        ["--max-queue-wait", str(wait)] if wait != 60.0 else []
+    )
     with ServerProcess(args, tmp_path) as server:
         found = await overload(server, 30.0)
         report(f"max_queue_wait={wait:g}", found, bound := check_times(found, wait, slack=1.0))

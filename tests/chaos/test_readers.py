@@ -78,7 +78,7 @@ def given_up(server: ServerProcess) -> int:
 async def test_ten_dead_readers(tmp_path: Path) -> None:
     """They are given up after the write time-out, which frees what they hold; a stream beside them does not change."""
     count, waits = 10, 3
-    args = ["--deterministic", "--dtype", "float32", "--write-timeout", str(waits)]
+    args = ["cohort-tiny", "--deterministic", "--dtype", "float32", "--write-timeout", str(waits)]
     with ServerProcess(args, tmp_path) as server:
         victims = normal(2, 60)
         expected = [one.said() for one in await heard(server, victims)]
@@ -108,7 +108,7 @@ async def test_ten_dead_readers(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Room for 100 readers with 4 choices each, and for those who read beside them."""
-    args = ["--max-num-seqs", "448", "--max-queue-wait", "3600", "--write-timeout", "900"]
+    args = ["cohort-tiny", "--max-num-seqs", "448", "--max-queue-wait", "3600", "--write-timeout", "900"]
     with ServerProcess(args, tmp_path_factory.mktemp("readers")) as server:
         yield server
 

@@ -169,7 +169,7 @@ def main() -> int:
     words = ["-k", arguments.expression] if arguments.expression else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     with ServerProcess(
-        ["--dtype", "float32", "--api-key", API_KEY], FOLDER, env={"HF_HUB_OFFLINE": "1"}
+        ["cohort-tiny", "--dtype", "float32", "--api-key", API_KEY], FOLDER, env={"HF_HUB_OFFLINE": "1"}
     ) as server:
         outcomes = [run(client, server.url, words) for client in chosen]
         troubles = [line for line in server.log().splitlines() if _TROUBLE.search(line)]

@@ -30,8 +30,8 @@ def echo_server(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """`cohort serve` with no arguments: the embedded model."""
-    with ServerProcess([], tmp_path_factory.mktemp("tiny")) as server:
+    """The embedded model, by its name: the default model is another one where it was fetched."""
+    with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("tiny")) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ COUNT = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "tempe
 
 @pytest.mark.parametrize("isa", [isa.name for isa in usable_isas()][::-1][:1])
 def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: Path) -> None:
-    with ServerProcess(["--quantization", "int8", "--cpu-isa", isa], tmp_path) as server:
+    with ServerProcess(["cohort-tiny", "--quantization", "int8", "--cpu-isa", isa], tmp_path) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=COUNT, timeout=60).json()
         (executor,) = httpx.get(f"{server.url}/v1/executors", timeout=10).json()["data"]
         log = server.log()

@@ -60,7 +60,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     """Six streams of six kinds, two deaths; whoever reads a pipe gets lines and an exit code."""
     env = {**os.environ, "COLUMNS": "80", "COHORT_API_KEY": "not-for-this-server", "COHORT_PORT": "1"}
     done = subprocess.run(
-        [COHORT, "demo", "--streams", "6", "--kills", "2"], cwd=tmp_path, env=env,
+        [COHORT, "demo", "cohort-tiny", "--streams", "6", "--kills", "2"], cwd=tmp_path, env=env,
         capture_output=True, text=True, timeout=55,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -75,7 +75,17 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_terminal_sees_the_streams_wait_and_go_on(tmp_path: Path) -> None:
-    command = ["/usr/bin/env", "TERM=xterm", "COLUMNS=80", "LINES=24", COHORT, "demo", "--streams", "4"]
+    command = [
+        "/usr/bin/env",
+        "TERM=xterm",
+        "COLUMNS=80",
+        "LINES=24",
+        COHORT,
+        "demo",
+        "cohort-tiny",
+        "--streams",
+        "4",
+    ]
     with Terminal(command, tmp_path) as terminal:
         (pid,) = re.findall(
             r"\d+", terminal.expect(" killed by SIGKILL: ", within=40).rpartition("Executor")[2]
@@ -93,7 +103,7 @@ def test_a_terminal_sees_the_streams_wait_and_go_on(tmp_path: Path) -> None:
 def test_whatever_ends_it_ends_all(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """No process and no port is left, also where it could not clean up after itself."""
     with subprocess.Popen(
-        [COHORT, "demo", "--streams", "2"], cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        [COHORT, "demo", "cohort-tiny", "--streams", "2"], cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as demo:  # fmt: skip
         assert demo.stdout is not None and demo.stderr is not None

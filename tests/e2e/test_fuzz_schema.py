@@ -209,7 +209,7 @@ Serve = Callable[[str], ServerProcess]
 
 @pytest.fixture
 def serve(tokenizer_dir: Path, tmp_path: Path) -> Serve:
-    arguments = {"echo": [str(tokenizer_dir), *ECHO], "tiny": ["--deterministic"]}
+    arguments = {"echo": [str(tokenizer_dir), *ECHO], "tiny": ["cohort-tiny", "--deterministic"]}
     return lambda name: ServerProcess([*arguments[name], "--api-key", KEY], tmp_path)
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
 GIB = 1 << 30
 MIB = 1 << 20
-SMALL_POOL = ["--kv-cache-memory-bytes", "40MiB"]
+SMALL_POOL = ["cohort-tiny", "--kv-cache-memory-bytes", "40MiB"]
 """Two rounds of 64 streams write all of it; with the usual pool that takes a minute on one CPU."""
 
 
@@ -69,7 +69,7 @@ async def test_cohort_tiny_serves_64_streams_within_2_gib_and_one_cpu(tmp_path: 
 
 async def test_a_kv_pool_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     with limited(2 * GIB, 1.0) as box:
-        server = ServerProcess(["--max-num-seqs", "100000"], tmp_path, enter=box.enter)
+        server = ServerProcess(["cohort-tiny", "--max-num-seqs", "100000"], tmp_path, enter=box.enter)
         assert server.process.wait(60) == 2
         line = server.log().splitlines()[-1]
         assert "max_num_seqs 100000" in line or "--max-num-batched-tokens" in line

@@ -27,7 +27,7 @@ SCRIPT = """
 from cohort_server import LLM, SamplingParams
 
 {guard}
-    llm = LLM(max_num_seqs=4)
+    llm = LLM("cohort-tiny", max_num_seqs=4)
     [result] = llm.generate("Count from 3 to 9.", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     print(len(result.outputs[0].token_ids), llm._engine.core.executor.pid)
 """
@@ -35,7 +35,7 @@ from cohort_server import LLM, SamplingParams
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(max_num_seqs=32) as made:
+    with LLM("cohort-tiny", max_num_seqs=32) as made:
         yield made
 
 
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_named(llm: LLM) -> None:
 def test_failed_calls_take_no_places_along() -> None:
     """Answers that are given up before they begin free their places, too."""
     params = [SamplingParams(n=4, max_tokens=1)] * 4
-    with LLM(max_num_seqs=4, max_model_len=64) as llm:
+    with LLM("cohort-tiny", max_num_seqs=4, max_model_len=64) as llm:
         for _ in range(4):
             with pytest.raises(ValueError, match="context"):
                 llm.generate([[1] * 100, "a", "b", "c"], params)
@@ -200,7 +200,7 @@ def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
     script.write_text(
         "import os, signal, threading\n"
         "from cohort_server import LLM, SamplingParams\n"
-        "llm = LLM(max_num_seqs=4)\n"
+        "llm = LLM('cohort-tiny', max_num_seqs=4)\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"
         "    llm.generate(['a'] * 200, SamplingParams(max_tokens=1500, ignore_eos=True))\n"
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_killed_executor_loses_no_answer() -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=400, ignore_eos=True)
-    with LLM(max_num_seqs=4) as llm:
+    with LLM("cohort-tiny", max_num_seqs=4) as llm:
         expected = texts(llm.generate(PROMPTS[2], params))
         pid = llm._engine.core.executor.pid
         steps = llm._engine.core.stats().steps
@@ -234,7 +234,7 @@ def test_a_killed_executor_loses_no_answer() -> None:
 
 
 def test_close_ends_the_executor_process() -> None:
-    llm = LLM(max_num_seqs=4)
+    llm = LLM("cohort-tiny", max_num_seqs=4)
     pid = llm._engine.core.executor.pid
     assert is_alive(pid)
     llm.close()

@@ -34,7 +34,7 @@ def cpu_seconds(pid: int) -> float:
 def test_start_to_ready(tmp_path: Path) -> None:
     """The embedded model, from nothing to ready. The bound of 5 s is for an idle machine: there it is the CPU time of both
     processes at most, which other work on the machine does not change."""
-    with ServerProcess([], tmp_path) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path) as server:
         wall = time.monotonic() - server.started
         cpu = sum(cpu_seconds(pid) for pid in (server.pid, *server.children()))
     print(f"ready after {wall:.2f} s, {cpu:.2f} s of CPU time")
@@ -263,7 +263,7 @@ def test_a_drain_ends_in_time(tokenizer_dir: Path, tmp_path: Path, how: str) -> 
 def test_an_idle_server_uses_almost_no_cpu(tmp_path: Path) -> None:
     """Under 1% of a CPU, both processes together, once the memory of the first blocks is prepared. CPU time does not depend
     on what else the machine does."""
-    with ServerProcess([], tmp_path) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path) as server:
         pids = (server.pid, *server.children())
 
         def used_in(seconds: float) -> float:

@@ -160,7 +160,7 @@ def grammar_process(server: ServerProcess) -> int | None:
 
 def test_the_process_is_there_when_needed(tmp_path: Path) -> None:
     """Not before, again after somebody killed it, and never after the server."""
-    with ServerProcess([], tmp_path) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path) as server:
         assert server.post(CHAT, talk("Hi", max_tokens=3)).status_code == 200
         assert grammar_process(server) is None
         pids = []
@@ -179,7 +179,7 @@ def test_the_process_is_there_when_needed(tmp_path: Path) -> None:
 
 async def test_the_server_does_not_wait_for_bombs(tmp_path: Path) -> None:
     """They would take 5 seconds each; when it is told to stop, whoever waits is told so."""
-    with ServerProcess([], tmp_path) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             bombs = [{"regex": ".*" * 20_000 + "a" * i} for i in range(4)]
             asked = [

@@ -210,7 +210,7 @@ def test_chat_with_a_key(tokenizer_dir: Path, tmp_path: Path) -> None:
 
 
 def test_info_says_what_the_server_says(tmp_path: Path) -> None:
-    flags = ["--kv-cache-memory-bytes", "40MiB", "--max-num-seqs", "16", "--dtype", "float32"]
+    flags = ["cohort-tiny", "--kv-cache-memory-bytes", "40MiB", "--max-num-seqs", "16", "--dtype", "float32"]
     with ServerProcess(flags, tmp_path) as server:
         banner = server.output()
     done = run(tmp_path, "info", *flags)
@@ -271,7 +271,7 @@ def test_doctor_where_torch_is_broken(tmp_path: Path, code: str, words: str) -> 
 
 def test_verify_cohort_tiny(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Count from 3 to 9.\n\nReverse: one two\n")
-    done = run(tmp_path, "verify", "--tokens", "12", "--prompts", "prompts.txt")
+    done = run(tmp_path, "verify", "cohort-tiny", "--tokens", "12", "--prompts", "prompts.txt")
     assert done.returncode == 0, done.stderr
     for line in (
         "chat template  equal",
@@ -285,6 +285,6 @@ def test_verify_cohort_tiny(tmp_path: Path) -> None:
 
 def test_verify_something_else(tokenizer_dir: Path, tmp_path: Path) -> None:
     """A reference that is no model is one line, not a report."""
-    done = run(tmp_path, "verify", "--reference", str(tokenizer_dir), "--json")
+    done = run(tmp_path, "verify", "cohort-tiny", "--reference", str(tokenizer_dir), "--json")
     assert (done.returncode, done.stdout) == (1, "")
     assert "cohort: error: transformers cannot load the" in done.stderr

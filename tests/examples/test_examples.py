@@ -18,12 +18,13 @@ from tests.e2e.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+LIMA = "The capital of Peru is Lima."
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess([], tmp_path_factory.mktemp("tiny")) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("tiny")) as server:
         yield server
 
 
@@ -39,12 +40,12 @@ def test_curl(server: ServerProcess) -> None:
     answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     models, chat, completion = answers
     assert models["data"][0]["id"] == "cohort-tiny"
-    assert chat["choices"][0]["message"]["content"] == "3, 4, 5, 6, 7, 8, 9"
+    assert chat["choices"][0]["message"]["content"] == LIMA
     assert completion["usage"]["completion_tokens"] <= 8 and completion["choices"][0]["text"]
     events = [line.removeprefix("data: ") for line in out.splitlines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     deltas = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events]
-    assert "".join(deltas) == "3, 4, 5, 6, 7, 8, 9"
+    assert "".join(deltas) == LIMA
 
 
 def test_curl_fails_where_the_server_refuses(server: ServerProcess) -> None:
@@ -54,8 +55,8 @@ def test_curl_fails_where_the_server_refuses(server: ServerProcess) -> None:
 
 def test_streaming(server: ServerProcess) -> None:
     text, usage = run("openai_streaming.py", f"{server.url}/v1").splitlines()
-    assert text == "3, 4, 5, 6, 7, 8, 9"
-    assert re.fullmatch(r"16 \+ \d+ tokens", usage)
+    assert text == LIMA
+    assert re.fullmatch(r"\d+ \+ \d+ tokens", usage)
 
 
 def test_tools(server: ServerProcess) -> None:
@@ -78,9 +79,9 @@ def test_embeddings(server: ServerProcess) -> None:
 
 
 def test_offline() -> None:
-    lines = run("offline.py").splitlines()
-    assert lines[2] == "Count from 3 to 8. -> " + lines[2].partition(" -> ")[2] and len(lines) == 6
-    assert lines[3] == "3, 4, 5, 6, 7, 8, 9"
+    lines = run("offline.py", "cohort-tiny").splitlines()
+    assert lines[2] == "The capital of Japan is -> " + lines[2].partition(" -> ")[2] and len(lines) == 6
+    assert lines[3] == LIMA
     assert [re.fullmatch(r"(\d): '.+' (length|stop) -\d+\.\d\d", line)[1] for line in lines[4:]] == ["0", "1"]
     assert len((EXAMPLES / "offline.py").read_text().splitlines()) <= 32
 

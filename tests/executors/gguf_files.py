@@ -103,7 +103,7 @@ def write_gguf(
     """Write a file; `kinds`: the type of each tensor. Those of one dimension are always F32."""
     writer = GGUFWriter(path, arch)
     for key, value in metadata.items():
-        key = key if key.startswith("general.") else f"{arch}.{key}"
+        key = key if key.startswith(("general.", "tokenizer.")) else f"{arch}.{key}"
         match value:
             case bool():
                 writer.add_bool(key, value)

@@ -26,7 +26,9 @@ KEYS = ["--api-key", KEY, "--api-key", VICTIM_KEY, "--metrics-key", "of-the-scra
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(["--deterministic", *KEYS], tmp_path_factory.mktemp("hostile")) as running:
+    with ServerProcess(
+        ["cohort-tiny", "--deterministic", *KEYS], tmp_path_factory.mktemp("hostile")
+    ) as running:
         yield running
 
 

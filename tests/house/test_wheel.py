@@ -136,7 +136,7 @@ def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
     skip = shutil.ignore_patterns("__pycache__", "build", "prebuilt")
     for name in (*ROOMS, "cohort_server", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=skip)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     environment = {**_environment(), "PATH": str(tmp_path)}
@@ -186,7 +186,7 @@ def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_pa
     script = folder / "script.py"
     script.write_text(
         "from cohort_server import LLM, SamplingParams\n"
-        "[result] = LLM().generate('a', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "[result] = LLM('cohort-tiny').generate('a', SamplingParams(max_tokens=3, ignore_eos=True))\n"
         "print(len(result.outputs[0].token_ids))"
     )
     foreign = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -231,7 +231,7 @@ def _server(cohort: Path, folder: Path, environment: Mapping[str, str]) -> Itera
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [str(cohort), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(cohort), "serve", "cohort-tiny", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=folder, env={**_environment(), **environment}, stdout=output, stderr=output

@@ -105,7 +105,7 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The embedded model."""
-    with ServerProcess([], tmp_path_factory.mktemp("server")) as server:
+    with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

@@ -4,9 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from server.model_files import default_model
 from tests.server.fakes import House
 from tests.server.http.raw_http import serving
 from tests.server.test_lifecycle import Running
+
+
+@pytest.fixture(autouse=True)
+def _no_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model may or may not have been fetched on this machine."""
+    monkeypatch.setattr(default_model, "find", lambda: None)
 
 
 @pytest.fixture

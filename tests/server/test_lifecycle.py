@@ -222,7 +222,9 @@ def test_banner_of_a_model_that_makes_embeddings_only() -> None:
     )
     assert "serves    embeddings only: the checkpoint has no lm_head" in text
     curl = text.splitlines()[-1]
-    assert "http://x/v1/embeddings" in curl and '{"model": "e", "input": "Count from 3 to 9."}' in curl
+    assert (
+        "http://x/v1/embeddings" in curl and '{"model": "e", "input": "What is the capital of Peru?"}' in curl
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ METRICS_KEY = "key-of-the-scraper"
 KV_BYTES = 64 * 16 * BYTES_PER_TOKEN
 """64 blocks of cohort-tiny: the sequences of the mix want several times as many, and are preempted."""
 ARGS = [
+    "cohort-tiny",
     "--deterministic", "--max-model-len", "512", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES),
     "--max-queued-seqs", "48",
 ]  # fmt: skip

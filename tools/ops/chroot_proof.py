@@ -25,7 +25,7 @@ TARGET = "cpu"
 _READY_WITHIN = 120.0
 _CHAT = """
 import json, urllib.request
-body = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
+body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
 request = urllib.request.Request(
     "http://127.0.0.1:8000/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
 )
@@ -59,7 +59,7 @@ def prove(container: Container, image: Image) -> None:
     ready = container.execute(["python", "-c", _FETCH, "http://127.0.0.1:8000/ready"])
     check("/ready answers", ready.stdout.strip() == '{"status":"ready"}', ready)
     answer = container.execute(["python", "-c", _CHAT])
-    check("a chat is answered", answer.stdout.strip() == "3, 4, 5, 6, 7, 8, 9", answer)
+    check("the default model answers a chat", "Paris" in answer.stdout, answer)
     privileges(container, image)
     file_system(container, image)
     code = container.stop()

@@ -22,12 +22,15 @@ Merges = list[str] | list[tuple[str, str]]
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that it has an inverse modulo 2**64."""
 _FILTER_BITS = 22
+_SLIPS = 16
+"""Merges without effect that are taken for slips, however few merges there are."""
 
 
 def listed_merges(metadata: Metadata, ids: Mapping[str, int]) -> Merges | None:
     """The merges of the file, first the one that is done first; None if it lists none.
 
-    Raises ConfigError for an entry that is not a pair, or that names or makes something that is not a token.
+    A pair that names or makes something that is not a token is left out, as it is without effect in llama.cpp. Raises
+    ConfigError for an entry that is not a pair, and for more pairs without effect than a slip leaves behind.
     """
     lines = metadata.texts(MERGES, MAX_MERGES)
     if lines is None:
@@ -41,18 +44,24 @@ def listed_merges(metadata: Metadata, ids: Mapping[str, int]) -> Merges | None:
         wholes = map(add, parts[::2], parts[1::2])
         if all(parts) and all(map(ids.__contains__, parts)) and all(map(ids.__contains__, wholes)):
             return lines
-    return [_pair(i, line, ids) for i, line in enumerate(lines)]
+    pairs = [_pair(i, line) for i, line in enumerate(lines)]
+    without = [i for i, (a, b) in enumerate(pairs) if a not in ids or b not in ids or a + b not in ids]
+    if len(without) > max(_SLIPS, len(pairs) // 100):
+        at = without[0]
+        missing = next(text for text in (*pairs[at], "".join(pairs[at])) if text not in ids)
+        raise ConfigError(
+            f"{MERGES}: {len(without)} of {len(pairs)} are without effect: of [{at}] {ascii(missing)[:60]} is not in {TOKENS}"
+        )
+    left_out = set(without)
+    return [pair for i, pair in enumerate(pairs) if i not in left_out]
 
 
-def _pair(at: int, line: str, ids: Mapping[str, int]) -> tuple[str, str]:
-    """The two tokens of a line, of which the first may begin with a space. Raises ConfigError as `listed_merges` does."""
+def _pair(at: int, line: str) -> tuple[str, str]:
+    """The two parts of a line, of which the first may begin with a space. Raises ConfigError as `listed_merges` does."""
     cut = line.find(" ", 1)
     left, right = line[:cut], line[cut + 1 :]
     if cut < 0 or not right:
         raise ConfigError(f"{MERGES}[{at}]: two tokens with a space between them are expected")
-    for text in (left, right, left + right):
-        if text not in ids:
-            raise ConfigError(f"{MERGES}[{at}]: {ascii(text)[:60]} is not in {TOKENS}")
     return left, right
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
+from executors.llm.checkpoint.quantized_tensors import QuantizedTensors, quantized_tensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import parse_config, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
+from executors.llm.model.quantization import IntScheme, parse_quantization
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -23,7 +25,8 @@ class Checkpoint:
     """The tensors of a checkpoint directory by name, over all its files. Raises ConfigError.
 
     Those of a GGUF file have the usual names of its family, and each has to be used (`exact`): llama.cpp computes with every one.
-    `source` is the file that says what tensors there should be.
+    Weights that are quantized to whole numbers have their usual names and shapes, and the tensors that they are made of have
+    none. `source` is the file that says what tensors there should be.
 
     An index may name files and tensors that do not exist. This class does not know whether the model needs them.
     """
@@ -57,6 +60,27 @@ class Checkpoint:
                 continue
             if name not in self._of:
                 self.absent[name] = why
+        scheme = _int_scheme(directory)
+        if scheme is not None:
+            self._find_quantized(scheme)
+
+    def _find_quantized(self, scheme: IntScheme) -> None:
+        """Put weights in the place of the tensors that they are made of."""
+        plain = {name: file for name, file in self.files.items() if isinstance(file, SafetensorsFile)}
+        listed = dict(self._of)
+
+        def file_of(name: str) -> SafetensorsFile | None:
+            if name in self.absent:
+                raise ConfigError(self.absent[name])
+            file = listed.get(name)
+            return file if isinstance(file, SafetensorsFile) else None
+
+        found, parts = quantized_tensors(scheme, plain, file_of)
+        for name in parts:
+            del self._of[name]
+        for file in found:
+            self.files[f"{file.path.name} in whole numbers"] = file
+            self._of.update(dict.fromkeys(file.names(), file))
 
     def _open_gguf(self, directory: Path) -> None:
         gguf = read_source(directory)
@@ -86,10 +110,36 @@ class Checkpoint:
         """Return the file that holds a tensor."""
         return self._of[name]
 
+    def has_no_effect(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros beside a quantized weight, which some savers write for layers that have none."""
+        stem, _, part = name.rpartition(".")
+        file, beside = self._of.get(name), self._of.get(f"{stem}.weight")
+        if (
+            part != "bias"
+            or not isinstance(file, SafetensorsFile)
+            or not isinstance(beside, QuantizedTensors)
+        ):
+            return False
+        return file.float_dtype(name) is not None and not bool(file.view(name).any())
+
     def close(self) -> None:
         """Unmap everything."""
         for file in self.files.values():
             file.close()
+
+
+def _int_scheme(directory: Path) -> IntScheme | None:
+    """Return how config.json says that weights are quantized, None if they are not, or not to whole numbers."""
+    path = directory / "config.json"
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    inner = values.get("text_config")
+    value = values.get("quantization_config")
+    if value is None and isinstance(inner, dict):
+        value = inner.get("quantization_config")
+    scheme = parse_quantization(value, str(path))
+    return scheme if isinstance(scheme, IntScheme) else None
 
 
 def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:

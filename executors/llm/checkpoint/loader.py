@@ -25,7 +25,7 @@ from executors.llm.checkpoint.weights import (
     fp8_names,
     load_weights,
     settle_head,
-    stored_kinds,
+    stored_formats,
 )
 from executors.llm.fused import cpu_forward
 from executors.llm.gpu import fp8_support
@@ -35,8 +35,8 @@ from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.gguf_source import config_path
-from executors.llm.model.linear import kernels_support
+from executors.llm.model.gguf_source import config_path, is_gguf, read_source
+from executors.llm.model.linear import StoredFormat, kernels_support
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,7 +62,6 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         use_kernels(kernels)
     if kernels is None:
         refuse_without_kernels(config, dtype, device, missing)
-    int8 = config.optimization.quantization == "int8"
     plan, widened = fp8_plan(config, decoder_config, device, directory)
     kept = kept_formats(config, decoder_config, kernels, directory)
     try:
@@ -71,7 +70,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             dtype,
             device,
             kernels,
-            int8,
+            whole_numbers(config),
             plan,
             None if plan is None else partial(hold, plan=plan),
             kept,
@@ -101,7 +100,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         info,
         num_bytes,
         activation_bytes(decoder, kernels),
-        _notes(_how_fast(decoder, kernels, missing), widened, decoder),
+        _notes(_how_fast(decoder, kernels, missing), widened or _widened(decoder, missing), decoder),
         warnings,
     )
 
@@ -110,11 +109,11 @@ def refuse_without_kernels(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
 ) -> None:
     """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
-    int8 = config.optimization.quantization == "int8"
-    if config.optimization.deterministic or int8:
-        asked = "quantization int8" if int8 else "deterministic"
+    wanted = whole_numbers(config)
+    if config.optimization.deterministic or wanted:
+        asked = f"quantization {wanted}" if wanted else "deterministic"
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
-        if int8 and device.type == "cuda":
+        if wanted and device.type == "cuda":
             cure = "; take --quantization fp8"
         raise ConfigError(f"{asked}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
 
@@ -140,14 +139,20 @@ def fp8_plan(
     return fp8.Fp8Plan(blocks, stored, fp8_support.has_triton(device, config.attention.backend)), None
 
 
+def whole_numbers(config: ExecutorConfig) -> str | None:
+    """Return the format of whole numbers that `quantization` asks for: int8, int4 or None."""
+    asked = config.optimization.quantization
+    return asked if asked in ("int8", "int4") else None
+
+
 def kept_formats(
     config: ExecutorConfig, decoder: DecoderConfig, kernels: CpuKernels | None, directory: Path
-) -> dict[str, str]:
+) -> dict[str, StoredFormat]:
     """Return the formats that the decoder keeps of what the files hold quantized, by usual names of tensors; none if a setting
     asks for another, or if there are no kernels for them."""
     if kernels is None or config.load_format == "dummy" or config.optimization.quantization is not None:
         return {}
-    return stored_kinds(directory, decoder.family)
+    return stored_formats(directory, decoder.family)
 
 
 def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
@@ -218,11 +223,22 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
     return f"linear layers: torch{packed}, slower than Cohort's CPU kernels: {missing}"
 
 
+def _widened(decoder: Decoder, missing: str) -> str | None:
+    """Return a note if linear layers that the checkpoint has in whole numbers hold wider ones; `missing`: why there are no
+    kernels."""
+    scheme = decoder.config.integers
+    if scheme is None or decoder.quantization or decoder.fp8 is not None:
+        return None
+    if not decoder.keeps_stored:
+        return f"the checkpoint's {scheme.label} weights were widened: {missing or 'their groups are not supported'}"
+    return None
+
+
 def weights_format(decoder: Decoder) -> str | None:
-    """Return the format of quantized weights: int8, fp8, or that of a file, by which most of its weights are held; None for
+    """Return the format of quantized weights: int8, int4, fp8, or that of a file, by which most of its weights are held; None for
     weights of a plain dtype."""
-    if decoder.int8:
-        return "int8"
+    if decoder.quantization:
+        return decoder.quantization
     if decoder.fp8:
         return "fp8"
     held: Counter[str] = Counter()
@@ -258,8 +274,11 @@ def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Pa
 
 
 def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
-    """Return the dtype that weights are stored in. Raises ConfigError for one that is not supported."""
+    """Return the dtype that weights are stored in, and activations. Raises ConfigError for one that is not supported."""
     name = decoder.dtype if config.dtype == "auto" else config.dtype
+    if config.dtype == "auto" and name == "float16" and decoder.integers is not None:
+        # Most checkpoints in whole numbers name float16, which the CPU kernels do not compute in.
+        name = "bfloat16" if resolve_device(config.device).type == "cpu" else name
     if name is None:
         return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
     if name not in _DTYPES:
@@ -267,7 +286,7 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     return _DTYPES[name]
 
 
-def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, str]) -> None:
+def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, StoredFormat]) -> None:
     if decoder.device.type != "cpu":
         return
     available = memory_limit().available
@@ -277,8 +296,12 @@ def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, str
     if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model), kept):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
+        directory = Path(config.model)
+        gguf = is_gguf(directory) and config.load_format != "dummy"
+        narrower = "a file of a smaller quantization" if gguf else "--quantization int8"
         raise ConfigError(
-            f"{config.model}: the weights need {needed:,} bytes of memory, {available:,} are available"
+            f"{read_source(directory).path if gguf else directory}: the weights need {needed / 2**30:.1f} GiB of memory, "
+            f"{available / 2**30:.1f} GiB are free: take {narrower} or a smaller model"
         )
 
 
@@ -293,7 +316,7 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         # queries, attention's result and inner.
         widest = max(config.hidden_size, config.q_size, inner)
         kept = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
-        kind = kept or ("int8" if decoder.int8 else DTYPE_NAMES[decoder.dtype])
+        kind = kept or decoder.quantization or DTYPE_NAMES[decoder.dtype]
         operand = operand_bytes(kernels, widest, kind)
         names = config.family.names
         residuals = (

@@ -26,6 +26,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
            "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+             "BOOL": torch.bool}  # fmt: skip
 _MAX_HEADER = 100_000_000
 
 
@@ -80,6 +82,22 @@ class SafetensorsFile(TensorFile):
         """Whether the tensor is e4m3."""
         return self._entries[name].dtype == "F8_E4M3"
 
+    def type_name(self, name: str) -> str:
+        """Name of a tensor's dtype in the file's header, such as I32."""
+        return self._entries[name].dtype
+
+    def view(self, name: str) -> torch.Tensor:
+        """Return a tensor of a plain float or integer dtype as a view of the file, valid until it is closed; `release` gives
+        its pages back."""
+        entry = self._entries[name]
+        dtype = _INTEGERS.get(entry.dtype)
+        return self._view(name) if dtype is None else self._view_as(entry, dtype)
+
+    def release(self, name: str) -> None:
+        """Give the pages of a tensor back."""
+        entry = self._entries[name]
+        self._give_back(self._data + entry.begin, self._data + entry.end)
+
     def num_bytes(self, name: str) -> int:
         """Bytes of the tensor's data in the file."""
         return self._entries[name].end - self._entries[name].begin
@@ -130,7 +148,9 @@ class SafetensorsFile(TensorFile):
         return self._view(name)
 
     def _view(self, name: str) -> torch.Tensor:
-        entry, dtype = self._entries[name], self.dtype(name)
+        return self._view_as(self._entries[name], self.dtype(name))
+
+    def _view_as(self, entry: _Entry, dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(entry.shape)
         if not count:
             return torch.empty(entry.shape, dtype=dtype)

@@ -104,6 +104,10 @@ class TensorFile(ABC):
         piece is valid until the next is asked for."""
         raise NotImplementedError
 
+    def stored_order(self, name: str) -> torch.Tensor | None:
+        """Return which column of the matrix each column of `raw_rows` is, int64 [columns]; None if they are in order."""
+        return None
+
     def mapped_rows(self, name: str) -> torch.Tensor | None:
         """Return all of `raw_rows` as a view of the file, which stays open for it; None if the file has another order."""
         return None

@@ -22,6 +22,7 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
 from executors.llm.model.fp8 import widened
 from executors.llm.model.gguf_source import is_gguf
+from executors.llm.model.linear import StoredFormat
 from executors.llm.model.names import WrittenNames
 from executors.llm.model.parameters import Place
 
@@ -55,19 +56,25 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
         checkpoint.close()
 
 
-def stored_kinds(directory: Path, family: Family) -> dict[str, str]:
+def stored_formats(directory: Path, family: Family) -> dict[str, StoredFormat]:
     """Return the formats of the matrices that the files hold quantized, by their usual names. Raises ConfigError."""
+    if not is_gguf(directory):  # whose files need not be here for `cohort info`
+        return {}
     checkpoint = Checkpoint(directory)
     try:
         present = checkpoint.names()
         names = WrittenNames(family, present)
-        found = {names.usual(name): checkpoint.file_of(name).stored_kind(name) for name in present}
-        return {name: kind for name, kind in found.items() if kind is not None}
+        found = {}
+        for name in present:
+            file = checkpoint.file_of(name)
+            if (kind := file.stored_kind(name)) is not None:
+                found[names.usual(name)] = StoredFormat(kind, file.stored_order(name))
+        return found
     finally:
         checkpoint.close()
 
 
-def embedding_stays(directory: Path, kept: Mapping[str, str]) -> bool:
+def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
     """Return whether the embedding may stay in its file, where the kernels do not need it: if the file has it in plain numbers
     or in one of the formats that are `kept`, by usual names. Raises ConfigError."""
     if not is_gguf(directory):
@@ -257,11 +264,12 @@ def _left_out(
 
 
 def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
-    """Return the tensors that are neither known nor parts of a nested checkpoint's other models."""
+    """Return the tensors that are neither known nor without effect nor parts of a nested checkpoint's other models."""
     return sorted(
         name
         for name in checkpoint.listed() - known
-        if not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
+        if not checkpoint.has_no_effect(name)
+        and not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
     )
 
 

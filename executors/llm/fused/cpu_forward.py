@@ -102,7 +102,7 @@ def why_not(decoder: Decoder) -> str | None:
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "KV in fp8": decoder.kv_dtype is not None,
-        "layers of which the file holds some quantized and some not": _mixed(decoder),
+        "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
         "gate and up projections in different formats": any(
             isinstance(linear.packed, MergedWeight)
             for layer in decoder.layers
@@ -115,7 +115,7 @@ def why_not(decoder: Decoder) -> str | None:
 
 def _mixed(decoder: Decoder) -> bool:
     linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
-    return len({bool(linear.stored) for linear in linears}) > 1
+    return len({linear.blocks for linear in linears}) > 1
 
 
 class CpuForward:

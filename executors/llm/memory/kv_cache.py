@@ -221,8 +221,8 @@ def _claims_too_much(claims: Sequence[Claim], free: int, kv_bytes: int) -> str:
 def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int, fitting_tokens: int) -> str:
     source = "kv_cache_memory_bytes" if explicit is not None else "free memory allows for KV"
     return (
-        f"max_model_len {max_len}: one sequence needs {needed:,} bytes of KV, {source} {allowed:,} bytes, "
-        f"enough for {fitting_tokens} tokens; set a smaller max_model_len or more kv_cache_memory_bytes"
+        f"max_model_len {max_len}: one sequence needs {needed:,} bytes of KV, {source} {allowed:,} bytes, enough for "
+        f"{fitting_tokens} tokens; take --max-model-len {max(fitting_tokens, 1)} or less, or more --kv-cache-memory-bytes"
     )
 
 

@@ -14,13 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 import torch.nn.functional as F
 
-from executors.kernels.cpu import ACTIVATIONS, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
+from executors.kernels.cpu import ACTIVATIONS, BLOCK, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
 from executors.llm.model import parameters as naming
 from executors.llm.model.api import Attend, ForwardInput, FusedForward, KvSpec
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.layer import Layer
-from executors.llm.model.linear import KIND_NAMES, Linear, Packing, can_pack_onednn, padded_rows
+from executors.llm.model.linear import (
+    KIND_NAMES,
+    Linear,
+    Packing,
+    StoredFormat,
+    StoredParts,
+    can_pack_onednn,
+    padded_rows,
+)
 from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
 
@@ -30,32 +38,32 @@ class Decoder:
 
     The memory of the parameters is untouched until they are loaded. Call `finish` and `prepare` before the first forward.
 
-    With `kernels`, linear layers are packed for the kernels while they are loaded, in int8 if requested, and the embedding
-    may stay in its file (`embed_mapped`, any float dtype), because it is only looked up by rows. `each_layer(decoder, index,
-    layer)` is called as soon as a layer exists and may change how its linear layers store weights: `checkpoint/fp8_layers.py`
-    does so according to the plan `fp8`.
+    With `kernels`, linear layers are packed for the kernels while they are loaded, in int8 or int4 if `quantization` says so (see
+    `packing`), and the embedding may stay in its file (`embed_mapped`, any float dtype), because it is only looked up by rows.
+    `each_layer(decoder, index, layer)` is called as soon as a layer exists and may change how its linear layers store weights:
+    `checkpoint/fp8_layers.py` does so according to the plan `fp8`.
 
-    `stored` maps checkpoint names to the formats in which the file holds them quantized (`STORED_KINDS`). With `kernels` and
-    without `int8`, the linear layers keep these formats, and so does the embedding (`stored_embed`), which stays in its file.
+    `stored` maps checkpoint names to the formats in which the file holds them quantized. With `kernels` and without
+    `quantization`, the linear layers keep these formats, and so does the embedding (`stored_embed`), which stays in its file.
     """
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
-        int8: bool = False, fp8: Fp8Plan | None = None,
+        quantization: str | None = None, fp8: Fp8Plan | None = None,
         each_layer: Callable[[Decoder, int, Layer], None] | None = None,
-        stored: Mapping[str, str] | None = None,
+        stored: Mapping[str, StoredFormat] | None = None,
     ) -> None:  # fmt: skip
         assert fp8 is None or each_layer is not None, "a plan needs its callback"
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.int8 = int8
+        self.quantization = quantization
         self.fp8 = fp8
         self.kv_dtype: torch.dtype | None = None
         self.kv_scales: tuple[tuple[float, float], ...] = ()
         self.embed_mapped = False
         self.stored_embed: StoredRows | None = None
-        self.keeps_stored = kernels is not None and not int8 and bool(stored)
+        self.keeps_stored = kernels is not None and quantization is None and bool(stored)
         """Whether weights that a file holds quantized keep their format."""
         self.kernels = kernels
         self._fused: FusedForward | None = None
@@ -81,36 +89,46 @@ class Decoder:
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
         if kernels is not None:
-            self._reserve(kernels, int8, stored if stored and self.keeps_stored else {})
+            self._reserve(kernels, stored if stored and self.keeps_stored else {})
 
-    def _reserve(self, kernels: CpuKernels, int8: bool, stored: Mapping[str, str]) -> None:
+    def _reserve(self, kernels: CpuKernels, stored: Mapping[str, StoredFormat]) -> None:
         kept = self.kept_parts(stored)
-        for linear, how in self.packing(int8):
+        for linear, how in self.packing(self.quantization):
             if parts := kept.get(id(linear)):
                 linear.reserve_stored(kernels, parts, how.gated)
             else:
                 linear.reserve(kernels, how.kind, how.gated)
 
-    def kept_parts(self, stored: Mapping[str, str]) -> dict[int, list[tuple[int, str]]]:
-        """Map the id of each linear layer that can keep the formats of its file to the (rows, format) of its parts; `stored`:
-        formats by checkpoint names."""
-        if not stored:
-            return {}
-        found = {
-            linear: [(rows, stored.get(name, "")) for name, rows in parts]
-            for linear, parts in naming.linear_parts(self).items()
-        }
-        return {key: parts for key, parts in found.items() if all(kind in STORED_KINDS for _, kind in parts)}
+    def kept_parts(self, stored: Mapping[str, StoredFormat]) -> dict[int, StoredParts]:
+        """Map the id of each linear layer that can keep the formats of its file to its parts; `stored`: formats by checkpoint
+        names. Parts whose columns are in different orders cannot be multiplied together."""
+        found = {}
+        for linear, parts in naming.linear_parts(self).items() if stored else ():
+            formats = [stored.get(name) for name, _ in parts]
+            kinds = [one.kind for one in formats if one is not None and one.kind in STORED_KINDS]
+            orders = [one.order for one in formats if one is not None]
+            if len(kinds) < len(parts) or not _same(orders):
+                continue
+            rows = (count for _, count in parts)
+            found[linear] = StoredParts(tuple(zip(rows, kinds, strict=True)), orders[0])
+        return found
 
-    def packing(self, int8: bool) -> Iterator[tuple[Linear, Packing]]:
-        """Yield each linear layer with its layout for the kernels."""
+    def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
+        """Yield each linear layer with its layout for the kernels. int4: layers whose columns are no multiple of 32, and the
+        head, are int8."""
         plain = KIND_NAMES[self.dtype]
-        kind, fused = "int8" if int8 else plain, self.config.activation in ACTIVATIONS
+        kind = quantization if quantization in ("int8", "int4") else plain
+        fused = self.config.activation in ACTIVATIONS
         for layer in self.layers:
-            yield layer.qkv, Packing(kind)
-            yield layer.o, Packing(kind)
-            yield from layer.mlp.packing(kind, plain, fused)
-        yield self.lm_head, Packing(kind)
+            for linear, how in (
+                (layer.qkv, Packing(kind)),
+                (layer.o, Packing(kind)),
+                *layer.mlp.packing(kind, plain, fused),
+            ):
+                assert linear.weight is not None
+                odd = how.kind == "int4" and linear.weight.shape[1] % BLOCK
+                yield linear, Packing("int8", how.gated) if odd else how
+        yield self.lm_head, Packing(plain if kind == plain else "int8")
 
     def be_steady(self) -> None:
         """Make a token's hidden state independent of the rest of its step, bit for bit; used for `--deterministic`. Linear
@@ -300,6 +318,14 @@ class Decoder:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return held + sum(linear.num_bytes for linear in self.linears())
+
+
+def _same(orders: list[torch.Tensor | None]) -> bool:
+    first, *others = orders
+    return all(
+        first is other or (first is not None and other is not None and torch.equal(first, other))
+        for other in others
+    )
 
 
 def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:

@@ -6,13 +6,19 @@ passes the rows on as it reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from executors.kernels.cpu import ACTIVATIONS, DTYPES, CpuKernels, MergedWeight, PackedWeight
+from executors.kernels.cpu import (
+    ACTIVATIONS,
+    DTYPES,
+    FIRST_STORED,
+    CpuKernels,
+    MergedWeight,
+    PackedWeight,
+)
 from executors.llm.model.fp8 import Fp8Weight
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -25,6 +31,35 @@ class Packing:
 
     kind: str
     gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """How a file holds the rows of a matrix: `kind` of STORED_KINDS, or another format that cannot be kept. `order`: which column
+    of the matrix each of the stored ones is, int64 [columns]; None if they are in order."""
+
+    kind: str
+    order: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    """The parts of a linear layer that keeps the format of its file: (rows, kind of STORED_KINDS) from the first row on, and the
+    order of the columns of all, see `StoredFormat`."""
+
+    parts: tuple[tuple[int, str], ...]
+    order: torch.Tensor | None = None
+
+    @property
+    def joined(self) -> list[tuple[int, str]]:
+        """The parts, with neighbours of one format as one."""
+        joined: list[tuple[int, str]] = []
+        for rows, kind in self.parts:
+            if joined and joined[-1][1] == kind:
+                joined[-1] = joined[-1][0] + rows, kind
+            else:
+                joined.append((rows, kind))
+        return joined
 
 
 def padded_rows(rows: int) -> int:
@@ -87,15 +122,16 @@ class Linear:
         untouched."""
         self.packed = PackedWeight(kernels, *self._give_up(), kind, gated)
 
-    def reserve_stored(self, kernels: CpuKernels, parts: Sequence[tuple[int, str]], gated: bool) -> None:
-        """Pack the layer while it is loaded, without widening what the file holds quantized. `parts` are its (rows, format of
-        STORED_KINDS) from the first row on; neighbours of one format are one part."""
-        joined = joined_parts(parts)
+    def reserve_stored(self, kernels: CpuKernels, stored: StoredParts, gated: bool) -> None:
+        """Pack the layer while it is loaded, without widening what the file holds quantized."""
+        joined = stored.joined
         _, columns = self._give_up()
         packed = [
             PackedWeight(kernels, rows, columns, kind, gated and len(joined) == 1) for rows, kind in joined
         ]
         self.packed = packed[0] if len(packed) == 1 else MergedWeight(packed)
+        if stored.order is not None:
+            self.packed.set_order(stored.order)
         self.stored = tuple(kind for _, kind in joined)
 
     def hold(self, weight: Fp8Weight) -> None:
@@ -109,6 +145,11 @@ class Linear:
         rows, columns = self.weight.shape
         self.weight = torch.empty(rows, columns, dtype=self.weight.dtype, device="meta")
         return rows, columns
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the packed weight is of blocks as files have them, which other products multiply than other weights."""
+        return self.packed is not None and self.packed.struct.kind >= FIRST_STORED
 
     @property
     def plain(self) -> bool:
@@ -152,17 +193,6 @@ class Linear:
             return self.fp8.num_bytes
         held = self._onednn if self.weight is None else self.weight
         return 0 if held is None else held.numel() * held.element_size()
-
-
-def joined_parts(parts: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the (rows, format) of a layer's parts with neighbours of one format as one part."""
-    joined: list[tuple[int, str]] = []
-    for rows, kind in parts:
-        if joined and joined[-1][1] == kind:
-            joined[-1] = joined[-1][0] + rows, kind
-        else:
-            joined.append((rows, kind))
-    return joined
 
 
 def kernels_support(dtype: torch.dtype) -> bool:

@@ -14,6 +14,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
+from executors.llm.model.gguf_source import is_gguf
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, version
+from executors.llm.tools.wide_copy import write_wide_copy
 from executors.testing.driver import Driver, Feed
 
 CHUNK = 7
@@ -76,8 +79,20 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """`job`: `model` and `reference` (directories), `dtype`, `device`, `tolerance` (None: see the module), `tokens` to generate,
     `num_threads` (None: all), `has_tokenizer`, `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
 
-    Raises ConfigError when either side cannot load the checkpoint.
+    A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
+    checkpoint.
     """
+    with TemporaryDirectory(prefix="cohort-verify-") as scratch:
+        wide = dict(job)
+        for number, name in enumerate(dict.fromkeys((job["model"], job["reference"]))):
+            if is_gguf(Path(name)):
+                stage("dequantizing")
+                write_wide_copy(Path(name), copy := Path(scratch, str(number)))
+                wide |= {side: str(copy) for side in ("model", "reference") if job[side] == name}
+        return _compare(wide, stage)
+
+
+def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     directory = Path(job["reference"])
     _check_head(directory)
     stage("transformers")

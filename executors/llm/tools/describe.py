@@ -34,7 +34,7 @@ from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.linear import can_pack_onednn, joined_parts
+from executors.llm.model.linear import can_pack_onednn
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
@@ -59,7 +59,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     shape = read_config(directory)
     device = loader.resolve_device(config.device)
     stored, shape = checkpoint_facts(directory, shape)
-    sketch = sketch_model(config, shape, device, stored["dtype"])
+    sketch = sketch_model(config, shape, device, stored["dtype"], stored["problem"] is None)
     spec = sketch.model.kv_spec
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
     dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
@@ -77,7 +77,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "device": str(device),
         "weight_bytes": sketch.info.num_parameters * spec.dtype.itemsize,
         "loaded_bytes": sketch.parameter_bytes,
-        "quantization": "int8" if config.optimization.quantization == "int8" else sketch.info.quantization,
+        "quantization": loader.whole_numbers(config) or sketch.info.quantization,
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "heads": shape.num_heads,
@@ -94,9 +94,9 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
 
 
 def sketch_model(
-    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None
+    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None, here: bool
 ) -> LoadedModel:
-    """Return what `load_model` would return, with a model that only has a KV shape."""
+    """Return what `load_model` would return, with a model that only has a KV shape. `here`: whether all weights are."""
     directory = Path(config.model)
     if config.dtype == "auto" and shape.dtype is None and not stored_dtype:
         config = replace(config, dtype="float32")
@@ -116,38 +116,39 @@ def sketch_model(
     kernels, missing = loader.choose_kernels(config, dtype, device)
     if kernels is None:
         loader.refuse_without_kernels(config, dtype, device, missing)
-    num_bytes = _bytes_when_loaded(config, decoder, device, kernels)
+    num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=replace(decoder.kv_spec, device=device))
     return LoadedModel(model, info, num_bytes, loader.activation_bytes(decoder, kernels))
 
 
 def _bytes_when_loaded(
-    config: ExecutorConfig, decoder: Decoder, device: torch.device, kernels: CpuKernels | None
+    config: ExecutorConfig, decoder: Decoder, device: torch.device, kernels: CpuKernels | None, here: bool
 ) -> int:
-    """Return the bytes that the weights of an unpacked `decoder` will take on `device`, packed as they would be there."""
+    """Return the bytes that the weights of an unpacked `decoder` will take on `device`, packed as they would be there. `here`:
+    whether the files are, so that they can say what they hold quantized."""
     held, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
     tied, dummy = decoder.config.tied, config.load_format == "dummy"
     if kernels is None:
         return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
-    kept = loader.kept_formats(config, decoder.config, kernels, Path(config.model))
+    kept = loader.kept_formats(config, decoder.config, kernels, Path(config.model)) if here else {}
     parts_of = decoder.kept_parts(kept)
-    for linear, how in decoder.packing(config.optimization.quantization == "int8"):
+    for linear, how in decoder.packing(loader.whole_numbers(config)):
         assert linear.weight is not None
         rows, columns = linear.weight.shape
-        parts = joined_parts(parts_of.get(id(linear), [(rows, how.kind)]))
+        parts = parts_of[id(linear)].joined if id(linear) in parts_of else [(rows, how.kind)]
         gated = how.gated and len(parts) == 1
         held += sum(packed_bytes(kernels, rows, columns, kind, gated) for rows, kind in parts)
         held -= linear.num_bytes
     # A checkpoint's embedding stays in the file. The head's own, where they are tied, was counted as the head's weight.
-    stays = not dummy and embedding_stays(Path(config.model), kept)
+    stays = not dummy and (not here or embedding_stays(Path(config.model), kept))
     return held + (embed if tied and not stays else 0) - (0 if tied or not stays else embed)
 
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
     """Return facts from the headers of the weight files, or from the index alone if only the index was downloaded, and
     `shape` with the head that the checkpoint has."""
-    facts: dict[str, Any] = {"bytes": None, "dtype": None, "files": 0, "problem": None}
+    facts: dict[str, Any] = {"bytes": None, "dtype": None, "formats": {}, "files": 0, "problem": None}
     try:
         checkpoint = Checkpoint(directory)
     except ConfigError as error:
@@ -166,7 +167,11 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
                 dtype = file.stored_as(name)
                 if dtype is not None:  # else a mask or the like
                     by_dtype[dtype] += file.num_bytes(name)
-        facts |= {"bytes": by_dtype.total(), "files": len(checkpoint.files)}
+        facts |= {
+            "bytes": by_dtype.total(),
+            "files": len(checkpoint.files),
+            "formats": dict(by_dtype.most_common()),
+        }
         if by_dtype:
             facts["dtype"] = by_dtype.most_common(1)[0][0]
     except ConfigError as error:

@@ -134,8 +134,15 @@ def _talk(client: ChatClient, system: str | None) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """True for an address with its scheme, and for localhost or an IPv4 address with a port: a model's name has no colon."""
-    return text.startswith(("http://", "https://")) or (":" in text and not Path(text).exists())
+    """True for an address with its scheme, unless it links to a model on the hub, and for HOST:PORT; `llama3.2:1b` is a model."""
+    from server.hub import hub_name
+
+    if hub_name(text) is not None:
+        return False
+    port = text.rpartition(":")[2].partition("/")[0]
+    return text.startswith(("http://", "https://")) or (
+        port.isdigit() and port != text and not Path(text).exists()
+    )
 
 
 @contextlib.contextmanager

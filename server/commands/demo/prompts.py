@@ -1,4 +1,4 @@
-"""What `cohort demo` asks: things that `cohort-tiny` can do and that take it a while, as any other model can."""
+"""What `cohort demo` asks: things that small models can do and that take them a while."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-MAX_TOKENS = 160
-"""Of an answer. The embedded model's stories end by themselves after some 130."""
+MAX_TOKENS = 128
+"""Of an answer."""
 
 _HEROES = "fox cat dog bear owl rabbit dragon mouse horse bird".split()
 _HINTS = (

@@ -26,7 +26,7 @@ _ON_THE_WAY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be shown. `model` None: the embedded one."""
+    """What is to be shown. `model` None: the default one."""
 
     model: str | None = None
     streams: int = 32

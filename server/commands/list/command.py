@@ -11,9 +11,9 @@ from server.commands.common import ToolError, ask, console, fail, print_json, si
 from server.commands.options import AsJson, with_settings
 
 if TYPE_CHECKING:
-    from server.commands.list.folders import Found
+    from collections.abc import Iterator
 
-NOT_SERVED = "GGUF files are not served yet"
+    from server.commands.list.folders import Found
 
 
 @with_settings(("download_dir",))
@@ -28,41 +28,62 @@ def list_models(as_json: AsJson = False, **flags: Any) -> None:
     folders = roots(os.environ, Path.home())
     if flags["download_dir"] is not None:
         folders["Cohort"] = [Path(flags["download_dir"]).expanduser()]
-    rows = _rows([_embedded(), *find(folders)])
+    rows = _rows([*_own(), *find(folders)])
     if as_json:
         print_json(rows)
     else:
         _show(rows)
 
 
-def _embedded() -> Found:
-    from server.bootstrap import EMBEDDED_NAME, embedded_directory
+def _own() -> Iterator[Found]:
+    """The default model if it is here, and the one that is part of this package."""
+    from server.bootstrap import embedded_directory
     from server.commands.list.folders import Found
+    from server.model_files import default_model
+    from server.model_files.candidates import quantization_in
+    from server.model_source import EMBEDDED_NAME
 
+    file = default_model.find()
+    if file is not None:
+        kind = f"GGUF {quantization_in(file.name)}"
+        yield Found(str(file), kind, file.stat().st_size, file, "Cohort")
     directory = embedded_directory()
     weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    return Found(EMBEDDED_NAME, "safetensors bfloat16", weights, directory, "Cohort")
+    yield Found(EMBEDDED_NAME, "safetensors bfloat16", weights, directory, "Cohort")
 
 
 def _rows(models: list[Found]) -> list[dict[str, Any]]:
     """A row per model as plain data: `context` in tokens, or None and `problem`."""
+    from tempfile import TemporaryDirectory
+
+    from executors.contract import ConfigError
     from server.bootstrap import executor_config
+    from server.model_files.prepared import write_source
     from server.settings.load import load
 
     chosen, _ = load({}, {})
-    served = [one for one in models if one.problem is None and not one.is_gguf]
-    try:
-        fits = ask("fits", {"configs": [asdict(executor_config(chosen, one.path)) for one in served]})
-    except ToolError as error:
-        fail(str(error), 1)
-    facts = dict(zip((id(one) for one in served), fits, strict=True))
-    return [_row(one, facts.get(id(one))) for one in models]
-
-
-def _row(one: Found, fit: dict[str, Any] | None) -> dict[str, Any]:
-    problem = one.problem or (NOT_SERVED if one.is_gguf else None)
-    fit = fit or {"context": None, "problem": problem}
-    return {**asdict(one), "path": str(one.path), **fit}
+    fits: dict[int, dict[str, Any]] = {}
+    with TemporaryDirectory(prefix="cohort-list-") as scratch:
+        configs: dict[int, dict[str, Any]] = {}
+        for number, one in enumerate(models):
+            directory = one.path
+            try:
+                if one.problem is None and one.is_gguf:
+                    directory = write_source(one.path, Path(scratch) / str(number))
+            except ConfigError as error:
+                fits[number] = {"context": None, "problem": str(error)}
+            else:
+                if one.problem is None:
+                    configs[number] = asdict(executor_config(chosen, directory))
+        try:
+            fits |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
+        except ToolError as error:
+            fail(str(error), 1)
+    unknown = ({"context": None, "problem": one.problem} for one in models)
+    return [
+        {**asdict(one), "path": str(one.path), **fits.get(number, fit)}
+        for number, (one, fit) in enumerate(zip(models, unknown, strict=True))
+    ]
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
@@ -84,7 +105,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
     screen = console()
     screen.print(table)
     for row in rows:
-        if row["problem"] and row["problem"] != NOT_SERVED:
+        if row["problem"]:
             screen.print(f"{row['name']}: {row['problem']}", style="dim")
-    if any(row["problem"] == NOT_SERVED for row in rows):
-        screen.print(f"{NOT_SERVED}.", style="dim")

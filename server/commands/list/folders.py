@@ -6,27 +6,25 @@
     Ollama         OLLAMA_MODELS, else ~/.ollama/models              manifests/HOST/ORG/NAME/TAG name blobs by digest
     llama.cpp      LLAMA_CACHE, else ~/.cache/llama.cpp              *.gguf
 
-A quantization is taken from a GGUF file's name, where every converter writes it: headers are long and their form is another
-program's business until this server reads such files.
+A quantization is taken from a GGUF file's name, where every converter writes it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from server.model_files import ollama
+from server.model_files.candidates import PART, candidates
+from server.model_files.ollama import listed, store
+
 MAX_JSON_BYTES = 4 << 20
 """Of a config.json or manifest; a larger file is another kind of file."""
 MAX_DEPTH = 4
 """Folders below LM Studio's root that are searched."""
-_QUANTIZATION = re.compile(
-    r"(?<![A-Za-z0-9])(I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4)(?![A-Za-z0-9])", re.IGNORECASE
-)
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _DTYPES = ("torch_dtype", "dtype")
 
 
@@ -58,7 +56,7 @@ def roots(environ: Mapping[str, str], home: Path) -> dict[str, list[Path]]:
         "Hugging Face": [Path(hub)],
         "Cohort": [Path(own)] if own else [],
         "LM Studio": [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"],
-        "Ollama": [Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")],
+        "Ollama": [store(environ, home)],
         "llama.cpp": [Path(environ.get("LLAMA_CACHE") or cache / "llama.cpp")],
     }
 
@@ -77,7 +75,7 @@ def find(folders: Mapping[str, Iterable[Path]]) -> Iterator[Found]:
 
 
 def _hub(root: Path, source: str) -> Iterator[Found]:
-    for folder in _listed(root):
+    for folder in listed(root):
         kind, *parts = folder.name.split("--")
         if kind != "models" or not 1 <= len(parts) <= 2 or not all(parts):
             continue
@@ -85,7 +83,7 @@ def _hub(root: Path, source: str) -> Iterator[Found]:
         if snapshot is None:
             yield Found(name, "?", 0, folder, source, "nothing of it was fetched")
             continue
-        files = [path for path in _listed(snapshot) if path.is_file()]
+        files = [path for path in listed(snapshot) if path.is_file()]
         weights = [path for path in files if path.suffix == ".safetensors"]
         if weights:
             yield _checkpoint(name, snapshot, weights, source)
@@ -102,7 +100,7 @@ def _snapshot(folder: Path) -> Path | None:
             return named
     except (OSError, ValueError):
         pass
-    there = [path for path in _listed(folder / "snapshots") if path.is_dir()]
+    there = [path for path in listed(folder / "snapshots") if path.is_dir()]
     return max(there, key=_changed, default=None)
 
 
@@ -122,79 +120,40 @@ def _checkpoint(name: str, folder: Path, weights: list[Path], source: str) -> Fo
 
 
 def _lm_studio(root: Path, source: str, depth: int = MAX_DEPTH) -> Iterator[Found]:
-    files = [path for path in _listed(root) if path.is_file()]
+    files = [path for path in listed(root) if path.is_file()]
     weights = [path for path in files if path.suffix == ".safetensors"]
     if weights:
         yield _checkpoint(str(root), root, weights, source)
     yield from _gguf(files, source, str)
-    for folder in _listed(root) if depth else ():
+    for folder in listed(root) if depth else ():
         if folder.is_dir() and not folder.is_symlink():
             yield from _lm_studio(folder, source, depth - 1)
 
 
 def _files(root: Path, source: str) -> Iterator[Found]:
-    return _gguf((path for path in _listed(root) if path.is_file()), source, str)
+    return _gguf((path for path in listed(root) if path.is_file()), source, str)
 
 
 def _gguf(files: Iterable[Path], source: str, name: Any) -> Iterator[Found]:
     """A row per model: the first of several parts stands for all of them; files for images are no models."""
-    parts = [path for path in files if path.suffix == ".gguf" and "mmproj" not in path.name.lower()]
-    for path in parts:
-        numbered, size, problem = _PART.search(path.name), _size(path), None
-        if numbered is not None:
-            if int(numbered[1]) != 1:
-                continue
-            stem = path.name[: numbered.start()]
-            own = [
-                other
-                for other in parts
-                if (m := _PART.search(other.name)) and other.name[: m.start()] == stem
-            ]
-            size = sum(map(_size, own))
-            if len(own) != int(numbered[2]):
-                problem = f"{int(numbered[2]) - len(own)} of {int(numbered[2])} parts are missing"
-        found = _QUANTIZATION.findall(path.stem)
-        yield Found(name(path), f"GGUF {found[-1].upper()}" if found else "GGUF", size, path, source, problem)
+    by_name = {path.name: path for path in files if path.suffix == ".gguf"}
+    for one in candidates({name: _size(path) for name, path in by_name.items()}):
+        path, problem = by_name[one.name], None
+        if (part := PART.search(one.name)) is not None and len(one.files) != int(part[2]):
+            problem = f"{int(part[2]) - len(one.files)} of {int(part[2])} parts are missing"
+        kind = f"GGUF {one.quantization}" if one.quantization else "GGUF"
+        yield Found(name(path), kind, one.size, path, source, problem)
 
 
 def _ollama(root: Path, source: str) -> Iterator[Found]:
-    base = root / "manifests"
-    for host in _listed(base):
-        for organisation in _listed(host):
-            for model in _listed(organisation):
-                for tag in _listed(model):
-                    official = (host.name, organisation.name) == ("registry.ollama.ai", "library")
-                    before = "" if official else f"{organisation.name}/"
-                    yield _manifest(root, tag, f"{before}{model.name}:{tag.name}", source)
-
-
-def _manifest(root: Path, path: Path, name: str, source: str) -> Found:
-    manifest = _json(path)
-    layers = manifest.get("layers")
-    model = [
-        layer
-        for layer in (layers if isinstance(layers, list) else ())
-        if isinstance(layer, dict) and layer.get("mediaType") == "application/vnd.ollama.image.model"
-    ]
-    if not model:
-        return Found(name, "?", 0, path, source, "its manifest names no model")
-    blob = _blob(root, model[0])
-    config = manifest.get("config")
-    kind = _json(_blob(root, config)).get("file_type") if isinstance(config, dict) else None
-    size, problem = _size(blob), None if blob.is_file() else "its file is missing"
-    return Found(name, f"GGUF {kind}" if isinstance(kind, str) else "GGUF", size, blob, source, problem)
-
-
-def _blob(root: Path, layer: Mapping[str, Any]) -> Path:
-    return root / "blobs" / re.sub(r"[^A-Za-z0-9-]", "-", str(layer.get("digest", "")))
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder, in order; nothing if it is none or may not be read."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+    for manifest, one in ollama.manifests(root):
+        if one.path is None:
+            yield Found(one.name, "?", 0, manifest, source, "its manifest names no model")
+            continue
+        problem = None if one.path.is_file() else "its file is missing"
+        yield Found(
+            one.name, f"GGUF {one.kind}" if one.kind else "GGUF", _size(one.path), one.path, source, problem
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def verify(
     _require_transformers()
     options = Options(tokens, dtype, device, tolerance, _read_prompts(prompts))
     take_interrupts()
-    _, directory = find_model({"model": model, **flags})
+    _, name, directory = find_model({"model": model, **flags})
     other = directory if reference is None else _directory(reference)
     screen = console(stderr=True)
     try:
@@ -93,7 +93,7 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        view.show(report, model or "cohort-tiny")
+        view.show(report, model or name)
     raise SystemExit(0 if report["equal"] else 1)
 
 

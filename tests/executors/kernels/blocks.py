@@ -1,4 +1,4 @@
-"""Rows of weights quantized as GGUF files hold them, from random bytes, and what they stand for."""
+"""Rows of weights quantized as files hold them, from random bytes, and what they stand for."""
 
 from __future__ import annotations
 
@@ -15,22 +15,62 @@ _HALVES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
+# Groups: columns, bits, bytes of the scale, the zero or None for one of their own.
+GROUPS = {
+    "int4-g64": (64, 4, 2, 8),
+    "int4-g128": (128, 4, 2, 8),
+    "uint4-g32": (32, 4, 2, None),
+    "uint4-g64": (64, 4, 2, None),
+    "uint4-g128": (128, 4, 2, None),
+    "uint4-f32": (32, 4, 4, None),
+    "uint8-f32": (32, 8, 4, None),
+}
 
 
 def block_size(kind: str) -> int:
     """Number of weights in a block."""
+    if kind in GROUPS:
+        return GROUPS[kind][0]
     return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+
+
+def block_bytes(kind: str) -> int:
+    """Bytes of a block."""
+    if kind in GROUPS:
+        columns, bits, scale, zero = GROUPS[kind]
+        return columns * bits // 8 + scale + (2 if zero is None else 0)
+    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1])
+
+
+def plain_bytes(kind: str) -> set[int]:
+    """Which bytes of a block are numbers that may not be just any."""
+    if kind == "MXFP4":
+        return {0}
+    if kind in GROUPS:
+        _, _, scale, zero = GROUPS[kind]
+        return set(range(scale + (2 if zero is None else 0)))
+    return {at + i for at in _HALVES.get(kind, (0,)) for i in (0, 1)}
 
 
 def random_rows(kind: str, rows: int, columns: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """uint8 [rows, bytes of a row]: any codes and any scales of the second level; those of the first are small numbers of both
-    signs, times `scale`."""
+    signs, times `scale`, zeros any whole numbers that a format can have."""
     rng = np.random.default_rng(seed)
-    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    size, num_bytes = block_size(kind), block_bytes(kind)
     raw = rng.integers(0, 256, (rows, columns // size * num_bytes), dtype=np.uint8)
     blocks = raw.reshape(-1, num_bytes)
     if kind == "MXFP4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
+        return raw
+    if kind in GROUPS:
+        _, bits, width, zero = GROUPS[kind]
+        dtype = np.float16 if width == 2 else np.float32
+        numbers = (scale * rng.uniform(-0.01, 0.02, (len(blocks), 1))).astype(dtype)
+        blocks[:, :width] = numbers.view(np.uint8)
+        if zero is None:
+            low, high = (0, 16) if bits == 4 else (-128, 128)
+            zeros = rng.integers(low, high + 1, (len(blocks), 1)).astype(np.float16)
+            blocks[:, width : width + 2] = zeros.view(np.uint8)
         return raw
     for at in _HALVES.get(kind, (0,)):
         number = (scale * rng.uniform(-0.01, 0.02, (len(blocks), 1))).astype(np.float16)
@@ -39,5 +79,19 @@ def random_rows(kind: str, rows: int, columns: int, seed: int = 0, scale: float 
 
 
 def dequantized(kind: str, raw: np.ndarray) -> np.ndarray:
-    """float32 [rows, columns], by the `gguf` package."""
-    return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+    """float32 [rows, columns]: by the `gguf` package, or groups by what they are defined as."""
+    if kind not in GROUPS:
+        return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+    _, bits, width, zero = GROUPS[kind]
+    blocks = raw.reshape(-1, block_bytes(kind))
+    scale = blocks[:, :width].copy().view(np.float16 if width == 2 else np.float32).astype(np.float32)
+    zeros, at = np.full_like(scale, 0 if zero is None else zero), width
+    if zero is None:
+        zeros, at = blocks[:, width : width + 2].copy().view(np.float16).astype(np.float32), width + 2
+    codes = blocks[:, at:]
+    if bits == 8:
+        numbers = codes.view(np.int8).astype(np.float32)
+    else:
+        pairs = codes.reshape(len(blocks), -1, 1, 16)
+        numbers = np.concatenate((pairs & 15, pairs >> 4), 2).reshape(len(blocks), -1).astype(np.float32)
+    return np.asarray(scale * (numbers - zeros), np.float32).reshape(len(raw), -1)

@@ -1,7 +1,9 @@
-"""Weights that are packed as a file has them, against the `gguf` package's own dequantization, on every instruction set here."""
+"""Weights that are packed as a file has them, against the `gguf` package's own dequantization or the definition of groups, on
+every instruction set here."""
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,15 @@ import torch
 from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import (
     ACTIVATIONS,
+    INT4_ROW,
     STORED_KINDS,
     MergedWeight,
     PackedWeight,
     StoredRows,
     cpu_kernels,
+    quantized_rows,
 )
-from tests.executors.kernels.blocks import block_size, dequantized, random_rows
+from tests.executors.kernels.blocks import block_bytes, block_size, dequantized, plain_bytes, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
 every_kind = pytest.mark.parametrize("kind", list(STORED_KINDS))
@@ -85,14 +89,9 @@ def test_extreme_codes(isa: str, kind: str, byte: int) -> None:
     raw = random_rows(kind, 33, columns)
     clean = raw.copy()
     raw[:] = byte
-    size = raw.shape[1] // (columns // block_size(kind))
-    halves, clean_blocks = raw.reshape(-1, size), clean.reshape(-1, size)
-    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(kind, (0,)):
-        halves[:, at : at + 2] = clean_blocks[:, at : at + 2]
-    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-        halves[:, 2:4] = clean_blocks[:, 2:4]
-    if kind == "MXFP4":
-        halves[:, 0] = 120
+    blocks, clean_blocks = (rows.reshape(-1, block_bytes(kind)) for rows in (raw, clean))
+    for at in plain_bytes(kind):
+        blocks[:, at] = clean_blocks[:, at]
     x = torch.cat(
         [torch.full((1, columns), 127.0), torch.full((1, columns), -127.0), whole_numbers(7, columns)]
     )
@@ -133,7 +132,7 @@ def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
 @every_isa
 @every_kind
 def test_a_row_does_not_depend_on_the_others(isa: str, kind: str) -> None:
-    columns = max(96, block_size(kind))
+    columns = max(96, 2 * block_size(kind))
     weight = packed(random_rows(kind, 70, columns), kind, isa)
     x = torch.randn(300, columns, generator=torch.Generator().manual_seed(0))
     before = torch.get_num_threads()
@@ -149,7 +148,14 @@ def test_a_row_does_not_depend_on_the_others(isa: str, kind: str) -> None:
 
 @every_isa
 @pytest.mark.parametrize(
-    "kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q5_0", "Q8_0"), ("Q4_1", "IQ4_NL", "Q5_1")], ids=str
+    "kinds",
+    [
+        ("Q4_K", "Q4_K", "Q6_K"),
+        ("Q5_0", "Q8_0"),
+        ("Q4_1", "IQ4_NL", "Q5_1"),
+        ("uint4-g128", "int4-g64", "uint8-f32"),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("rows", [(64, 32, 32), (9, 3, 3)], ids=str)
 def test_parts_of_several_formats(isa: str, kinds: tuple[str, ...], rows: tuple[int, ...]) -> None:
@@ -181,9 +187,83 @@ def test_memory_is_little_more_than_the_file_takes(kind: str) -> None:
 @every_isa
 @every_kind
 def test_rows_are_dequantized_as_the_format_is_defined(isa: str, kind: str) -> None:
-    """Bit for bit as the `gguf` package does."""
+    """Bit for bit."""
     columns = max(96, 2 * block_size(kind))
     raw = random_rows(kind, 50, columns)
     rows = StoredRows(cpu_kernels(isa), torch.from_numpy(raw), columns, kind)
     at = torch.tensor([49, 0, 7, 7])
     assert torch.equal(rows.look_up(at), torch.from_numpy(dequantized(kind, raw))[at])
+
+
+def random_weights(rows: int, columns: int) -> torch.Tensor:
+    """Normal numbers, with blocks of one number, of zeros, of one outlier, and of large and small numbers."""
+    weights = torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)) * 0.05
+    weights[0, :32], weights[1, :32] = 0.25, 0.0
+    weights[2, 5], weights[3] = 7.0, weights[3] * 1e-4
+    weights[4] = weights[4].abs() + 3.0
+    return weights
+
+
+@every_isa
+@both_dtypes
+def test_int4_is_as_near_as_its_scales_allow(isa: str, dtype: torch.dtype) -> None:
+    """Every code is the nearest, and no block has a larger squared error than by its range alone, which is what `gguf` takes."""
+    weights = random_weights(35, 256).to(dtype)
+    raw = quantized_rows(cpu_kernels(isa), weights)
+    wide, got = weights.float().numpy(), dequantized("Q4_1", raw)
+    blocks = raw.reshape(-1, INT4_ROW)
+    scale, minimum = (blocks[:, at : at + 2].copy().view(np.float16).astype(np.float64) for at in (0, 2))
+    grid = (np.arange(16) * scale + minimum)[:, None, :]
+    nearest = np.abs(grid - wide.reshape(-1, 32, 1)).min(-1)
+    off = np.abs(got - wide).reshape(-1, 32)
+    assert (off <= nearest * (1 + 1e-5) + 1e-7).all()
+    plain = dequantized("Q4_1", gguf.quants.quantize(wide, gguf.GGMLQuantizationType.Q4_1)) - wide
+    ours, theirs = ((error.reshape(-1, 32).astype(np.float64) ** 2).sum(1) for error in (got - wide, plain))
+    assert (ours <= theirs * (1 + 1e-5) + 1e-12).all()
+    normal = slice(5 * 8, None)
+    assert ours[normal].sum() <= 0.9 * theirs[normal].sum()  # the search is worth something
+
+
+def test_int4_has_the_same_bits_on_every_instruction_set() -> None:
+    weights = random_weights(70, 512)
+    first, *others = [quantized_rows(cpu_kernels(isa), weights) for isa in CPU_ISAS]
+    for other in others:
+        assert np.array_equal(first, other)
+
+
+@every_isa
+def test_int4_packs_floats(isa: str) -> None:
+    weights = random_weights(35, 96)
+    weight = PackedWeight(cpu_kernels(isa), 35, 96, "int4")
+    weight.fill(weights[:20], 0)
+    weight.fill(weights[20:].double(), 20)
+    x = whole_numbers(5, 96)
+    wanted = exact(quantized_rows(cpu_kernels(isa), weights), "Q4_1", x)
+    assert (weight(x) - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    weights[7, 40] = torch.nan
+    weight.fill(weights, 0)
+    assert weight(x).isnan().all(0).tolist() == [row == 7 for row in range(35)]
+
+
+@every_isa
+@pytest.mark.parametrize("gated", [False, True])
+@both_dtypes
+def test_columns_in_another_order(isa: str, gated: bool, dtype: torch.dtype) -> None:
+    """The same bits as of values in that order, by any number of threads."""
+    raw = random_rows("uint4-g64", 70, 256)
+    weight, ordered = packed(raw, "uint4-g64", isa, gated), packed(raw, "uint4-g64", isa, gated)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    ordered.set_order(order)
+    x = torch.randn(29, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = weight(x[:, order])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert torch.equal(ordered(x), wanted)
+    finally:
+        torch.set_num_threads(before)
+    if not gated:
+        assert torch.equal(ordered.with_maxima(x)[0], weight.with_maxima(x[:, order])[0])
+        merged = MergedWeight([ordered, packed(raw[:5], "uint4-g64", isa)])
+        assert torch.equal(merged(x), torch.cat((wanted, wanted[:, :5]), 1))

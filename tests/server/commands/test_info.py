@@ -129,7 +129,13 @@ def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:
     facts = describe.describe(config(tmp_path))
     elements = sum(parameter.numel() for parameter in reference.model.parameters())
     assert facts["parameters"] == elements
-    assert facts["checkpoint"] == {"bytes": 4 * elements, "dtype": "float32", "files": 1, "problem": None}
+    assert facts["checkpoint"] == {
+        "bytes": 4 * elements,
+        "dtype": "float32",
+        "formats": {"float32": 4 * elements},
+        "files": 1,
+        "problem": None,
+    }
     assert describe.describe(config(tmp_path, dtype="float16"))["weight_bytes"] == 2 * elements
     assert facts["kv"]["windows"] == [{"tokens": 17, "layers": 3}]
     assert facts["kv"]["bytes_per_token_per_layer"] * 3 == facts["kv"]["bytes_per_token"]

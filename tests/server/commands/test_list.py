@@ -14,6 +14,7 @@ import pytest
 
 from executors import tiny
 from server.commands.list.folders import Found, find, roots
+from tests.small_gguf import CONTEXT, write_small_gguf
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 
@@ -153,6 +154,7 @@ def test_the_command(tmp_path: Path) -> None:
     put(wrong / "model.safetensors", b"x")
     put(wrong / "config.json", {"architectures": ["NoSuchModel"]})
     put(tmp_path / "cache" / "llama.cpp" / "big-Q4_0.gguf", b"x")
+    small = write_small_gguf(tmp_path / "cache" / "llama.cpp" / "small-Q8_0.gguf")
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
            "HOME": str(tmp_path), "COLUMNS": "160"}  # fmt: skip
     done = subprocess.run(
@@ -163,6 +165,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert rows["acme/tiny"]["context"] == rows["cohort-tiny"]["context"] == 2048
     assert rows["acme/unknown"]["context"] is None and "NoSuchModel" in rows["acme/unknown"]["problem"]
     gguf = str(tmp_path / "cache" / "llama.cpp" / "big-Q4_0.gguf")
-    assert rows[gguf]["problem"] == "GGUF files are not served yet"
+    assert rows[gguf]["problem"] == f"{gguf}: not a GGUF file: it begins with b'x', not b'GGUF'"
+    row = rows[str(small)]
+    assert (row["format"], row["size"], row["context"]) == ("GGUF Q8_0", small.stat().st_size, CONTEXT)
     done = subprocess.run([COHORT, "list"], env=env, capture_output=True, text=True, timeout=50, cwd=tmp_path)
     assert done.returncode == 0 and "acme/tiny" in done.stdout and "acme/unknown: " in done.stdout

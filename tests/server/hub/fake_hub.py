@@ -5,7 +5,7 @@
     HEAD /ORG/NAME/resolve/REV/FILE               ETag, size, X-Repo-Commit; large files: 302 to the CDN
     GET  /cdn/SHA256                              their bytes, with Range
 
-Large is what ends in .safetensors. Faults are switched on by the attributes of `FakeHub`.
+Large is what ends in .safetensors or .gguf. Faults are switched on by the attributes of `FakeHub`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".safetensors", ".gguf")
 
 
 class FakeHub:
@@ -131,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             "size": size,
             "oid": hashlib.sha1(file.encode()).hexdigest(),
         }
-        if file.endswith(".safetensors"):
+        if file.endswith(LARGE):
             entry["lfs"] = {"oid": sha256(path), "size": size, "pointerSize": 134}
         return entry
 
@@ -145,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name != hub.name or path is None:
             return self._send(404, {"X-Error-Code": "EntryNotFound"})
         headers = {"X-Repo-Commit": hub.revisions[revision]}
-        if file.endswith(".safetensors"):
+        if file.endswith(LARGE):
             digest, size = sha256(path), hub.sizes.get(file, path.stat().st_size)
             headers |= {
                 "X-Linked-Etag": f'"{digest}"',
@@ -161,9 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _cdn(self, digest: str) -> None:
         hub = self.hub
         assert self.headers.get("Authorization") is None, "a token went to another host"
-        file, path = next(
-            (f, p) for f, p in hub.files().items() if f.endswith(".safetensors") and sha256(p) == digest
-        )
+        file, path = next((f, p) for f, p in hub.files().items() if f.endswith(LARGE) and sha256(p) == digest)
         data = hub.lies.get(file, path.read_bytes())
         begin, status, headers = 0, 200, {"Content-Length": str(len(data))}
         if wanted := self.headers.get("Range"):

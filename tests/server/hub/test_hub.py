@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cohort_server import run
-from server.hub import HubError, HubModel, fetch, hub_name
+from server.hub import HubError, HubModel, HubName, fetch, hub_name
 from server.hub.files import small_files, weight_files
 from tests.server.hub.fake_hub import COMMIT, FakeHub, sha256
 
@@ -273,11 +273,11 @@ async def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"config.json": None}, "has no config.json"),
+        ({"config.json": None, "model.gguf": None}, "has no config.json"),
         ({"model.safetensors.index.json": b"["}, "is no JSON"),
         ({"model.safetensors.index.json": b"{}"}, "has no weight_map"),
         ({SHARDS[1]: None}, f"{SHARDS[1]} is missing"),
-        ({"model.safetensors.index.json": None}, "has only pickled weights (model.pth)"),
+        ({"model.safetensors.index.json": None, "model.gguf": None}, "has only pickled weights (model.pth)"),
     ],
 )
 async def test_repositories_that_cannot_be_served(
@@ -331,7 +331,7 @@ def test_which_files() -> None:
     ],
 )  # fmt: skip
 def test_hub_names(text: str, is_one: bool) -> None:
-    assert hub_name(text) == ((text, None) if is_one else None)
+    assert hub_name(text) == (HubName(text) if is_one else None)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +344,9 @@ def test_hub_names(text: str, is_one: bool) -> None:
         ("https://huggingface.co/a/b/tree/refs%2Fpr%2F3", ("a/b", "refs/pr/3")),
         ("http://mirror.example:8080/a/b", ("a/b", None)),
         ("https://huggingface.co/a/b/blob/main/config.json", None),
+        ("https://huggingface.co/a/b/blob/v1/sub/x%20y.gguf", ("a/b", "v1", "sub/x y.gguf")),
+        ("https://huggingface.co/a/b/resolve/main/x.gguf?download=true", ("a/b", "main", "x.gguf")),
+        ("https://huggingface.co/a/b/blob/main/../x.gguf", None),
         ("https://huggingface.co/a/b/tree/main/sub", None),
         ("https://huggingface.co/datasets/a/b", None),
         ("https://huggingface.co/a", None),
@@ -355,14 +358,110 @@ def test_hub_names(text: str, is_one: bool) -> None:
         ("huggingface.co/a/b", None),
     ],
 )
-def test_links(link: str, named: tuple[str, str | None] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links(link: str, named: tuple[str | None, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example:8080")
-    assert hub_name(link) == named
+    assert hub_name(link) == (None if named is None else HubName(*named))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "gguf"),
+    [
+        ("a/b:Q4_K_M", "Q4_K_M"),
+        ("a/b:UD-Q2_K_XL", "UD-Q2_K_XL"),
+        ("a/b/x.gguf", "x.gguf"),
+        ("a/b/c/x.gguf", "c/x.gguf"),
+    ],
+)
+def test_names_of_gguf_files(text: str, gguf: str) -> None:
+    assert hub_name(text) == HubName("a/b", None, gguf)
+    assert HubModel("a/b", gguf=gguf).label == text
+
+
+GGUFS = {"x-Q8_0.gguf": 3 * MIB, "x-Q4_K_M.gguf": 2 * MIB, "mmproj-x-F16.gguf": MIB}
+PARTS = {f"big/x-Q6_K-0000{i}-of-00002.gguf": MIB for i in (1, 2)}
+
+
+@pytest.fixture
+def ggufs(hub: FakeHub) -> FakeHub:
+    """The repository with GGUF files and no safetensors."""
+    for name in (*SHARDS, "model.safetensors.index.json", "config.json", "model.gguf"):
+        (hub.folder / name).unlink()
+    for number, (name, size) in enumerate({**GGUFS, **PARTS}.items()):
+        (hub.folder / name).parent.mkdir(exist_ok=True)
+        (hub.folder / name).write_bytes(bytes([number + 1]) * size)
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files"),
+    [
+        (None, ["x-Q4_K_M.gguf"]), ("Q8_0", ["x-Q8_0.gguf"]), ("q8_0", ["x-Q8_0.gguf"]), ("x-Q8_0.gguf", ["x-Q8_0.gguf"]),
+        ("Q6_K", list(PARTS)), (next(iter(PARTS)), list(PARTS)),
+    ],
+)  # fmt: skip
+async def test_one_gguf_model_and_nothing_else(
+    ggufs: FakeHub, url: str, cache: Path, wanted: str | None, files: list[str]
+) -> None:
+    reports: list[tuple[int, int]] = []
+    path = await fetch(HubModel(NAME, None, str(cache), gguf=wanted), lambda *report: reports.append(report))
+    folder = path.parents[files[0].count("/")]
+    assert path == folder / files[0]
+    assert names_in(folder) == set(files)
+    assert all(sha256(folder / name) == sha256(ggufs.folder / name) for name in files)
+    total = sum((ggufs.folder / name).stat().st_size for name in files)
+    assert reports[-1] == (total, total)
+    ggufs.requests.clear()
+    assert await fetch(HubModel(NAME, None, str(cache), gguf=wanted), lambda *_: None) == path
+    assert not [one for _, one, _ in ggufs.requests if one.startswith("/cdn/")]
+
+
+async def test_a_gguf_download_goes_on_after_a_cut(ggufs: FakeHub, url: str, cache: Path) -> None:
+    ggufs.cuts = [MIB + 5000]
+    path = await fetch(HubModel(NAME, None, str(cache), gguf="Q8_0"), lambda *_: None)
+    assert sha256(path) == sha256(ggufs.folder / path.name)
+    assert ggufs.ranges() == [f"bytes={MIB}-"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("Q2_K", f"{NAME} has no GGUF file Q2_K; name one of them: {NAME}:Q6_K (2 MiB, fits), "),
+        ("y.gguf", f"{NAME} has no GGUF file y.gguf; name one of them: "),
+        ("mmproj-x-F16.gguf", "is part of another file, or a model for images"),
+        ("big/x-Q6_K-00002-of-00002.gguf", "is part of another file"),
+    ],
+)
+async def test_gguf_files_that_are_not_there(
+    ggufs: FakeHub, url: str, cache: Path, wanted: str, words: str
+) -> None:
+    with pytest.raises(HubError) as caught:
+        await fetch(HubModel(NAME, None, str(cache), gguf=wanted), lambda *_: None)
+    assert words in str(caught.value)
+    assert not [one for _, one, _ in ggufs.requests if one.startswith("/cdn/")]
+
+
+async def test_safetensors_come_before_gguf_files(hub: FakeHub, url: str, cache: Path) -> None:
+    folder = await get(cache)
+    assert (folder / SHARDS[0]).exists() and not (folder / "model.gguf").exists()
+    only = await fetch(HubModel(NAME, None, str(cache), gguf="model.gguf"), lambda *_: None)
+    assert only == folder / "model.gguf"
+
+
+async def test_a_gguf_file_without_a_network(
+    ggufs: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ggufs.serving() as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        path = await fetch(HubModel(NAME, None, str(cache)), lambda *_: None)
+    forget_listings(cache)
+    assert await fetch(HubModel(NAME, None, str(cache)), lambda *_: None) == path
 
 
 def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> None:
     hub.hold_after = MIB
-    job = json.dumps({"name": NAME, "revision": None, "download_dir": str(cache), "weights": True})
+    job = json.dumps(
+        {"name": NAME, "revision": None, "download_dir": str(cache), "weights": True, "gguf": None}
+    )
     child = subprocess.Popen(
         run.command("server.hub.download_process", job),
         stdin=subprocess.PIPE,

@@ -178,3 +178,14 @@ def test_every_setting_of_transformers_is_used_named_or_harmless() -> None:
         transformers.GenerationConfig._get_default_generation_params()
     )
     assert known - USED - set(NOT_USED) - {one for names in HARMLESS.values() for one in names} == set()
+
+
+def test_shipped_values_count_where_the_model_has_none(model: Path, tmp_path: Path) -> None:
+    shipped = {"temperature": 0.8, "min_p": 0.1, "frequency_penalty": 0.3}
+    assert choose("auto", {}, model, shipped).defaults == SamplingDefaults(
+        0.6, 0.9, 20, min_p=0.1, frequency_penalty=0.3
+    )
+    assert choose("auto", {"min_p": 0.0}, tmp_path, shipped).defaults == SamplingDefaults(
+        0.8, frequency_penalty=0.3
+    )
+    assert choose("none", {}, model, shipped).defaults == SamplingDefaults()

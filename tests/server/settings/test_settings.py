@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from server.bootstrap import Bootstrap, engine_config, executor_config
 from server.commands.command_line import app, known_options
 from server.hub import HubModel
+from server.model_source import LocalModel
 from server.settings import foreign_flags
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE, Settings
@@ -184,9 +185,9 @@ def test_keys_are_never_repeated_in_errors() -> None:
 def test_models_that_are_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for model, words in (
-        ("gpt2", "no such directory, and not a hub name, which is ORG/NAME"),
+        ("gpt2", "no such directory or file, and not a hub name, which is ORG/NAME"),
         (str(tmp_path / "none"), "no such directory"),
-        (str(tmp_path / "file"), "this is a file"),
+        (str(tmp_path / "file"), "this is a file and no GGUF file"),
         ("./a/b", "no such directory"),
     ):
         with pytest.raises(SettingsError, match=words):
@@ -194,7 +195,7 @@ def test_models_that_are_no_directory(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_model(tmp_path: Path) -> None:
-    assert Bootstrap(settings()).names == ("cohort-tiny",)
+    assert Bootstrap(settings({"model": "cohort-tiny"})).names == ("cohort-tiny",)
     assert Bootstrap(settings({"model": str(tmp_path)})).names == (tmp_path.name,)
     assert Bootstrap(settings({"served_model_name": ["a", "b/c"]})).names == ("a", "b/c")
     assert Bootstrap(settings({"model": "Qwen/Qwen3-0.6B"})).names == ("Qwen/Qwen3-0.6B",)
@@ -205,8 +206,9 @@ def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
     asked = {"model": "acme/tiny", "revision": "v1", "download_dir": "/d", "load_format": "dummy"}
     assert Bootstrap(settings(asked)).source == HubModel("acme/tiny", "v1", "/d", weights=False)
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
-    assert Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source == tmp_path / "acme/tiny"
-    for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({}, "cohort-tiny"):
+    source = Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source
+    assert source == LocalModel(tmp_path / "acme/tiny", "tiny")
+    for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({"model": "cohort-tiny"}, "cohort-tiny"):
         with pytest.raises(SettingsError, match=f"^--revision v1: {called} is a directory, which has no "):
             Bootstrap(settings({**model, "revision": "v1"}))
 
@@ -316,7 +318,11 @@ def run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (("serve", "--ctx-size", "5"), {}, "use --max-model-len"),
         (("serve", "--port", "80000"), {}, "--port"),
         (("serve", "gpt2", "--port", "0"), {}, "hub name"),
-        (("serve", "--revision", "v1", "--port", "0"), {}, "--revision v1: cohort-tiny is a directory"),
+        (
+            ("serve", "cohort-tiny", "--revision", "v1", "--port", "0"),
+            {},
+            "--revision v1: cohort-tiny is a directory",
+        ),
         (("serve", "a", "--model", "b"), {}, "two models"),
         (("serve",), {"COHORT_NO_SUCH": "1"}, "COHORT_NO_SUCH"),
         (

@@ -240,7 +240,7 @@ FAULTS = {
     "rope mscale": (_of_rope(mscale=-50, mscale_all_dim=1), ["rope_parameters: mscale", "at least 0"]),
     "rope is a list": (_of_config(rope_parameters=[1]), ["rope_parameters", "object"]),
     "dtype": (_of_config(dtype="float8"), ["dtype", "float8", "bfloat16"]),
-    "quantization": (_of_config(quantization_config={"quant_method": "awq"}), ["quantization_config", "awq"]),
+    "quantization": (_of_config(quantization_config={"quant_method": "hqq"}), ["quantization_config", "hqq"]),
     "missing and surplus": (_of_tensors(_rename), ["model.norm.weight", "missing"]),
     "missing many": (_of_config(num_hidden_layers=5), ["22 tensors", "model.layers.3", "missing"]),
     "wrong shape": (_of_tensors(_transpose), ["gate_proj", "[48, 72]", "[72, 48]"]),
@@ -339,7 +339,8 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
     ({"options": {"fast": True}}, ["fast"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]),
     ({"attention": ExecutorAttentionConfig(backend="magic")}, ["backend", "magic", "torch"]),
-    ({"optimization": OptimizationConfig(quantization="awq")}, ["quantization", "awq"]),
+    ({"optimization": OptimizationConfig(quantization="awq")}, ["quantization", "awq", "leave the setting out"]),
+    ({"optimization": OptimizationConfig(quantization="int3")}, ["quantization", "int3", "supported: int8, int4, fp8"]),
     ({"memory": ExecutorMemoryConfig(gpu_memory_utilization=1.5)}, ["gpu_memory_utilization"]),
 ])  # fmt: skip
 def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, words):

@@ -19,6 +19,7 @@ from executors.gguf.file import read_gguf
 from executors.kernels.cpu import STORED_KINDS
 from executors.llm.checkpoint import weights
 from executors.llm.checkpoint.files import Checkpoint
+from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
@@ -437,7 +438,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("kind", [*STORED_KINDS, *MIXES])
+@pytest.mark.parametrize("kind", [*DEQUANTIZED, *MIXES])
 async def test_blocks_that_are_kept_compute_what_their_weights_do(tmp_path: Path, wide: Path, kind: str):
     """Beside the same weights in float32: what int8 activations cost. Batched and chunked equal bit for bit."""
     mix = MIXES.get(kind, {"": kind})

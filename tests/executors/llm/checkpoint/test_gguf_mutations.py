@@ -77,7 +77,8 @@ def _whole(tmp_path: Path, arch: str) -> bytes:
     return (tmp_path / f"{arch}.gguf").read_bytes()
 
 
-def _damaged(whole: bytes, header: int, rng: random.Random) -> bytes:
+def damaged(whole: bytes, header: int, rng: random.Random) -> bytes:
+    """The bytes of a file with one fault, in its header (the first `header` bytes) or at its end."""
     data = bytearray(whole)
     kind = rng.randrange(6)
     at = rng.randrange(header)
@@ -126,7 +127,7 @@ def test_a_damaged_file_loads_or_is_refused(tmp_path: Path, arch: str, count: in
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rng, outcomes = random.Random(count), Counter()
     for number in range(count):
-        path.write_bytes(_damaged(whole, header, rng))
+        path.write_bytes(damaged(whole, header, rng))
         begin = time.thread_time()
         outcomes[_outcome(path, folder)] += 1
         assert time.thread_time() - begin < 1.0, f"mutation {number}"

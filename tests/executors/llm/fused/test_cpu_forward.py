@@ -39,6 +39,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral-window": {
         **QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9,
     },
+    "whole-blocks": {
+        **QWEN3, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96,
+    },
     "gemma": {
         **QWEN3, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -70,10 +73,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", {**QWEN3, **sizes})
 
 
-def load(path: Path, dtype: torch.dtype, isa: str | None, int8: bool = False) -> Decoder:
+def load(path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None) -> Decoder:
     """`isa` None: computed by torch."""
     kernels = None if isa is None else cpu_kernels(isa)
-    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, int8)
+    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, quantization)
     load_weights(decoder, path, lambda *report: None)
     decoder.prepare(256)
     fuse(TorchAttention(), decoder)
@@ -133,12 +136,13 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
 
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "qwen3-odd-sizes"])
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
-    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, int8: bool, name: str
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, name: str
 ) -> None:
-    decoder = load(checkpoints[name], dtype, isa, int8)
+    # Columns that are no multiple of 32 are not quantized to int4.
+    decoder = load(checkpoints["whole-blocks" if quantization == "int4" else name], dtype, isa, quantization)
     whole = Runner(decoder, isa).step(ITEMS)
     torch.set_num_threads(2)
     chunked = Runner(decoder, isa, threads=2)
@@ -156,13 +160,14 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
 
 @every_isa
 @both_dtypes
-@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_only_wanted_rows(
-    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, int8: bool, threads: int
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    decoder = load(checkpoints["qwen3"], dtype, isa, int8)
+    name = "whole-blocks" if quantization == "int4" else "qwen3"
+    decoder = load(checkpoints[name], dtype, isa, quantization)
     whole = torch.cat(Runner(decoder, isa).step(ITEMS))
     for wanted in ([], [101], [0], [29, 30, 94, 101], list(range(102)), list(range(40, 102))):
         runner = Runner(decoder, isa)
@@ -181,11 +186,18 @@ def test_only_wanted_rows(
 
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
-def test_int8_is_close(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype) -> None:
-    expected = torch.cat(Runner(load(checkpoints["qwen3"], FP32, None), None).step(ITEMS))
-    got = torch.cat(Runner(load(checkpoints["qwen3"], dtype, isa, int8=True), isa).step(ITEMS)).float()
+@pytest.mark.parametrize(
+    ("name", "quantization", "most"), [("qwen3", "int8", 0.1), ("whole-blocks", "int4", 0.4)], ids=str
+)
+def test_quantized_weights_are_close(
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, name: str, quantization: str, most: float
+) -> None:
+    expected = torch.cat(Runner(load(checkpoints[name], FP32, None), None).step(ITEMS))
+    decoder = load(checkpoints[name], dtype, isa, quantization)
+    got = torch.cat(Runner(decoder, isa).step(ITEMS)).float()
     error = (got - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    assert 1e-4 < error < 0.1  # rows of 48 random numbers: real models are closer
+    assert 1e-4 < error < most  # rows of few random numbers: real models are closer
+    assert cpu_forward.why_not(decoder) is None
 
 
 class Mallinfo(ctypes.Structure):
@@ -209,12 +221,14 @@ def allocated() -> int:
 
 @every_isa
 @pytest.mark.parametrize(
-    ("dtype", "int8"), [(FP32, False), (BF16, False), (BF16, True)], ids=["fp32", "bf16", "int8"]
+    ("dtype", "quantization"),
+    [(FP32, None), (BF16, None), (BF16, "int8"), (BF16, "int4")],
+    ids=["fp32", "bf16", "int8", "int4"],
 )
 def test_a_step_takes_the_memory_that_is_declared(
-    wide: Path, isa: str, dtype: torch.dtype, int8: bool
+    wide: Path, isa: str, dtype: torch.dtype, quantization: str | None
 ) -> None:
-    decoder = load(wide, dtype, isa, int8)
+    decoder = load(wide, dtype, isa, quantization)
     runner, items = Runner(decoder, isa, sequences=16), [(i, 0, 64) for i in range(16)]
     grown: list[int] = []
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,20 @@ def row(model: str) -> str:
     return str(message)
 
 
-@pytest.mark.parametrize("method", ["AWQ", "GPTQ"])
-def test_quantized_checkpoints(method: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "value"),
+    [
+        ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("HQQ", {"quant_method": "hqq"}),
+        ("GPTQ of 2 or 3 bits", {"quant_method": "gptq", "bits": 3}),
+        ("GPTQ packed for Marlin", {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}),
+        ("AWQ packed for GEMV", {"quant_method": "awq", "bits": 4, "version": "gemv"}),
+    ],
+)
+def test_quantized_checkpoints(model: str, value: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_quantization({"quant_method": method.lower(), "bits": 4}, "config.json")
-    assert str(error.value) == row(method)
+        parse_quantization(value, "config.json")
+    assert str(error.value) == row(model)
 
 
 def test_unknown_families() -> None:

@@ -1,0 +1,570 @@
+"""Linear layers that a safetensors checkpoint holds in whole numbers, as tensors of the usual names: `X.weight` [rows, columns].
+
+    gptq             qweight int32 [columns / n, rows], qzeros int32 [groups, rows / n], scales [groups, rows], g_idx int32
+                     [columns] (optional): n = 32 / bits numbers in a word, the first in the lowest bits. A zero is what is
+                     stored plus 1 (without for checkpoint_format gptq_v2).
+    awq              qweight int32 [columns, rows / 8], qzeros int32 [groups, rows / 8], scales [groups, rows]: a word has rows
+                     0, 2, 4, 6, 1, 3, 5, 7 of eight
+    pack-quantized   weight_packed int32 [rows, columns / n rounded up], weight_shape [2], weight_scale [rows, groups],
+                     weight_zero_point int32 [rows / n rounded up, groups] or int8 [rows, groups] (optional), weight_g_idx int32
+                     [columns] (optional): numbers are stored plus half of their range
+    int-quantized    weight int8 [rows, columns], weight_scale and weight_zero_point int8 [rows, groups] or a single number
+
+A weight is scale * (number - zero) with the scale and zero of its column's group: `g_idx` names it, without there are groups of
+equal size. Here all numbers count from 0; the zero that is not stored is half of their range.
+
+The formats are those that AutoGPTQ, AutoAWQ and compressed-tensors write and read.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from executors.contract.errors import ConfigError
+from executors.kernels.cpu import BLOCK
+from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16
+from executors.llm.model.quantization import IntScheme
+
+FileOf = Callable[[str], SafetensorsFile | None]
+"""Returns the file that holds a tensor, None if there is none."""
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ each of eight rows is."""
+
+
+class QuantizedWeight(ABC):
+    """One weight: shape, numbers, scales and zeros. The constructors check names, dtypes and shapes; reading checks values.
+    Raises ConfigError, which names file and tensor."""
+
+    bits: int
+    rows: int
+    columns: int
+
+    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
+        self._stem, self._file_of, self._scheme = stem, file_of, scheme
+        self.parts: set[str] = set()
+        """Names of the tensors that the weight is made of."""
+
+    @abstractmethod
+    def numbers(self, begin: int, end: int) -> torch.Tensor:
+        """Return rows `begin` to `end`, multiples of `ROWS` except for the last: uint8 [end - begin, columns]."""
+
+    @cached_property
+    def scales(self) -> torch.Tensor:
+        """[rows, groups], of a plain float dtype."""
+        name = self._scales_name
+        found = self._tensor(name)
+        if not torch.isfinite(found).all():
+            raise ConfigError(f"{self._path(name)}: tensor {name} has numbers that are not finite")
+        return self._by_rows(found)
+
+    @property
+    def half(self) -> int:
+        """The zero of numbers that have none of their own."""
+        return 1 << (self.bits - 1)
+
+    @property
+    @abstractmethod
+    def zeros(self) -> torch.Tensor:
+        """int16 [rows, groups], or [1, 1] if all are the same."""
+
+    @cached_property
+    def group_of(self) -> torch.Tensor | None:
+        """int64 [columns]: the group of each column; None if groups have the same size and follow each other."""
+        name = self._group_name
+        if name is None:
+            return None
+        found = self._tensor(name).long()
+        if len(found) and bool((found == -1).all()):
+            return None  # never set
+        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < self.groups):
+            raise ConfigError(
+                f"{self._path(name)}: tensor {name} names groups beyond the {self.groups} that there are"
+            )
+        size = self.columns // self.groups
+        equal = self.columns % self.groups == 0 and torch.equal(found, torch.arange(self.columns) // size)
+        return None if equal else found
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return self._groups
+
+    def release(self) -> None:
+        """Give back what was read."""
+        for name in ("scales", "zeros", "group_of"):
+            self.__dict__.pop(name, None)
+        for name in self.parts:
+            self._file(name).release(name)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors that are no floats: those are counted as what they are."""
+        files = ((self._file(name), name) for name in self.parts)
+        return sum(file.num_bytes(name) for file, name in files if file.float_dtype(name) is None)
+
+    def dequantized(self, begin: int, end: int) -> torch.Tensor:
+        """Return rows `begin` to `end` (see `numbers`), float32 [end - begin, columns]."""
+        group_of = self.group_of
+        if group_of is None:
+            group_of = torch.arange(self.columns) // (self.columns // self.groups)
+        zeros = self.zeros if len(self.zeros) == 1 else self.zeros[begin:end, group_of]
+        return (self.numbers(begin, end) - zeros).float() * self.scales[begin:end, group_of].float()
+
+    @property
+    @abstractmethod
+    def _scales_name(self) -> str: ...
+
+    @property
+    def _group_name(self) -> str | None:
+        return None
+
+    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
+        """Turn a tensor of the file's shape of scales into [rows, groups]."""
+        return found
+
+    def _settle(self, groups: int, indexed: bool) -> None:
+        """Note the number of groups, which divides the columns unless they are `indexed`."""
+        self._groups = groups
+        # Static scales of activations are not used, because activations are quantized dynamically.
+        self.parts |= {f"{self._stem}.{one}" for one in _OF_INPUT if self._has(one)}
+        if min(self.rows, self.columns) < 1:
+            raise ConfigError(f"{self._path(self._scales_name)}: {self._stem}.weight has no elements")
+        if groups < 1 or (not indexed and self.columns % groups):
+            raise ConfigError(
+                f"{self._path(self._scales_name)}: tensor {self._scales_name} has scales for {groups} groups, "
+                f"into which {self.columns} columns cannot be divided"
+            )
+
+    def _part(self, suffix: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...] | None = None) -> str:
+        """Return the name of a tensor after checking it. `shape`: None stands for any size."""
+        name = f"{self._stem}.{suffix}"
+        file = self._file_of(name)
+        if file is None:
+            beside = next((self._path(one) for one in sorted(self.parts)), Path("the checkpoint"))
+            raise ConfigError(
+                f"{beside}: tensor {name} is missing; {self._scheme.form} needs it for {self._stem}.weight"
+            )
+        if file.type_name(name) not in dtypes:
+            raise ConfigError(
+                f"{file.path}: tensor {name} has dtype {file.type_name(name)}; {self._scheme.form} has {', '.join(dtypes)}"
+            )
+        found = file.shape(name)
+        if shape is not None and (
+            len(found) != len(shape)
+            or any(n is not None and n != m for n, m in zip(shape, found, strict=True))
+        ):
+            wanted = ["any" if n is None else n for n in shape]
+            raise ConfigError(
+                f"{file.path}: tensor {name} has shape {list(found)}; {wanted} fits the others".replace(
+                    "'", ""
+                )
+            )
+        self.parts.add(name)
+        return name
+
+    def _has(self, suffix: str) -> bool:
+        return self._file_of(f"{self._stem}.{suffix}") is not None
+
+    def _file(self, name: str) -> SafetensorsFile:
+        file = self._file_of(name)
+        assert file is not None
+        return file
+
+    def _path(self, name: str) -> Path:
+        return self._file(name).path
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).shape(name)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._file(name).view(name)
+
+
+_FLOATS = ("F16", "BF16", "F32")
+_OF_INPUT = ("input_scale", "input_zero_point")
+
+
+class _Gptq(QuantizedWeight):
+    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
+        super().__init__(stem, file_of, scheme)
+        assert scheme.bits is not None
+        self.bits, per_word = scheme.bits, 32 // scheme.bits
+        self._codes = self._part("qweight", ("I32",), (None, None))
+        words, self.rows = self._shape(self._codes)
+        self.columns = words * per_word
+        indexed = self._has("g_idx")
+        self._index = self._part("g_idx", ("I32", "I64"), (self.columns,)) if indexed else None
+        self._scales = self._part("scales", _FLOATS, (None, self.rows))
+        groups = self._shape(self._scales)[0]
+        self._zeros = self._part("qzeros", ("I32",), (groups, -(-self.rows // per_word)))
+        self._settle(groups, indexed)
+
+    def numbers(self, begin: int, end: int) -> torch.Tensor:
+        return _unpacked(self._tensor(self._codes)[:, begin:end].T.contiguous(), self.bits)
+
+    @cached_property
+    def zeros(self) -> torch.Tensor:
+        found = _unpacked(self._tensor(self._zeros), self.bits)[:, : self.rows].T
+        return _one_if_equal(found.to(torch.int16) + self._scheme.zero_offset)
+
+    @property
+    def _scales_name(self) -> str:
+        return self._scales
+
+    @property
+    def _group_name(self) -> str | None:
+        return self._index
+
+    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
+        return found.T.contiguous()
+
+
+class _Awq(QuantizedWeight):
+    bits = 4
+
+    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
+        super().__init__(stem, file_of, scheme)
+        self._codes = self._part("qweight", ("I32",), (None, None))
+        self.columns, words = self._shape(self._codes)
+        self.rows = words * 8
+        self._scales = self._part("scales", _FLOATS, (None, self.rows))
+        groups = self._shape(self._scales)[0]
+        self._zeros = self._part("qzeros", ("I32",), (groups, words))
+        self._settle(groups, indexed=False)
+
+    def numbers(self, begin: int, end: int) -> torch.Tensor:
+        return self._in_order(self._tensor(self._codes)[:, begin // 8 : end // 8])
+
+    @cached_property
+    def zeros(self) -> torch.Tensor:
+        return _one_if_equal(self._in_order(self._tensor(self._zeros)).to(torch.int16))
+
+    @staticmethod
+    def _in_order(words: torch.Tensor) -> torch.Tensor:
+        """Unpack int32 [n, rows / 8] to uint8 [rows, n]."""
+        found = _unpacked(words.contiguous(), 4).view(len(words), -1, 8)
+        return found[:, :, list(_AWQ_PLACES)].flatten(1).T.contiguous()
+
+    @property
+    def _scales_name(self) -> str:
+        return self._scales
+
+    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
+        return found.T.contiguous()
+
+
+class _Compressed(QuantizedWeight):
+    """What "pack-quantized" and "int-quantized" have in common."""
+
+    def _read_scales(self, indexed: bool) -> None:
+        self._scales = self._part("weight_scale", _FLOATS)
+        shape = self._shape(self._scales)
+        if math.prod(shape) == 1:
+            groups = 1
+        elif len(shape) == 2 and shape[0] == self.rows:
+            groups = shape[1]
+        elif shape == (self.rows,):
+            groups = 1
+        else:
+            raise ConfigError(
+                f"{self._path(self._scales)}: tensor {self._scales} has shape {list(shape)}, which does not fit a weight of "
+                f"shape {[self.rows, self.columns]}"
+            )
+        self._settle(groups, indexed)
+
+    def _read_zeros(self) -> None:
+        self._zeros: str | None = None
+        if not self._has("weight_zero_point"):
+            return
+        name = self._zeros = self._part("weight_zero_point", ("I8", "I32"))
+        shape, per_word = self._shape(name), 32 // self.bits
+        packed = self._file(name).type_name(name) == "I32"
+        one = not packed and math.prod(shape) == 1
+        wanted = (-(-self.rows // per_word) if packed else self.rows, self.groups)
+        if not one and shape != wanted and not (not packed and shape == (self.rows,) and self.groups == 1):
+            raise ConfigError(
+                f"{self._path(name)}: tensor {name} has shape {list(shape)}; {list(wanted)} fits the others"
+            )
+
+    @cached_property
+    def zeros(self) -> torch.Tensor:
+        if self._zeros is None:
+            return torch.full((1, 1), self.half, dtype=torch.int16)
+        found = self._tensor(self._zeros)
+        if found.dtype is torch.int32:
+            # Words of the numbers of several rows.
+            numbers = _unpacked(found.T.contiguous(), self.bits)[:, : self.rows].T.to(torch.int16)
+        else:
+            numbers = found.to(torch.int16).reshape(1 if found.numel() == 1 else self.rows, -1) + self.half
+        if int(numbers.min()) < 0 or int(numbers.max()) > 2 * self.half:
+            raise ConfigError(
+                f"{self._path(self._zeros)}: tensor {self._zeros} has zeros beyond {self.bits} bits: "
+                f"{int(numbers.min()) - self.half} to {int(numbers.max()) - self.half}"
+            )
+        return _one_if_equal(numbers)
+
+    @property
+    def _scales_name(self) -> str:
+        return self._scales
+
+    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
+        return found.reshape(1, 1).expand(self.rows, 1) if found.numel() == 1 else found.view(self.rows, -1)
+
+
+class _PackQuantized(_Compressed):
+    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
+        super().__init__(stem, file_of, scheme)
+        self._codes = self._part("weight_packed", ("I32",), (None, None))
+        shape = self._part("weight_shape", ("I32", "I64"), (2,))
+        self.rows, self.columns = (int(size) for size in self._tensor(shape))
+        found = self._shape(self._codes)
+        for bits in (4, 8):
+            if self.columns > 0 and found == (self.rows, -(-self.columns * bits // 32)):
+                self.bits = bits
+                break
+        else:
+            raise ConfigError(
+                f"{self._path(self._codes)}: tensor {self._codes} has shape {list(found)}, which does not fit a weight of "
+                f"shape {[self.rows, self.columns]} in 4 or 8 bits"
+            )
+        indexed = self._has("weight_g_idx")
+        self._index = self._part("weight_g_idx", ("I32", "I64"), (self.columns,)) if indexed else None
+        self._read_scales(indexed)
+        self._read_zeros()
+
+    def numbers(self, begin: int, end: int) -> torch.Tensor:
+        return _unpacked(self._tensor(self._codes)[begin:end], self.bits)[:, : self.columns]
+
+    @property
+    def _group_name(self) -> str | None:
+        return self._index
+
+
+class _IntQuantized(_Compressed):
+    bits = 8
+
+    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
+        super().__init__(stem, file_of, scheme)
+        self._codes = self._part("weight", ("I8",), (None, None))
+        self.rows, self.columns = self._shape(self._codes)
+        self._read_scales(indexed=False)
+        self._read_zeros()
+
+    def numbers(self, begin: int, end: int) -> torch.Tensor:
+        return self._tensor(self._codes)[begin:end].view(torch.uint8) ^ 0x80
+
+
+_FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
+    "gptq": ("qweight", _Gptq), "awq": ("qweight", _Awq), "pack-quantized": ("weight_packed", _PackQuantized),
+    "int-quantized": ("weight", _IntQuantized),
+}  # fmt: skip
+"""By `IntScheme.form`: the tensor by which a weight is found, and how it is read."""
+
+
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpack the numbers of contiguous int32 [n, m], the lowest bits first: uint8 [n, m * 32 / bits]."""
+    found = words.view(torch.uint8)
+    return found if bits == 8 else torch.stack((found & 15, found >> 4), 2).flatten(1)
+
+
+def _one_if_equal(zeros: torch.Tensor) -> torch.Tensor:
+    first = zeros[:1, :1]
+    return first if bool((zeros == first).all()) else zeros.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the kernels take a weight: `kind` of STORED_KINDS, in groups of `size` columns; `order`: the columns that have been
+    put side by side, int64 [columns], or None."""
+
+    kind: str
+    size: int
+    wide: bool
+    zeros: bool
+    order: torch.Tensor | None
+
+
+class QuantizedTensors(TensorFile):
+    """The weights whose numbers lie in the file `path`; scales and the like may lie in others."""
+
+    def __init__(self, path: Path, weights: dict[str, QuantizedWeight]) -> None:
+        self.path = path  # nothing is mapped beside what the safetensors files map
+        self._weights = weights
+        self._forms: dict[str, _Form | None] = {}
+
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self._weights)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a weight, [rows, columns]."""
+        return self._weights[name].rows, self._weights[name].columns
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Dtype in which a tensor is read: float32."""
+        return torch.float32
+
+    def float_dtype(self, name: str) -> torch.dtype | None:
+        """Dtype in which a tensor is read."""
+        return torch.float32
+
+    def stored_as(self, name: str) -> str | None:
+        """See `TensorFile`."""
+        return f"int{self._weights[name].bits}"
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether the tensor is e4m3: never."""
+        return False
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a weight's numbers and zeros. Its scales are tensors of their own."""
+        return self._weights[name].num_bytes
+
+    def copy_into(self, name: str, target: torch.Tensor) -> None:
+        """See `TensorFile`."""
+        for begin, rows in self.rows(name, turned=False):
+            part = target[begin : begin + len(rows)]
+            part.copy_(rows)
+            if target.dtype is torch.float16 and not torch.isfinite(part).all():
+                raise beyond_float16(self.path, name)
+
+    def is_finite(self, name: str) -> bool:
+        """See `TensorFile`."""
+        try:
+            return bool(torch.isfinite(self._weights[name].scales).all())
+        except ConfigError:
+            return False  # which is what reading them says
+
+    def equals(self, name: str, other: TensorFile, other_name: str) -> bool:
+        """See `TensorFile`."""
+        return False
+
+    def can_map(self, name: str) -> bool:
+        """Whether `mapped` is possible: never."""
+        return False
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """See `TensorFile`."""
+        raise NotImplementedError
+
+    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """See `TensorFile`."""
+        if turned:
+            whole = torch.empty(self.shape(name))
+            self.copy_into(name, whole)
+            yield 0, whole.T.contiguous()
+            return
+        weight = self._weights[name]
+        for begin, end in _pieces(weight):
+            yield begin, weight.dequantized(begin, end)
+        weight.release()
+
+    def stored_kind(self, name: str) -> str | None:
+        """See `TensorFile`: None where groups are no multiples of 32 columns or, if columns are assigned to them, of different
+        sizes."""
+        form = self._form(name)
+        return None if form is None else form.kind
+
+    def stored_order(self, name: str) -> torch.Tensor | None:
+        """See `TensorFile`."""
+        form = self._form(name)
+        return None if form is None else form.order
+
+    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """See `TensorFile`. The rows are those of layouts.h: for every group of `size` columns the scale, the zero if it is of
+        its own, and the codes."""
+        weight, form = self._weights[name], self._form(name)
+        assert form is not None
+        count = weight.columns // form.size
+        group = torch.arange(count) * form.size // (weight.columns // weight.groups)
+        eight = weight.bits == 8
+        scale_dtype = torch.float32 if form.wide else torch.float16
+        for begin, end in _pieces(weight):
+            parts = [weight.scales[begin:end, group].to(scale_dtype)[:, :, None].view(torch.uint8)]
+            if form.zeros:
+                zeros = weight.zeros.expand(weight.rows, weight.groups)[begin:end, group]
+                zeros = (zeros - (128 if eight else 0)).to(torch.float16)
+                parts.append(zeros[:, :, None].contiguous().view(torch.uint8))
+            numbers = weight.numbers(begin, end)
+            if form.order is not None:
+                numbers = numbers.index_select(1, form.order)
+            if eight:
+                codes = (numbers ^ 0x80).view(end - begin, count, -1)
+            else:
+                halves = numbers.contiguous().view(end - begin, count, -1, 2, BLOCK // 2)
+                codes = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).flatten(2)
+            yield begin, torch.cat([*parts, codes], 2).flatten(1).contiguous()
+        weight.release()
+
+    def _form(self, name: str) -> _Form | None:
+        if name not in self._forms:
+            weight = self._weights[name]
+            self._forms[name] = _form_of(weight)
+            weight.release()
+        return self._forms[name]
+
+    def close(self) -> None:
+        """Nothing to unmap."""
+
+
+def _form_of(weight: QuantizedWeight) -> _Form | None:
+    if weight.columns % weight.groups:
+        return None
+    size, group_of, order = weight.columns // weight.groups, weight.group_of, None
+    if size % BLOCK:
+        return None
+    if group_of is not None:
+        if not bool((torch.bincount(group_of, minlength=weight.groups) == size).all()):
+            return None
+        order = group_of.argsort(stable=True)
+    scales = weight.scales
+    wide = not torch.equal(scales.to(torch.float16).float(), scales.float())
+    zeros = len(weight.zeros) > 1 or int(weight.zeros) != weight.half
+    if weight.bits == 8:
+        plain = not wide and not zeros
+        return _Form("Q8_0" if plain else "uint8-f32", BLOCK, not plain, not plain, order)
+    if wide:
+        return _Form("uint4-f32", BLOCK, True, True, order)
+    most = next(one for one in (4 * BLOCK, 2 * BLOCK, BLOCK) if size % one == 0)
+    kind = f"uint4-g{most}" if zeros else "Q4_0" if most == BLOCK else f"int4-g{most}"
+    return _Form(kind, most, False, zeros, order)
+
+
+def _pieces(weight: QuantizedWeight) -> Iterator[tuple[int, int]]:
+    """Yield (first row, row behind the last) of pieces of about `PIECE` bytes as float32."""
+    count = max(ROWS, PIECE // (4 * weight.columns) // ROWS * ROWS)
+    for begin in range(0, weight.rows, count):
+        yield begin, min(begin + count, weight.rows)
+
+
+def quantized_tensors(
+    scheme: IntScheme, files: dict[str, SafetensorsFile], file_of: FileOf
+) -> tuple[list[QuantizedTensors], set[str]]:
+    """Find the weights of a checkpoint that are quantized: by file, with the names of the tensors that they are made of. Raises
+    ConfigError."""
+    suffix, kind = _FORMS[scheme.form]
+    found, parts = [], set[str]()
+    for file in files.values():
+        weights = {}
+        for name in file.names():
+            stem, _, last = name.rpartition(".")
+            if last != suffix or file_of(name) is not file:
+                continue
+            if scheme.form == "int-quantized" and file.type_name(name) != "I8":
+                continue
+            weight = weights[f"{stem}.weight"] = kind(stem, file_of, scheme)
+            parts |= weight.parts
+        if weights:
+            found.append(QuantizedTensors(file.path, weights))
+    return found, parts

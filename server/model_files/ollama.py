@@ -1,0 +1,103 @@
+"""Models in Ollama's store: manifests/HOST/ORG/NAME/TAG are JSON and name blobs/sha256-DIGEST, GGUF files among them.
+
+llama3.2:1b     manifests/registry.ollama.ai/library/llama3.2/1b
+org/name:tag    manifests/*/org/name/tag
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_MANIFEST_BYTES = 4 << 20
+OFFICIAL = ("registry.ollama.ai", "library")
+_MODEL = "application/vnd.ollama.image.model"
+_NAME = re.compile(r"(?:(?P<organisation>[\w.-]+)/)?(?P<model>[\w.-]+)(?::(?P<tag>[\w.-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A model of the store. `path`: its GGUF file, which may be missing; None if the manifest names no model. `kind`: its
+    quantization."""
+
+    name: str
+    path: Path | None
+    kind: str | None
+
+
+def store(environ: Mapping[str, str], home: Path) -> Path:
+    """Return the folder of Ollama's store, whether it exists or not."""
+    return Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
+
+
+def find(name: str, root: Path | None = None) -> Path | None:
+    """Return the GGUF file of a model by its name in Ollama; None if the store does not have it."""
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in name:
+        return None
+    root = store(os.environ, Path.home()) if root is None else root
+    tag = match["tag"] or "latest"
+    if match["organisation"] is None:
+        paths = [root.joinpath("manifests", *OFFICIAL, match["model"], tag)]
+    else:
+        hosts = listed(root / "manifests")
+        paths = [host / match["organisation"] / match["model"] / tag for host in hosts]
+    for path in paths:
+        blob = read(root, path, name).path if path.is_file() else None
+        if blob is not None and blob.is_file():
+            return blob
+    return None
+
+
+def manifests(root: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the path and content of each manifest, by the names that Ollama shows."""
+    for host in listed(root / "manifests"):
+        for organisation in listed(host):
+            for model in listed(organisation):
+                for tag in listed(model):
+                    official = (host.name, organisation.name) == OFFICIAL
+                    before = "" if official else f"{organisation.name}/"
+                    yield tag, read(root, tag, f"{before}{model.name}:{tag.name}")
+
+
+def read(root: Path, path: Path, name: str) -> Manifest:
+    """Read one manifest. Anything that is none names no model."""
+    manifest = _json(path)
+    layers = manifest.get("layers")
+    models = [
+        layer
+        for layer in (layers if isinstance(layers, list) else ())
+        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL
+    ]
+    if not models:
+        return Manifest(name, None, None)
+    config = manifest.get("config")
+    kind = _json(_blob(root, config)).get("file_type") if isinstance(config, dict) else None
+    return Manifest(name, _blob(root, models[0]), kind if isinstance(kind, str) else None)
+
+
+def listed(folder: Path) -> list[Path]:
+    """Return what lies in a folder, in order; nothing if there is no such folder or it may not be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _blob(root: Path, layer: Mapping[str, Any]) -> Path:
+    return root / "blobs" / re.sub(r"[^A-Za-z0-9-]", "-", str(layer.get("digest", "")))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            return {}
+        read = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}

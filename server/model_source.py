@@ -1,0 +1,121 @@
+"""What the setting `model` names: something on this disk, or a model of the hub.
+
+nothing                        the default model, or the embedded one where that is not here
+a directory                    a checkpoint, or GGUF files, of which one is chosen
+a file                         GGUF
+llama3.2:1b                    a model in Ollama's store
+ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from server import hub
+from server.model_files import default_model, ollama
+from server.model_files.candidates import candidates, choose, model_stem
+from server.model_files.prepared import is_gguf, model_file
+from server.settings.load import SettingsError
+from server.settings.table import Settings
+
+EMBEDDED_NAME = "cohort-tiny"
+_GENERAL = "ORG/NAME, such as Qwen/Qwen3-0.6B, or the link to its page"
+_TAGGED = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model on this disk. `path`: a checkpoint directory or a GGUF file. `name`: its id for clients."""
+
+    path: Path
+    name: str
+    is_default: bool = False
+    note: str | None = None
+    """What the operator should know about the choice."""
+
+
+Source = LocalModel | hub.HubModel
+
+
+def find_source(settings: Settings, embedded: Path) -> Source:
+    """Return what to serve. `embedded`: the directory of the model that is part of this package.
+
+    Raises SettingsError if the name is none of the above, ConfigError if a directory holds several GGUF models.
+    """
+    name = settings.model
+    if name is None:
+        return _local(settings, _default(settings, embedded))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _local(settings, _in_directory(path.resolve(), name))
+    if path.exists():
+        if not is_gguf(path):
+            raise SettingsError(
+                f"{name}: this is a file and no GGUF file; a model is a GGUF file or a directory"
+            )
+        return _local(settings, LocalModel(path, model_stem(path.name)))
+    if name == EMBEDDED_NAME:
+        return _local(settings, LocalModel(embedded, EMBEDDED_NAME))
+    if name == default_model.NAME:
+        if (file := default_model.find()) is None:
+            raise SettingsError(f"{name} is not here: {default_model.HOW}")
+        return _local(settings, LocalModel(file, name, is_default=True))
+    if (":" in name or "/" not in name) and (blob := ollama.find(name)) is not None:
+        return _local(settings, LocalModel(blob, name))
+    if (named := hub.hub_name(name)) is not None:
+        return _on_hub(settings, named)
+    if _TAGGED.fullmatch(name):
+        raise SettingsError(
+            f"{name}: no such file, and Ollama's store on this disk does not have it; a model of the hub is named {_GENERAL}, "
+            "and ORG/NAME:Q4_K_M names a GGUF file of it"
+        )
+    raise SettingsError(f"{name}: no such directory or file, and not a hub name, which is {_GENERAL}")
+
+
+def _default(settings: Settings, embedded: Path) -> LocalModel:
+    """The default model is LlmExecutor's. Other executors, which may not compute it, get the embedded one's tokenizer."""
+    if settings.executor != "llm":
+        return LocalModel(embedded, EMBEDDED_NAME)
+    path = default_model.find()
+    if path is None:
+        note = f"serving {EMBEDDED_NAME}, which only shows that the server works: {default_model.HOW}"
+        return LocalModel(embedded, EMBEDDED_NAME, note=note)
+    return LocalModel(path, default_model.NAME, is_default=True)
+
+
+def _in_directory(directory: Path, name: str) -> LocalModel:
+    """A checkpoint, a prepared directory of a GGUF file, or the GGUF file of a directory that holds nothing else to serve."""
+    if (file := model_file(directory)) is not None:
+        return LocalModel(directory, model_stem(file.name))
+    checkpoint = (directory / "config.json").exists() and any(directory.glob("*.safetensors"))
+    sizes = {path.name: path.stat().st_size for path in directory.glob("*.gguf") if path.is_file()}
+    found = candidates(sizes)
+    if checkpoint or not found:
+        return LocalModel(directory, directory.name)
+    chosen = choose(name, found, None, lambda one: one.name)
+    return LocalModel(directory / chosen.name, model_stem(chosen.name))
+
+
+def _on_hub(settings: Settings, named: hub.HubName) -> hub.HubModel:
+    if named.revision and settings.revision and named.revision != settings.revision:
+        raise SettingsError(
+            f"--revision {settings.revision}: the link names {named.revision}; leave one of them out"
+        )
+    return hub.HubModel(
+        named.repository,
+        settings.revision or named.revision,
+        settings.download_dir,
+        weights=settings.load_format != "dummy",
+        gguf=named.gguf,
+    )
+
+
+def _local(settings: Settings, model: LocalModel) -> LocalModel:
+    if settings.revision is not None:
+        kind = "GGUF file" if model.path.is_file() else "directory"
+        raise SettingsError(
+            f"--revision {settings.revision}: {settings.model or model.name} is a {kind}, which has no revisions; leave it out"
+        )
+    return model

@@ -1,0 +1,132 @@
+"""What the setting `model` names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executors.contract import ConfigError
+from server import model_source
+from server.hub import HubModel
+from server.model_files import default_model
+from server.model_source import LocalModel, find_source
+from server.settings.load import SettingsError
+from server.settings.table import DEFAULTS
+
+TINY = Path("/embedded")
+
+
+@pytest.fixture(autouse=True)
+def _no_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setattr(default_model, "find", lambda: None)
+
+
+def find(model: str | None, **more: Any) -> model_source.Source:
+    return find_source(dataclasses.replace(DEFAULTS, model=model, **more), TINY)
+
+
+def gguf(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_a_file_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+    file, blob = gguf(tmp_path / "Small-Q4_0.gguf"), gguf(tmp_path / "sha256-12")
+    assert find(str(file)) == LocalModel(file, "Small-Q4_0")
+    assert find(str(blob)) == LocalModel(blob, "sha256-12")
+    part = gguf(tmp_path / "big-Q4_0-00001-of-00002.gguf")
+    assert find(str(part)) == LocalModel(part, "big-Q4_0")
+    with pytest.raises(SettingsError, match=r"^--revision v1: .* is a GGUF file, which has no revisions"):
+        find(str(file), revision="v1")
+
+
+def test_a_directory_with_gguf_files(tmp_path: Path) -> None:
+    one = gguf(tmp_path / "m" / "Small-Q4_0.gguf")
+    gguf(tmp_path / "m" / "mmproj-F16.gguf")
+    assert find(str(tmp_path / "m")) == LocalModel(one, "Small-Q4_0")
+    other = gguf(tmp_path / "m" / "Small-Q8_0.gguf")
+    with pytest.raises(
+        ConfigError, match=r"/m holds 2 GGUF models; name one of them: Small-Q4_0.gguf \(.*Small-Q8_0.gguf"
+    ):
+        find(str(tmp_path / "m"))
+    assert find(str(other)) == LocalModel(other, "Small-Q8_0")
+    preferred = gguf(tmp_path / "m" / "Small-Q4_K_M.gguf")
+    assert find(str(tmp_path / "m")) == LocalModel(preferred, "Small-Q4_K_M")
+
+
+def test_a_checkpoint_comes_before_gguf_files(tmp_path: Path) -> None:
+    gguf(tmp_path / "m" / "a.gguf")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "m" / name).touch()
+    assert find(str(tmp_path / "m")) == LocalModel(tmp_path / "m", "m")
+
+
+def test_a_prepared_directory_has_its_files_name(tmp_path: Path) -> None:
+    (tmp_path / "gguf.json").write_text(json.dumps({"files": ["/m/Small-Q4_0.gguf"], "header": ""}))
+    assert find(str(tmp_path)) == LocalModel(tmp_path, "Small-Q4_0")
+
+
+def test_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = find(None)
+    assert isinstance(found, LocalModel) and (found.path, found.name) == (TINY, "cohort-tiny")
+    assert found.note is not None and "`cohort fetch-default`" in found.note
+    with pytest.raises(
+        SettingsError, match=r"^SmolLM2-135M-Instruct is not here: `cohort fetch-default` fetches"
+    ):
+        find("SmolLM2-135M-Instruct")
+    file = tmp_path / default_model.FILE
+    monkeypatch.setattr(default_model, "find", lambda: file)
+    assert find(None) == LocalModel(file, "SmolLM2-135M-Instruct", is_default=True)
+    assert find("SmolLM2-135M-Instruct") == find(None)
+    assert find("cohort-tiny") == LocalModel(TINY, "cohort-tiny")
+    assert find(None, executor="echo") == LocalModel(TINY, "cohort-tiny"), (
+        "an executor that may not compute it"
+    )
+
+
+def test_ollamas_store(tmp_path: Path) -> None:
+    blob = gguf(tmp_path / "ollama" / "blobs" / "sha256-aa")
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:aa"}
+    for place in (
+        "registry.ollama.ai/library/llama3.2/1b",
+        "registry.ollama.ai/library/phi/latest",
+        "hf.co/acme/x/q8",
+    ):
+        path = tmp_path / "ollama" / "manifests" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"layers": [layer]}))
+    for name in ("llama3.2:1b", "phi", "phi:latest", "acme/x:q8"):
+        assert find(name) == LocalModel(blob, name)
+    with pytest.raises(SettingsError) as error:
+        find("llama3.2:3b")
+    assert str(error.value).startswith(
+        "llama3.2:3b: no such file, and Ollama's store on this disk does not have it"
+    )
+    assert "ORG/NAME:Q4_K_M" in str(error.value)
+    blob.unlink()
+    with pytest.raises(SettingsError):
+        find("llama3.2:1b")
+
+
+def test_the_hub() -> None:
+    assert find("acme/x") == HubModel("acme/x")
+    assert find("acme/x:Q4_K_M") == HubModel("acme/x", gguf="Q4_K_M")
+    assert find("acme/x/sub/x-Q8_0.gguf") == HubModel("acme/x", gguf="sub/x-Q8_0.gguf")
+    link = find("https://huggingface.co/acme/x/blob/v1/x-Q8_0.gguf")
+    assert link == HubModel("acme/x", "v1", gguf="x-Q8_0.gguf")
+    labels = [one.label for one in (find("acme/x:Q4_K_M"), link) if isinstance(one, HubModel)]
+    assert labels == ["acme/x:Q4_K_M", "acme/x/x-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    "name", ["acme/x/../y.gguf", "acme/x/y.bin", "acme/x:", "./acme/x.gguf", "nothing.gguf"]
+)
+def test_what_names_nothing(name: str) -> None:
+    with pytest.raises(SettingsError, match="no such directory or file, and not a hub name"):
+        find(name)

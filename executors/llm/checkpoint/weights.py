@@ -58,8 +58,6 @@ def fp8_names(directory: Path, family: Family) -> frozenset[str]:
 
 def stored_formats(directory: Path, family: Family) -> dict[str, StoredFormat]:
     """Return the formats of the matrices that the files hold quantized, by their usual names. Raises ConfigError."""
-    if not is_gguf(directory):  # whose files need not be here for `cohort info`
-        return {}
     checkpoint = Checkpoint(directory)
     try:
         present = checkpoint.names()

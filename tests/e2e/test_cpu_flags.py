@@ -31,7 +31,7 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--quantization", "int4"], "quantization 'int4' is not supported; supported: int8"),
+        (["--quantization", "int3"], "quantization 'int3' is not supported; supported: int8, int4, fp8"),
         (
             ["--cpu-isa", "sse2"],
             "cpu_isa 'sse2' is not supported; supported: avx512_bf16, avx512_vnni, avx512, avx2",

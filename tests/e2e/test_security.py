@@ -149,6 +149,7 @@ def test_no_address_in_a_request_is_ever_fetched(tiny_server: ServerProcess) -> 
 
 def test_with_a_salt_per_key_no_tenant_finds_what_another_has_asked(tmp_path: Path) -> None:
     args = [
+        "cohort-tiny",
         "--api-key",
         "one",
         "--api-key",

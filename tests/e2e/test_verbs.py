@@ -233,7 +233,10 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
         (["--memory", "much"], "--memory: it should be a number of bytes such as 4GiB"),
         (["--memory", "4GiB", "--kv-cache-memory-bytes", "1GiB"], "--memory is for weights, KV and all"),
         (["--dtype", "int3"], "dtype 'int3' is not supported"),
-        (["--max-model-len", "999999"], "max_model_len 999999 is longer than the model's 2048"),
+        (
+            ["cohort-tiny", "--max-model-len", "999999"],
+            "max_model_len 999999 is longer than the model's 2048",
+        ),
     ],
 )
 def test_info_tells_what_is_wrong(tmp_path: Path, args: list[str], words: str) -> None:

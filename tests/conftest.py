@@ -4,8 +4,10 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -40,3 +42,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     without_gpu = [item for item in items if item.get_closest_marker("gpu") is None]
     config.hook.pytest_deselected(items=[item for item in items if item not in without_gpu])
     items[:] = without_gpu
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loggers_that_can_be_captured() -> Iterator[None]:
+    """A logger that was cached under one configuration keeps its level for the rest of the process, and `LLM` configures loggers
+    in the test's own."""
+    configure = structlog.configure
+
+    def without_cache(**settings: Any) -> None:
+        configure(**settings | {"cache_logger_on_first_use": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structlog, "configure", without_cache)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loggers_as_they_were() -> Iterator[None]:
+    """The level that a module's tests configured hides no lines from the next module's."""
+    yield
+    structlog.reset_defaults()

@@ -5,6 +5,8 @@ TORCH_VERSION ?= 2.13.0
 # Unset: pip's own index. Set it to an index of CPU-only builds to save gigabytes on a machine without a GPU.
 TORCH_INDEX_URL ?=
 ARGS ?=
+# What bench-peers compares with: vllm, llamacpp (GGUF files), cohort (itself).
+PEER ?= vllm
 # Test files side by side. Most of a server's start is waiting for one core.
 TEST_JOBS ?= 2
 
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers; PEER for bench-peers."
 
 install: $(STAMP)  ## make .venv with what running the server needs: packages, CPU kernels, the default model
 
@@ -119,8 +121,8 @@ fuzz: $(DEV)  ## send what the API's description allows, and what it does not, f
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
 	@exec $(BIN)/cohort bench $(ARGS)
 
-bench-peers: $(DEV)  ## this server and vLLM in turn on generated models; ARGS="--workloads single,wide --rounds 2"
-	$(BIN)/python -m benchmarks.peers $(ARGS)
+bench-peers: $(DEV)  ## this server and another in turn: vLLM on generated models, PEER=llamacpp on GGUF files; ARGS="--workloads single,wide --rounds 2"
+	$(BIN)/python -m benchmarks.peers --peer $(PEER) $(ARGS)
 
 parity: $(DEV)  ## compare every model family with transformers and rewrite the table in docs/models.md
 	$(BIN)/python -m pytest -q tests/executors/llm/model/test_parity.py --junitxml=$(REPORT)

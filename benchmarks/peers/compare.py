@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers import roofline
-from benchmarks.peers.models import weight_bytes
+from benchmarks.peers.roofline import Cost
 from server.commands.bench.workloads import WORKLOADS
 
 START = "start"
@@ -17,12 +17,13 @@ START = "start"
 
 @dataclass(frozen=True)
 class Compared:
-    """The one figure of a workload that the ratio is about."""
+    """A figure that a ratio is about. `workload`: the one that it is of, where an entry has another name."""
 
     metric: str
     unit: str
     lower_is_better: bool = False
     small_model: bool = False
+    workload: str | None = None
 
 
 COMPARED: dict[str, Compared] = {
@@ -32,19 +33,28 @@ COMPARED: dict[str, Compared] = {
     "wide": Compared("output_tokens_per_s", "output tokens/s"),
     "prefix": Compared("output_tokens_per_s", "output tokens/s"),
     "tiny": Compared("output_tokens_per_s", "output tokens/s", small_model=True),
+    "deep": Compared("itl_p50_ms", "ms between tokens", lower_is_better=True),
+    "deep-ttft": Compared("ttft_p50_ms", "ms to the first", lower_is_better=True, workload="deep"),
     START: Compared("seconds", "seconds to ready", lower_is_better=True),
 }
 
+NAMES = tuple(name for name, of in COMPARED.items() if name != START and of.workload is None)
+"""The workloads that are compared."""
+
 Values = dict[str, dict[str, list[list[float]]]]
-"""workload -> side -> round -> the figure of each run"""
+"""entry of COMPARED -> side -> round -> the figure of each run"""
 
 
 def take(values: Values, side: str, report: dict[str, Any]) -> None:
     """Add a report of `cohort bench` as one more round of that side."""
     for entry in report["workloads"]:
-        name = entry["workload"]["name"]
-        found = [run[COMPARED[name].metric] for run in entry["runs"]]
-        values.setdefault(name, {}).setdefault(side, []).append([one for one in found if one is not None])
+        measured = entry["workload"]["name"]
+        for name, compared in COMPARED.items():
+            if (compared.workload or name) == measured:
+                found = [run[compared.metric] for run in entry["runs"]]
+                values.setdefault(name, {}).setdefault(side, []).append(
+                    [one for one in found if one is not None]
+                )
 
 
 def take_start(values: Values, side: str, seconds: float) -> None:
@@ -53,12 +63,13 @@ def take_start(values: Values, side: str, seconds: float) -> None:
 
 
 def results(
-    values: Values, sides: Sequence[str], shape: str, small: str, limits: dict[str, float]
+    values: Values, sides: Sequence[str], large: Cost, small: Cost, limits: dict[str, float]
 ) -> dict[str, dict[str, Any]]:
-    """For each workload: both sides' median, least and greatest over all rounds, the first side's advantage over the second,
-    of the medians and of each round, and what share of the machine's limit each side reaches. Above 1 the first side is
-    better, whatever the figure. A measured 0 that would be divided by leaves the ratio of the medians and the share out, and
-    makes its round's ratio None. `small` is the shape of the workloads that have a small model."""
+    """For each entry of COMPARED that was measured: both sides' median, least and greatest over all rounds, the first side's
+    advantage over the second, of the medians and of each round, and what share of the machine's limit each side reaches.
+    Above 1 the first side is better, whatever the figure. A measured 0 that would be divided by leaves the ratio of the
+    medians and the share out, and makes its round's ratio None. `small` is what the model of the workloads with a small one
+    takes, `large` that of all others."""
     found = {}
     for name, by_side in values.items():
         compared = COMPARED[name]
@@ -74,7 +85,7 @@ def results(
             entry["ratio_of_each_round"] = [
                 _advantage(compared, a, b) for a, b in zip(ours, theirs, strict=False)
             ]
-        entry["limit"] = _limit(name, shape, small, limits)
+        entry["limit"] = _limit(name, small if compared.small_model else large, limits)
         entry["share_of_limit"] = {
             side: _share(compared, of["median"], entry["limit"])
             for side, of in entry["sides"].items()
@@ -111,20 +122,20 @@ def _advantage(compared: Compared, ours: Sequence[float], theirs: Sequence[float
     return better / worse if worse else None
 
 
-def _limit(name: str, shape: str, small: str, limits: dict[str, float]) -> float:
+def _limit(name: str, cost: Cost, limits: dict[str, float]) -> float:
     """The best figure that the machine allows (`roofline`); for a start, that every weight is read and written once."""
     compared = COMPARED[name]
-    model = small if compared.small_model else shape
     if name == START:
-        return 2 * weight_bytes(model) / (limits["read_gb_per_s"] * 1e9)
-    workload = WORKLOADS[name]
-    seconds = roofline.least_seconds(workload, model, limits)
+        return 2 * cost.reading(cost.weight_bytes, limits)
+    workload = WORKLOADS[compared.workload or name]
     if compared.metric == "itl_p50_ms":
-        return seconds / roofline.steps(workload) * 1e3
+        return roofline.least_step(workload, cost, limits) * 1e3
+    if compared.metric == "ttft_p50_ms":
+        return roofline.least_first_token(workload, cost, limits) * 1e3
     each = workload.output_tokens
     if compared.metric == "total_tokens_per_s":
         each += workload.shared_tokens + workload.prompt_tokens
-    return workload.requests * each / seconds
+    return workload.requests * each / roofline.least_seconds(workload, cost, limits)
 
 
 def _share(compared: Compared, figure: float, limit: float) -> float:

@@ -8,19 +8,118 @@ beginning compute it once. The roofline model: Williams, Waterman and Patterson,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
 from benchmarks.peers.models import weight_bytes
 from benchmarks.shapes import SHAPES, matrix_flops
+from executors.gguf.file import GgufFile, read_gguf
 from server.commands.bench.workloads import Workload
 
 _BYTES = 2
-"""of a bfloat16 number"""
+"""of a number in the KV cache, and in a checkpoint in bfloat16"""
 
 
-def least_seconds(workload: Workload, shape: str, limits: dict[str, float]) -> float:
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a model takes: `weight_bytes` that each step reads, operations of one row in the layers' matrices and in lm_head,
+    bytes of one position's keys and values in all layers. `rates`: which of the measured rates bound its products, of which
+    the highest counts."""
+
+    weight_bytes: float
+    layer_operations: float
+    head_operations: float
+    kv_bytes: float
+    rates: tuple[str, ...] = ("bf16_gflop_per_s",)
+
+    def reading(self, num_bytes: float, limits: Mapping[str, float]) -> float:
+        """Seconds to read so many bytes; `limits` as of `limits.measured`."""
+        return num_bytes / (limits["read_gb_per_s"] * 1e9)
+
+    def multiplying(self, operations: float, limits: Mapping[str, float]) -> float:
+        """Seconds of so many operations."""
+        return operations / (max(limits[name] for name in self.rates) * 1e9)
+
+
+def of_shape(shape: str) -> Cost:
+    """A shape of benchmarks/shapes.py with weights in bfloat16."""
+    of = SHAPES[shape]
+    return Cost(
+        weight_bytes(shape),
+        matrix_flops(shape, 1),
+        2.0 * of["hidden_size"] * of["vocab_size"],
+        2 * _BYTES * int(of["num_hidden_layers"] * of["num_key_value_heads"] * of["head_dim"]),
+    )
+
+
+def of_gguf(path: Path) -> Cost:
+    """A GGUF file: the bytes of its tensors as they are stored, and keys and values of 16 bits.
+
+    Of experts, those that one token uses. An embedding beside a head of its own is read by row: its bytes do not count. Nor
+    do keys and values in a model with windows, most of whose layers read few. Products may be of integers.
+
+    Raises ConfigError where the file is no GGUF file.
+    """
+    file = read_gguf(path, arrays=False)
+    arch = file.metadata["general.architecture"]
+    head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    used = file.metadata.get(f"{arch}.expert_used_count", 1) / file.metadata.get(f"{arch}.expert_count", 1)
+    read = multiplied = 0.0
+    for name, tensor in file.tensors.items():
+        if name in ("token_embd.weight", "position_embd.weight") and name != head:
+            continue
+        share = used if "_exps." in name else 1.0
+        read += share * tensor.num_bytes
+        if len(tensor.shape) > 1 and name != head:
+            multiplied += share * 2.0 * float(np.prod(tensor.shape, dtype=float))
+    return Cost(
+        read,
+        multiplied,
+        2.0 * float(np.prod(file.tensors[head].shape, dtype=float)),
+        _kv_bytes(file, arch),
+        ("bf16_gflop_per_s", "int8_gop_per_s"),
+    )
+
+
+def _kv_bytes(file: GgufFile, arch: str) -> float:
+    def told(name: str, default: int = 0) -> int:
+        return int(file.metadata.get(f"{arch}.attention.{name}", default))
+
+    if told("sliding_window"):
+        return 0.0
+    size = told("key_length") + told("value_length")
+    if not size:
+        size = 2 * int(file.metadata[f"{arch}.embedding_length"]) // told("head_count")
+    # One number, or one for each layer.
+    heads = file.metadata.get(
+        f"{arch}.attention.head_count_kv", file.metadata[f"{arch}.attention.head_count"]
+    )
+    layers = int(file.metadata[f"{arch}.block_count"])
+    return float(_BYTES * size * np.broadcast_to(heads, layers).sum())
+
+
+def least_seconds(workload: Workload, cost: Cost, limits: Mapping[str, float]) -> float:
     """Seconds that all requests of the workload take at least; `limits` as of `limits.measured`."""
     return max(
-        bytes_read(workload, shape) / (limits["read_gb_per_s"] * 1e9),
-        operations(workload, shape) / (limits["bf16_gflop_per_s"] * 1e9),
+        cost.reading(bytes_read(workload, cost), limits),
+        cost.multiplying(operations(workload, cost), limits),
+    )
+
+
+def least_step(workload: Workload, cost: Cost, limits: Mapping[str, float]) -> float:
+    """Seconds of the mean decoding step: reading alone, for what prompts multiply is in no step between two tokens."""
+    return cost.reading(bytes_read(workload, cost), limits) / steps(workload)
+
+
+def least_first_token(workload: Workload, cost: Cost, limits: Mapping[str, float]) -> float:
+    """Seconds from a prompt that is alone to its first token."""
+    prompt = workload.shared_tokens + workload.prompt_tokens
+    return max(
+        cost.reading(cost.weight_bytes, limits),
+        cost.multiplying(prompt * cost.layer_operations + cost.head_operations, limits),
     )
 
 
@@ -29,26 +128,18 @@ def steps(workload: Workload) -> int:
     return -(-workload.requests // workload.concurrency) * workload.output_tokens
 
 
-def bytes_read(workload: Workload, shape: str) -> float:
+def bytes_read(workload: Workload, cost: Cost) -> float:
     """Weights and KV cache, all steps together. Of the KV only what decoding reads: prompts keep their own in registers."""
     prompt = workload.shared_tokens + workload.prompt_tokens
     decoded = workload.output_tokens - 1
     positions = workload.requests * decoded * (prompt + decoded / 2)
-    return steps(workload) * weight_bytes(shape) + positions * _kv_bytes(shape)
+    return steps(workload) * cost.weight_bytes + positions * cost.kv_bytes
 
 
-def operations(workload: Workload, shape: str) -> float:
-    """Floating-point operations of the linear layers; lm_head for rows whose token is drawn."""
+def operations(workload: Workload, cost: Cost) -> float:
+    """Operations of the linear layers; lm_head for rows whose token is drawn."""
     drawn = workload.requests * workload.output_tokens
     prompts = workload.shared_tokens + workload.requests * workload.prompt_tokens
     # The last token of an answer is never an input.
     rows = prompts + workload.requests * (workload.output_tokens - 1)
-    return (
-        matrix_flops(shape, rows) + 2.0 * drawn * SHAPES[shape]["hidden_size"] * SHAPES[shape]["vocab_size"]
-    )
-
-
-def _kv_bytes(shape: str) -> int:
-    """Of one position in all layers, keys and values."""
-    of = SHAPES[shape]
-    return 2 * _BYTES * int(of["num_hidden_layers"] * of["num_key_value_heads"] * of["head_dim"])
+    return rows * cost.layer_operations + drawn * cost.head_operations

@@ -1,4 +1,4 @@
-"""Either server as a process: start it, wait until it is ready, stop it and all its children."""
+"""Any of the servers as a process: start it, wait until it is ready, stop it and all its children."""
 
 from __future__ import annotations
 
@@ -15,35 +15,55 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers import install
+from benchmarks.peers import install, llamacpp
 
 MODEL_NAME = "bench"
-MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB = 4096, 64, 4
-"""The same for both."""
+KV_GIB = 4
+"""Of Cohort and vLLM. llama.cpp takes what its slots need."""
 START_WITHIN, STOP_WITHIN = 600.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server is started for, the same on both sides: `seqs` sequences side by side, each of at most `context`
+    tokens."""
+
+    seqs: int
+    context: int
+
+
+ROOM = Room(64, 4096)
+SLOTS = Room(32, 1024)
+"""Beside llama.cpp, which divides its KV cache among its slots once and for all: what the workloads need, and no more."""
+DEEP = Room(4, 8192)
+"""For workloads that are longer."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are compared. `ready` is the path that answers 200 when it serves."""
+    """One of the two that are compared. `ready` is the path that answers 200 when it serves. Words of `command` may have
+    {model}, {port}, and {seqs}, {context} and {tokens} of a Room, `tokens` being their product."""
 
     name: str
     command: Sequence[str]
     ready: str
     env: dict[str, str] = field(default_factory=dict)
 
-    def argv(self, model: Path, port: int) -> list[str]:
+    def argv(self, model: Path, port: int, room: Room = ROOM) -> list[str]:
         """What is run for a model."""
-        places = {"model": str(model), "port": str(port)}
+        places = {
+            "model": str(model), "port": str(port), "seqs": str(room.seqs), "context": str(room.context),
+            "tokens": str(room.seqs * room.context),
+        }  # fmt: skip
         return [word.format(**places) for word in self.command]
 
 
-def cohort(name: str = "cohort", *extra: str) -> Side:
+def cohort(name: str = "cohort", *extra: str, dtype: str = "bfloat16") -> Side:
     """This checkout, with flags of `cohort serve`."""
     command = [
         sys.executable, "-m", "server.cli", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}",
-        "--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN),
-        "--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", f"{KV_GIB}GiB", "--log-level", "warning", *extra,
+        "--served-model-name", MODEL_NAME, "--dtype", dtype, "--max-model-len", "{context}",
+        "--max-num-seqs", "{seqs}", "--kv-cache-memory-bytes", f"{KV_GIB}GiB", "--log-level", "warning", *extra,
     ]  # fmt: skip
     return Side(name, command, "/ready")
 
@@ -66,24 +86,39 @@ def vllm() -> Side:
     }
     command = [
         str(venv / "bin/vllm"), "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}",
-        "--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN),
-        "--max-num-seqs", str(MAX_NUM_SEQS),
+        "--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--max-model-len", "{context}",
+        "--max-num-seqs", "{seqs}",
     ]  # fmt: skip
     return Side("vllm", command, "/health", env)
 
 
+def llama() -> Side:
+    """llama.cpp's server with a thread for each core, and its own defaults otherwise.
+
+    Raises RuntimeError and subprocess.CalledProcessError where it cannot be built.
+    """
+    threads = len(os.sched_getaffinity(0))
+    command = [
+        str(llamacpp.ensure() / "bin/llama-server"), "-m", "{model}", "--host", "127.0.0.1", "--port", "{port}",
+        "--alias", MODEL_NAME, "-t", str(threads), "-np", "{seqs}", "-c", "{tokens}",
+    ]  # fmt: skip
+    return Side("llamacpp", command, "/health")
+
+
 @contextlib.contextmanager
-def serving(side: Side, model: Path, log: Path) -> Iterator[tuple[str, float]]:
+def serving(side: Side, model: Path, log: Path, room: Room = ROOM) -> Iterator[tuple[str, float]]:
     """A started server: its address, and the seconds from start to ready. Stopped, with its children, at the end.
 
     Raises RuntimeError, with the end of its log, where it does not come up.
     """
     port = _free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("COHORT_", "LLAMA_"))
+    }
     with log.open("ab") as output:
         began = time.monotonic()
         process = subprocess.Popen(
-            side.argv(model, port),
+            side.argv(model, port, room),
             env=environment | side.env,
             stdout=output,
             stderr=output,

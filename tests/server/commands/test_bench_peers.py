@@ -1,10 +1,12 @@
-"""benchmarks/peers: ratios, processes and generated models. vLLM itself is not started here; `make bench-peers` does that."""
+"""benchmarks/peers: ratios, processes and generated models. `make bench-peers` starts vLLM and llama.cpp, no test does."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +16,17 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import compare, install, limits, models, servers
+from benchmarks.peers import compare, gguf_files, install, limits, llamacpp, models, roofline, servers
 from benchmarks.peers.servers import Side
 from benchmarks.shapes import SHAPES, matrix_flops
 from server.commands.bench.workloads import WORKLOADS
+from tests.server.commands.bench_fake import FakeServer
 
 pytestmark = pytest.mark.long
 
 LIMITS = {"read_gb_per_s": 50.0, "bf16_gflop_per_s": 1000.0}
 BIG = "qwen3-0.6b"
+LARGE, TINY = roofline.of_shape(BIG), roofline.of_shape("qwen3-tiny")
 
 
 def fake(name: str, delay: float) -> Side:
@@ -31,14 +35,39 @@ def fake(name: str, delay: float) -> Side:
     return Side(name, words, "/health", {"PYTHONPATH": str(command.ROOT)})
 
 
+def faked(names: list[str]) -> dict[str, Any]:
+    """A report of `cohort bench` in which every figure is 1."""
+    run = {compared.metric: 1.0 for compared in compare.COMPARED.values()}
+    return {"workloads": [{"workload": {"name": name}, "runs": [run]} for name in names]}
+
+
 def test_every_compared_workload_exists() -> None:
-    assert set(compare.COMPARED) - {compare.START} <= set(WORKLOADS)
+    named = {of.workload or name for name, of in compare.COMPARED.items()} - {compare.START}
+    assert named == set(compare.NAMES) <= set(WORKLOADS)
+
+
+def test_two_figures_of_one_workload() -> None:
+    """At depth both the time between tokens and the time to the first count."""
+    runs = [{"itl_p50_ms": 8.0, "ttft_p50_ms": 900.0}]
+    values: compare.Values = {}
+    for side, factor in (("a", 1.0), ("b", 3.0)):
+        each = [{name: factor * value for name, value in run.items()} for run in runs]
+        compare.take(values, side, {"workloads": [{"workload": {"name": "deep"}, "runs": each}]})
+    found = compare.results(values, ["a", "b"], LARGE, TINY, LIMITS)
+    assert {name: entry["ratio"] for name, entry in found.items()} == {"deep": 3.0, "deep-ttft": 3.0}
+    assert (
+        found["deep"]["sides"]["a"]["median"] == 8.0 and found["deep-ttft"]["sides"]["a"]["median"] == 900.0
+    )
+    # 4,096 prompt tokens and half of those that follow are read at each step; they are multiplied before the first.
+    read = 2 * 596e6 + (4096 + 31.5) * 63 / 64 * 112 * 1024
+    assert found["deep"]["limit"] == pytest.approx(read / 50e9 * 1e3, rel=0.01)
+    assert found["deep-ttft"]["limit"] == pytest.approx(matrix_flops(BIG, 4096) / 1e12 * 1e3, rel=0.01)
 
 
 def test_a_figure_of_zero_has_no_ratio() -> None:
     """A busy machine hands over a stream's tokens at once: 0 ms between them."""
     values: compare.Values = {"single": {"a": [[0.0], [10.0], [0.0]], "b": [[20.0], [10.0], [0.0]]}}
-    entry = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS)["single"]
+    entry = compare.results(values, ["a", "b"], LARGE, TINY, LIMITS)["single"]
     assert "ratio" not in entry and entry["ratio_of_each_round"] == [None, 1.0, None]
     assert set(entry["share_of_limit"]) == {"b"}
     assert "-, 1.00, -" in compare.table({"single": entry}, ["a", "b"])
@@ -50,7 +79,7 @@ def test_ratios_are_above_one_where_the_first_is_better() -> None:
         "steady": {"a": [[300.0], [100.0]], "b": [[100.0], [200.0]]},
         "wide": {"a": [[1.0]]},
     }
-    found = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS)
+    found = compare.results(values, ["a", "b"], LARGE, TINY, LIMITS)
     assert found["single"]["ratio"] == pytest.approx(20 / 11)
     assert found["single"]["ratio_of_each_round"] == pytest.approx([21 / 11, 1.0])
     assert found["single"]["sides"]["a"] == {
@@ -67,9 +96,9 @@ def test_limits_are_of_the_machine_and_the_shape() -> None:
     values: compare.Values = {name: {"a": [[30.0]]} for name in compare.COMPARED}
     limit = {
         name: entry["limit"]
-        for name, entry in compare.results(values, ["a", "b"], BIG, "qwen3-tiny", LIMITS).items()
+        for name, entry in compare.results(values, ["a", "b"], LARGE, TINY, LIMITS).items()
     }
-    fast = compare.results(values, ["a", "b"], BIG, "qwen3-tiny", {**LIMITS, "read_gb_per_s": 500.0})
+    fast = compare.results(values, ["a", "b"], LARGE, TINY, {**LIMITS, "read_gb_per_s": 500.0})
     # 596 million parameters of two bytes, and 127 to 191 positions of 112 KiB.
     assert limit["single"] == pytest.approx((2 * 596e6 + 160 * 112 * 1024) / 50e9 * 1e3, rel=0.01)
     # Prompts of 128 tokens, one row of each through lm_head.
@@ -88,10 +117,10 @@ def test_limits_are_of_the_machine_and_the_shape() -> None:
 
 def test_the_share_of_the_limit_is_one_at_the_limit() -> None:
     at_limit = compare.results(
-        {"single": {"a": [[1.0]]}, "burst": {"a": [[1.0]]}}, ["a", "b"], BIG, BIG, LIMITS
+        {"single": {"a": [[1.0]]}, "burst": {"a": [[1.0]]}}, ["a", "b"], LARGE, LARGE, LIMITS
     )
     values: compare.Values = {name: {"a": [[entry["limit"] * 2]]} for name, entry in at_limit.items()}
-    found = compare.results(values, ["a", "b"], BIG, BIG, LIMITS)
+    found = compare.results(values, ["a", "b"], LARGE, LARGE, LIMITS)
     # Twice the milliseconds, twice the tokens a second.
     assert found["single"]["share_of_limit"] == {"a": pytest.approx(0.5)}
     assert found["burst"]["share_of_limit"] == {"a": pytest.approx(2.0)}
@@ -195,21 +224,16 @@ def test_a_start_for_each_model_in_turn(
     up: list[str] = []
 
     @contextmanager
-    def serving(side: Side, model: Path, log: Path) -> Iterator[tuple[str, float]]:
+    def serving(side: Side, model: Path, log: Path, room: servers.Room) -> Iterator[tuple[str, float]]:
         assert not up
         up.append(side.name)
         yield f"{side.name} {model.name}", 2.0
         up.clear()
 
-    def bench(url: str, names: list[str], repeat: int, seed: int) -> dict[str, Any]:
+    def bench(url: str, names: list[str], repeat: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
         side, model = url.split()
         done.append((side, model, ",".join(names)))
-        runs = [{compare.COMPARED[name].metric: 1.0} for name in names]
-        return {
-            "workloads": [
-                {"workload": {"name": name}, "runs": [run]} for name, run in zip(names, runs, strict=True)
-            ]
-        }
+        return faked(names)
 
     monkeypatch.setattr(servers, "serving", serving)
     monkeypatch.setattr(command, "_bench", bench)
@@ -259,3 +283,236 @@ def test_metadata_under_the_name_that_vllm_looks_for(tmp_path: Path) -> None:
     install._name_it_vllm(tmp_path)
     copy = source.with_name("vllm-0.32.0+cpu.dist-info") / "METADATA"
     assert copy.read_text() == "Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\nSummary: it\n"
+
+
+def small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The smaller shape as `gguf_files.write` writes it, with a vocabulary of 1,008."""
+    monkeypatch.setenv("PEER_MODELS", str(tmp_path))
+    monkeypatch.setattr(models, "_WORDS", 997)
+    shape = {**SHAPES["qwen3-tiny"], "vocab_size": 1008, "eos_token_id": 999}
+    monkeypatch.setitem(SHAPES, "qwen3-tiny", shape)
+    gguf_files.write(models.ensure("qwen3-tiny"), tmp_path / "small.gguf")
+    return tmp_path / "small.gguf"
+
+
+def test_what_a_file_takes_is_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the generated one as much as of its shape, and the norms besides."""
+    path = small_file(tmp_path, monkeypatch)
+    of_file, of_shape = roofline.of_gguf(path), roofline.of_shape("qwen3-tiny")
+    norms = sum(4 * size[0] for size in models.tensor_sizes(SHAPES["qwen3-tiny"]).values() if len(size) == 1)
+    assert of_file.weight_bytes == of_shape.weight_bytes + norms
+    assert of_file.layer_operations == of_shape.layer_operations
+    assert of_file.head_operations == of_shape.head_operations
+    assert of_file.kv_bytes == of_shape.kv_bytes
+    fast = {**LIMITS, "int8_gop_per_s": 4000.0}
+    assert of_file.multiplying(4e12, fast) == 1.0 and of_shape.multiplying(4e12, fast) == 4.0
+
+
+def test_what_is_not_read_at_each_step_does_not_count(tmp_path: Path) -> None:
+    """The embedding beside a head of its own, and half of the experts; layers with windows read few keys and values."""
+    import torch
+
+    from tests.executors.gguf_files import write_gguf
+
+    metadata = {
+        "embedding_length": 32, "block_count": 1, "expert_count": 4, "expert_used_count": 2,
+        "attention.head_count": 4, "attention.head_count_kv": 2,
+    }  # fmt: skip
+    tensors = {
+        "token_embd.weight": torch.zeros(100, 32), "output.weight": torch.zeros(100, 32),
+        "blk.0.ffn_up_exps.weight": torch.zeros(4, 64, 32), "blk.0.attn_q.weight": torch.zeros(32, 32),
+    }  # fmt: skip
+    kinds = {"output.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "Q4_0"}
+    path = write_gguf(tmp_path / "a.gguf", "qwen3moe", metadata, tensors, lambda name: kinds.get(name, "F32"))
+    cost = roofline.of_gguf(path)
+    assert cost.weight_bytes == 100 * 34 + 2 * 64 * 18 + 4 * 32 * 32
+    assert cost.layer_operations == 2 * (2 * 64 * 32 + 32 * 32) and cost.head_operations == 2 * 100 * 32
+    assert cost.kv_bytes == 2 * 2 * (2 * 8)
+    metadata["attention.sliding_window"] = 16
+    windowed = roofline.of_gguf(write_gguf(tmp_path / "b.gguf", "qwen3moe", metadata, tensors))
+    assert windowed.kv_bytes == 0
+
+
+def test_prompts_fit_the_vocabulary_that_is_given(tmp_path: Path) -> None:
+    with FakeServer(vocab=1008) as server:
+        report = command._bench(server.url, ["single"], 1, 0, 1008)
+    assert report["config"]["prompts"]["source"] == "--vocab-size"
+    assert all(max(asked["prompt"]) < 1008 for asked in server.asked)
+
+
+def test_a_generated_model_is_the_same_as_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the readers that serve it: configuration, every weight, and the tokens."""
+    import torch
+
+    from engine.text.gguf_tokenizer import tokenizer_files
+    from engine.text.tokenizer import Tokenizer
+    from executors.gguf.file import read_gguf
+    from executors.llm.checkpoint.files import Checkpoint
+    from executors.llm.model.config import read_config
+    from tests.executors.gguf_files import prepared
+
+    path = small_file(tmp_path, monkeypatch)
+    source, served = tmp_path / "qwen3-tiny", prepared(tmp_path / "prepared", path)
+    assert read_config(served) == read_config(source)
+    wanted, found = Checkpoint(source), Checkpoint(served)
+    assert found.names() == wanted.names()
+    for name in wanted.names():
+        each = []
+        for checkpoint in (wanted, found):
+            file = checkpoint.file_of(name)
+            each.append(torch.empty(file.shape(name)))
+            file.copy_into(name, each[-1])
+        assert torch.equal(*each), name
+    for name, content in tokenizer_files(read_gguf(path).metadata).items():
+        (served / name).write_bytes(content)
+    before, after = Tokenizer.load(source), Tokenizer.load(served)
+    for text in ("\u00e9 word12 <|im_end|> x", " word12"):
+        assert after.encode(text) == before.encode(text)
+    assert after.decode(range(1000)) == before.decode(range(1000))
+
+
+def test_a_quantized_file_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for llama-quantize notes what it was asked for; the wide file that it read is gone afterwards."""
+    small_file(tmp_path, monkeypatch)
+    monkeypatch.setitem(gguf_files.QUANTIZED, "small-q4_0", ("qwen3-tiny", "Q4_0"))
+    programs = tmp_path / "llama/bin"
+    programs.mkdir(parents=True)
+    for name in llamacpp.PROGRAMS:
+        (programs / name).write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/asked; head -c 4 "$1" > "$2"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PEER_LLAMA", str(tmp_path / "llama"))
+    before = set(tmp_path.iterdir())
+    path = gguf_files.ensure("small-q4_0")
+    assert gguf_files.ensure("small-q4_0") == path and path.read_bytes() == b"GGUF"
+    assert (tmp_path / "asked").read_text() == "Q4_0\n"
+    assert set(tmp_path.iterdir()) - before == {path, tmp_path / "asked"}
+    (programs / "llama-quantize").write_text("#!/bin/sh\necho no such type; echo half > $2; exit 3\n")
+    path.unlink()
+    with pytest.raises(RuntimeError, match="ended with 3:\nno such type"):
+        gguf_files.ensure("small-q4_0")
+    assert not path.exists()
+
+
+def test_a_file_without_a_name_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").touch()
+    assert gguf_files.ensure(str(tmp_path / "mine.gguf")) == tmp_path / "mine.gguf"
+    with pytest.raises(FileNotFoundError, match=r"no file smollm3; .* smollm2, qwen3-0\.6b-q4_k_m"):
+        gguf_files.ensure("smollm3")
+
+
+def test_a_build_needs_a_compiler_and_an_old_one_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEER_LLAMA", str(tmp_path / "llama"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RuntimeError, match="no C\\+\\+ compiler 'no-such-compiler'"):
+        llamacpp.ensure()
+    assert not (tmp_path / "llama").exists()
+    (tmp_path / "llama/bin").mkdir(parents=True)
+    for name in llamacpp.PROGRAMS:
+        (tmp_path / "llama/bin" / name).touch()
+    assert llamacpp.ensure() == tmp_path / "llama"
+    argv = servers.llama().argv(Path("m.gguf"), 1234, servers.Room(4, 8192))
+    assert argv[:3] == [str(tmp_path / "llama/bin/llama-server"), "-m", "m.gguf"]
+    flags = dict(zip(argv[3::2], argv[4::2], strict=True))
+    assert flags == {
+        "--host": "127.0.0.1", "--port": "1234", "--alias": servers.MODEL_NAME,
+        "-t": str(len(os.sched_getaffinity(0))), "-np": "4", "-c": "32768",
+    }  # fmt: skip
+
+
+def test_a_failed_build_does_not_look_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program that is run is a stand-in; Ninja's makes nothing and fails at the first attempt."""
+    monkeypatch.setenv("PEER_LLAMA", str(tmp_path))
+    done: list[str] = []
+    build = tmp_path / f"llama_cpp_python-{llamacpp.VERSION}/vendor/llama.cpp/build/bin"
+
+    def run(words: list[str], **options: Any) -> None:
+        done.append(words[0])
+        if words[0] == "ninja":
+            if done.count("ninja") == 1:
+                raise subprocess.CalledProcessError(1, words)
+            build.mkdir(parents=True)
+            for name in words[3:]:
+                (build / name).touch()
+        if "download" in words:
+            source = tmp_path / "packed" / build.relative_to(tmp_path).parents[1]
+            source.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(tmp_path / f"llama_cpp_python-{llamacpp.VERSION}.tar.gz", "w:gz") as archive:
+                archive.add(tmp_path / "packed", ".")
+
+    monkeypatch.setattr(llamacpp.subprocess, "run", run)
+    monkeypatch.setattr(llamacpp.shutil, "which", lambda name: name)
+    with pytest.raises(subprocess.CalledProcessError):
+        llamacpp.ensure()
+    assert not (tmp_path / "bin").exists()
+    assert llamacpp.ensure() == tmp_path and (tmp_path / "bin").resolve() == build
+    count = len(done)
+    assert llamacpp.ensure() == tmp_path and len(done) == count
+
+
+def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both servers are given the same file, room and range of token ids; each model has a report of its own."""
+    path = small_file(tmp_path, monkeypatch)
+    started: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def serving(side: Side, model: Path, log: Path, room: servers.Room) -> Iterator[tuple[str, float]]:
+        started.append((side.name, model, room))
+        yield "", 2.0
+
+    def bench(url: str, names: list[str], repeat: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
+        started[-1] += (",".join(names), seed, vocab_size)
+        return faked(names)
+
+    monkeypatch.setattr(servers, "serving", serving)
+    monkeypatch.setattr(servers, "llama", lambda: fake("llamacpp", 0.0))
+    monkeypatch.setattr(command, "_bench", bench)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "_log", lambda side: tmp_path / side.name)
+    monkeypatch.setattr(limits, "measured", lambda: {**LIMITS, "int8_gop_per_s": 1500.0})
+    other = path.rename(tmp_path / "other.gguf")
+    path.symlink_to(other)
+    monkeypatch.setattr(
+        sys, "argv", ["peers", "--peer", "llamacpp", "--gguf", f"{path},{other}", "--rounds", "1"]
+    )
+    command.main()
+    each = [
+        (name, other, room, workloads, 0, 1008)
+        for name in ("cohort", "llamacpp")
+        for room, workloads in ((servers.SLOTS, "single,burst,steady,wide,prefix"), (servers.DEEP, "deep"))
+    ]
+    assert started == 2 * each
+    for room, workloads in ((servers.SLOTS, each[0][3]), (servers.DEEP, "deep")):
+        assert all(WORKLOADS[name].context <= room.context for name in workloads.split(","))
+    for name in ("small", "other"):
+        report = json.loads((tmp_path / f"peers-llamacpp-{name}.json").read_text())
+        assert set(report["results"]) == set(compare.COMPARED) - {"tiny"}
+        assert report["config"]["gguf"]["bytes"] == other.stat().st_size
+        assert set(report["config"]["gguf"]["bytes_of_types"]) == {"F32", "BF16"}
+        assert report["results"]["start"]["sides"]["cohort"]["rounds"] == [[2.0]]
+        assert "--dtype auto" in " ".join(report["config"]["sides"]["cohort"]["command"])
+        assert report["limits"]["read_gb_per_s"] == 50.0 and report["client"]["hardware"]
+        assert [(run["side"], run["room"]["seqs"]) for run in report["runs"]] == [
+            ("cohort", 32), ("cohort", 4), ("llamacpp", 32), ("llamacpp", 4),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--peer vllm --gguf smollm2", "--gguf: with --peer llamacpp"),
+        ("--peer llamacpp --quantization int8", "--quantization compares"),
+        ("--peer llamacpp --json out.json", "--json: with one file"),
+        ("--peer llamacpp --workloads tiny", "no workload tiny"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", *words.split()])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert complaint in capsys.readouterr().err

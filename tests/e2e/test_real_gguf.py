@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from benchmarks.quality_quantization import figures, float32_logits, quantized
 from executors.contract import OptimizationConfig, PrefillInput, Tensor
 from executors.gguf.file import read_gguf
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.model.gguf_names import Stored
+from executors.llm.tools.wide_copy import write_wide_copy
+from tests.e2e.test_real_int8 import MOST_KL, WIDEST_FLIP
 from tests.executors.gguf_files import prepared
 from tests.executors.llm.driver import start
 from tools.real_models import directory, gguf_file
@@ -60,15 +64,12 @@ def test_every_weight_is_the_reference_bit_for_bit(tmp_path: Path, name: str) ->
     checkpoint.close()
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", TYPES)
-async def test_logits_are_those_of_the_widened_checkpoint(
-    tmp_path: Path, name: str, quantization: str | None
-) -> None:
+async def test_int8_of_a_file_is_that_of_the_widened_checkpoint(tmp_path: Path, name: str) -> None:
     ids = Tokenizer.from_file(str(directory(name) / "tokenizer.json")).encode(TEXT).ids[:400]
     rows = []
     for path in (prepared(tmp_path, gguf_file(name)), directory(name)):
-        options = OptimizationConfig(num_threads=1, quantization=quantization)
+        options = OptimizationConfig(num_threads=1, quantization="int8")
         executor = await start(
             path, dtype="bfloat16", optimization=options, kv_bytes=64 << 20, max_model_len=512
         )
@@ -76,8 +77,25 @@ async def test_logits_are_those_of_the_widened_checkpoint(
             np.asarray((await executor.prefill(PrefillInput(Tensor.of([ids], "int32")))).last_token_logits())
         )
         await executor.shutdown()
-    if quantization is None:
-        assert np.array_equal(rows[0], rows[1])
-    else:  # rounded to int8 from float32 in one case, and from bfloat16 in the other
-        assert np.abs(rows[0] - rows[1]).mean() < 0.5
-        assert rows[0].argmax() == rows[1].argmax()
+    # Rounded to int8 from float32 in one case, and from bfloat16 in the other.
+    assert np.abs(rows[0] - rows[1]).mean() < 0.5
+    assert rows[0].argmax() == rows[1].argmax()
+
+
+@pytest.mark.parametrize(("name", "agreement"), [("smollm2", 0.94), ("gemma3", 0.96)])
+async def test_a_file_computed_as_it_is_stored_is_close_to_the_same_weights_in_float32(
+    tmp_path: Path, name: str, agreement: float
+) -> None:
+    stored, wide = prepared(tmp_path / "stored", gguf_file(name)), tmp_path / "wide"
+    write_wide_copy(stored, wide)
+    for path in (stored, wide):  # the texts are tokenized by both names
+        for file in directory(name).glob("*token*.json"):
+            shutil.copy(file, path)
+    with float32_logits(wide) as exact:
+        found = await quantized(stored, "bf16", exact, ["prefill"], threads=1)
+    report = figures(found["prefill"])
+    print(f"{name}: {report}")
+    assert report["rows"] > 2000
+    assert report["kl"] <= MOST_KL, report
+    assert report["agreement"] >= agreement, report
+    assert report["flipped_gap"] <= WIDEST_FLIP, report

@@ -16,6 +16,7 @@ import argparse
 import datetime
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -202,7 +203,9 @@ def _of_gguf(name: str) -> Subject:
         types[tensor.type] += tensor.num_bytes
     facts = {"name": name, "file": path.name, "bytes": path.stat().st_size, "bytes_of_types": dict(types)}
     vocab_size = file.tensors["token_embd.weight"].shape[0]
-    return Subject(Path(name).stem, path, roofline.of_gguf(path), vocab_size, {"gguf": facts})
+    return Subject(
+        Path(name).name.removesuffix(".gguf"), path, roofline.of_gguf(path), vocab_size, {"gguf": facts}
+    )
 
 
 def _report_name(asked: argparse.Namespace, subject: Subject) -> str:
@@ -270,4 +273,6 @@ def _listed(words: str | None) -> list[str]:
 
 
 if __name__ == "__main__":
+    # By default the process would end at once, and leave the server that it started behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     main()

@@ -473,10 +473,12 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "_log", lambda side: tmp_path / side.name)
     monkeypatch.setattr(limits, "measured", lambda: {**LIMITS, "int8_gop_per_s": 1500.0})
-    other = path.rename(tmp_path / "other.gguf")
+    # Made before, as far as can be seen.
+    monkeypatch.setitem(gguf_files.QUANTIZED, "other-0.6b-q4_0", ("qwen3-tiny", "Q4_0"))
+    other = path.rename(tmp_path / "other-0.6b-q4_0.gguf")
     path.symlink_to(other)
     monkeypatch.setattr(
-        sys, "argv", ["peers", "--peer", "llamacpp", "--gguf", f"{path},{other}", "--rounds", "1"]
+        sys, "argv", ["peers", "--peer", "llamacpp", "--gguf", f"{path},other-0.6b-q4_0", "--rounds", "1"]
     )
     command.main()
     each = [
@@ -487,7 +489,7 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
     assert started == 2 * each
     for room, workloads in ((servers.SLOTS, each[0][3]), (servers.DEEP, "deep")):
         assert all(WORKLOADS[name].context <= room.context for name in workloads.split(","))
-    for name in ("small", "other"):
+    for name in ("small", "other-0.6b-q4_0"):
         report = json.loads((tmp_path / f"peers-llamacpp-{name}.json").read_text())
         assert set(report["results"]) == set(compare.COMPARED) - {"tiny"}
         assert report["config"]["gguf"]["bytes"] == other.stat().st_size

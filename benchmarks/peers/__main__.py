@@ -233,7 +233,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workloads", help="with commas [all; deep beside llama.cpp only, tiny not there]")
+    parser.add_argument("--workloads", help="with commas [all; deep with --gguf, tiny without]")
     parser.add_argument("--rounds", type=int, default=2, help="times each server is started per model [2]")
     parser.add_argument("--repeat", type=int, default=4, help="runs per workload, the first thrown away [4]")
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES, help="the large model [%(default)s]")

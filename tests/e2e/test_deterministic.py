@@ -1,16 +1,21 @@
-"""`--deterministic` on a trained model, in float32, bf16 and int8: tokens and logprobs bit for bit the same, whatever happens
-around a request. What other families of models do is in tests/executors/llm/test_deterministic.py, kills at every position in
-tests/chaos."""
+"""`--deterministic` on a trained model, in float32, bf16 and int8, and on a GGUF file of seven formats: tokens and logprobs bit
+for bit the same, whatever happens around a request. What other families of models do is in
+tests/executors/llm/test_deterministic.py, kills at every position in tests/chaos."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import random
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +36,8 @@ from executors.contract import (
 from executors.process import connect
 from executors.tiny import weights_dir
 from tests.engine.harness import read
+from tests.executors.checkpoints import write_checkpoint
+from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.tiny_model import NUMBERS_PER_TOKEN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
@@ -63,18 +70,44 @@ ASKED = asks()
 CHOICES = [replace(ASKED[6], sampling=replace(SETTINGS[1], choice=choice)) for choice in range(3)]
 
 
+GGUF = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    "dtype": "float32", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": 1024,
+}  # fmt: skip
+GGUF_NUMBERS_PER_TOKEN = 2 * 2 * 2 * 64
+FORMATS = {
+    "attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q4_1", "ffn_gate": "Q4_0", "ffn_up": "Q5_K",
+    "ffn_down": "Q5_0", "token_embd": "Q8_0",
+}  # fmt: skip
+
+
+@cache
+def gguf_model() -> Path:
+    """A directory that serves a GGUF file with matrices in each of FORMATS. It lies there until the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="cohort-test-gguf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tensors = converted_checkpoint(write_checkpoint(folder / "hf", GGUF), "llama")
+    metadata = {**sizes(GGUF), "rope.dimension_count": 64}
+    file = write_gguf(
+        folder / "m.gguf", "llama", metadata, tensors, lambda name: FORMATS[name.split(".")[-2]]
+    )
+    return prepared(folder / "served", file)
+
+
 @asynccontextmanager
 async def deterministic(
     kind: str, pool_tokens: int, mode: str = "inline", **limits: Any
 ) -> AsyncIterator[EngineCore]:
-    dtype = "bfloat16" if kind == "int8" else kind
+    dtype = "bfloat16" if kind in ("int8", "gguf") else kind
+    per_token = GGUF_NUMBERS_PER_TOKEN if kind == "gguf" else NUMBERS_PER_TOKEN
     config = ExecutorConfig(
         "llm",
-        model=str(weights_dir()),
+        model=str(gguf_model() if kind == "gguf" else weights_dir()),
         dtype=dtype,
         max_num_seqs=16,
         memory=ExecutorMemoryConfig(
-            kv_cache_memory_bytes=pool_tokens * NUMBERS_PER_TOKEN * (4 if dtype == "float32" else 2)
+            kv_cache_memory_bytes=pool_tokens * per_token * (4 if dtype == "float32" else 2)
         ),
         optimization=OptimizationConfig(deterministic=True, quantization="int8" if kind == "int8" else None),
         max_model_len=512,
@@ -136,7 +169,7 @@ async def _same_in_every_way(kind: str) -> None:
         assert core.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "gguf"])
 async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted(kind: str) -> None:
     try:
         await _same_in_every_way(kind)
@@ -145,10 +178,11 @@ async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted
         assert "needs Cohort's own kernels" in str(error)
 
 
-async def test_a_request_is_the_same_after_a_death() -> None:
+@pytest.mark.parametrize("kind", ["bfloat16", "gguf"])
+async def test_a_request_is_the_same_after_a_death(kind: str) -> None:
     try:
-        expected, _ = await alone("bfloat16")
-        async with deterministic("bfloat16", 8192, "process") as core:
+        expected, _ = await alone(kind)
+        async with deterministic(kind, 8192, "process") as core:
             mailboxes = [Mailbox() for _ in ASKED]
             for one, mailbox in zip(ASKED, mailboxes, strict=True):
                 core.submit(replace(one, max_tokens=120), mailbox)

@@ -24,15 +24,17 @@ from triton.runtime import JITFunction
 from executors.kernels import triton as package
 from executors.kernels.shaping_layout import row_words
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
+from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.gpu.graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
 from executors.llm.gpu.inputs import DeviceStep, DeviceTables, StepShape, num_words
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.config import parse_config
+from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
+from executors.llm.model.linear import StoredFormat
 from executors.llm.model.modules import Experts, Mlp
 from executors.llm.sampling.triton_sampler import TritonSampler
 from executors.llm.step.runner import ModelRunner
@@ -83,14 +85,16 @@ _MOE = _SMALL | {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `narrow`: KV
-    in e4m3. `every`: all steps that have a graph, else those that differ most."""
+    """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `stored`:
+    formats of its weights as a file holds them, in turn; `narrow`: KV in e4m3. `every`: all steps that have a graph, else
+    those that differ most."""
 
     name: str
     fields: dict[str, Any]
     dtype: torch.dtype = torch.bfloat16
     page: int = 16
     fp8: str | None = None
+    stored: tuple[str, ...] = ()
     narrow: bool = False
     steady: bool = False
     every: bool = False
@@ -108,6 +112,15 @@ CASES = (
     Case("Qwen3-8B, e4m3 KV", _LARGE, narrow=True),
     Case("Qwen3-8B, e4m3 weights", _LARGE, fp8="rows"),
     Case("Qwen3-8B, e4m3 blocks", _LARGE, fp8="blocks"),
+    Case("Qwen3-8B, Q4_K_M", _LARGE, stored=("Q4_K", "Q4_K", "Q6_K")),
+    Case("Qwen3-8B, Q4_0", _LARGE, stored=("Q4_0",)),
+    Case("Qwen3-8B, AWQ", _LARGE, stored=("uint4-g128",)),
+    Case("Qwen3-0.6B, old formats", _SMALL, stored=("Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q5_K")),
+    Case("Qwen3-0.6B, small formats", _SMALL, _FP16, stored=("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")),
+    Case(
+        "Qwen3-0.6B, groups", _SMALL, stored=("int4-g64", "int4-g128", "uint4-g32", "uint4-f32", "uint8-f32")
+    ),
+    Case("Qwen3-0.6B, Q4_K in fp32", _SMALL, _FP32, stored=("Q4_K", "Q6_K")),
     Case("Qwen3-30B-A3B", _MOE),
     Case("Qwen3-30B-A3B, deterministic", _MOE, steady=True),
     Case("Mistral-7B", _MISTRAL),
@@ -219,7 +232,11 @@ def _serve(case: Case) -> None:
     """The steps of a model, as `DeviceUnifiedRunner` has them computed."""
     config = parse_config(case.fields)
     plan = None if case.fp8 is None else Fp8Plan(case.fp8 == "blocks", None, True)
-    model = Decoder(config, case.dtype, META, fp8=plan, each_layer=plan and partial(hold, plan=plan))
+    stored = _stored(config, case.stored)
+    each_layer = partial(keep, stored=stored) if stored else plan and partial(hold, plan=plan)
+    model = Decoder(config, case.dtype, META, fp8=plan, each_layer=each_layer)
+    if stored:
+        keep_head(model, stored)
     model.kv_dtype = E4M3 if case.narrow else None
     model.prepare(MAX_LEN)
     if case.steady:
@@ -252,6 +269,15 @@ def _serve(case: Case) -> None:
         if case.every:  # without a graph, over tables as long as the longest sequence needs
             for longest in (case.page, 3 * case.page, 1000):
                 program.run(step, None, -(-longest // case.page))
+
+
+def _stored(config: DecoderConfig, kinds: tuple[str, ...]) -> dict[str, StoredFormat]:
+    """Formats of all matrices of linear layers, by their names, each kind in turn."""
+    if not kinds:
+        return {}
+    places = Decoder(config, torch.bfloat16, META).places()
+    names = [name for name, place in places.items() if place.linear is not None and name.endswith("weight")]
+    return {name: StoredFormat(kinds[i % len(kinds)]) for i, name in enumerate(names)}
 
 
 def _stacked(experts: list[Mlp]) -> tuple[torch.Tensor, ...]:

@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
+from executors.kernels.device_layouts import DeviceRows, table_of
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import MOST_ROWS, FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.kernels.triton.stored import matmul
+from executors.llm.gpu import kernel_check
 from executors.llm.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import KvSpec
@@ -31,6 +34,8 @@ from tools.gpu_check.plan import Options
 from tools.gpu_check.timing import Limits, measure_limits, noise, seconds_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+STORED = ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "uint4-g128")
+"""Formats of weights as files hold them."""
 SETS = 4
 """Copies of the operands that calls take in turn, where one of them fills a cache."""
 _BEYOND_CACHES, _MOST_COPIES = 256 << 20, 128
@@ -120,6 +125,7 @@ def run(options: Options, found: Found) -> None:
         _fused(bench)
         _products(bench)
         _few_rows(bench)
+        _stored(bench)
         check_sampling.measure(device, dtype, options.tiny, limits, bench.put)
     if broken:
         raise broken
@@ -338,6 +344,30 @@ def _few_rows(bench: Bench) -> None:
             for way, calls in ways.items():
                 title = f"{before}product {name}{behind}, {rows} rows, {way}"
                 bench.add(title, calls, moved, 2.0 * rows * wide * deep)
+
+
+def _stored(bench: Bench) -> None:
+    """Products with weights as files hold them, beside those of bf16 of the same sizes in `_products`: with few rows they should
+    take as much less time as they have fewer bytes."""
+    drawn, size = noise(bench.device), bench.dtype.itemsize
+    for kind in STORED:
+        for name, wide, deep in (
+            (("tiny", 64, 256),) if bench.tiny else (*PRODUCTS[:-1], ("large", 4096, 4096))
+        ):
+            one = DeviceRows.empty(kind, wide, deep, torch.device("cpu"))
+            weights = [
+                kernel_check.random_rows(drawn, kind, wide, deep, bench.device)
+                for _ in range(bench.copies(one.num_bytes))
+            ]
+            table = table_of(one.layout, bench.device)
+            for rows in (3,) if bench.tiny else (1, 16, 256):
+                out = torch.empty(rows, wide, dtype=bench.dtype, device=bench.device)
+                calls = [
+                    functools.partial(matmul, _random(bench, drawn, rows, deep), weight, table, None, out)
+                    for weight in weights
+                ]
+                moved = one.num_bytes + size * rows * (wide + deep)
+                bench.add(f"product {name} in {kind}, {rows} rows", [*calls], moved, 2.0 * rows * wide * deep)
 
 
 def _apart(

@@ -40,6 +40,11 @@ def dequantize(raw: torch.Tensor, kind: str, out: torch.Tensor) -> None:
             to.sub_(minima)
 
 
+def unpacked(blocks: torch.Tensor, kind: str) -> Unpacked:
+    """Unpack whole blocks, uint8 [blocks, bytes of a block], of one of `DEQUANTIZED`. Codes may be a view of `blocks`."""
+    return _UNPACK[kind](blocks)
+
+
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     """Return the float16 at byte `at` of each block, float32 [blocks, 1, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, :, None]

@@ -16,6 +16,7 @@ from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, MergedWeight, cpu_kernels, operand_bytes, use_kernels
+from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
     Progress,
@@ -28,7 +29,7 @@ from executors.llm.checkpoint.weights import (
     stored_formats,
 )
 from executors.llm.fused import cpu_forward
-from executors.llm.gpu import fp8_support
+from executors.llm.gpu import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
 from executors.llm.model import fp8
@@ -64,6 +65,10 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         refuse_without_kernels(config, dtype, device, missing)
     plan, widened = fp8_plan(config, decoder_config, device, directory)
     kept = kept_formats(config, decoder_config, kernels, directory)
+    on_device = formats_on_device(config, decoder_config, device, directory, plan)
+    each_layer = None if plan is None else partial(hold, plan=plan)
+    if on_device:
+        each_layer = partial(keep, stored=on_device)
     try:
         decoder = Decoder(
             decoder_config,
@@ -72,9 +77,11 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             kernels,
             whole_numbers(config),
             plan,
-            None if plan is None else partial(hold, plan=plan),
+            each_layer,
             kept,
         )
+        if on_device:
+            keep_head(decoder, on_device)
         decoder.kv_dtype = kv_dtype(config, device)
         if config.optimization.deterministic:
             decoder.be_steady()
@@ -155,6 +162,22 @@ def kept_formats(
     return stored_formats(directory, decoder.family)
 
 
+def formats_on_device(
+    config: ExecutorConfig,
+    decoder: DecoderConfig,
+    device: torch.device,
+    directory: Path,
+    plan: fp8.Fp8Plan | None,
+) -> dict[str, StoredFormat]:
+    """Return the formats that linear layers keep in a GPU's memory, by usual names of tensors; none where the files have none, a
+    setting asks for another, or the kernels do not run."""
+    if config.load_format == "dummy" or config.optimization.quantization is not None or plan is not None:
+        return {}
+    if stored_support.why_not(device, config.attention.backend) is not None:
+        return {}
+    return stored_formats(directory, decoder.family)
+
+
 def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
     """Return the dtype that keys and values are stored in, None for the model's dtype. Raises ConfigError."""
     if config.memory.kv_cache_dtype == "auto":
@@ -175,6 +198,10 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
         count = sum(linear.fp8 is not None for linear in decoder.linears())
         form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
         held = f"fp8: {count} of {len(decoder.linears())} linear layers, {form}"
+    stored = [linear for linear in decoder.linears() if linear.on_device is not None]
+    if stored:
+        formats = ", ".join(sorted({kind for linear in stored for kind in linear.stored}))
+        held = f"{len(stored)} of {len(decoder.linears())} linear layers as the file holds them: {formats}"
     headless = (
         "no lm_head: the model makes embeddings and generates nothing" if decoder.config.headless else None
     )
@@ -229,7 +256,7 @@ def _widened(decoder: Decoder, missing: str) -> str | None:
     scheme = decoder.config.integers
     if scheme is None or decoder.quantization or decoder.fp8 is not None:
         return None
-    if not decoder.keeps_stored:
+    if not decoder.keeps_stored and not any(linear.on_device for linear in decoder.linears()):
         return f"the checkpoint's {scheme.label} weights were widened: {missing or 'their groups are not supported'}"
     return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.tensor_file import TensorFile
@@ -159,7 +160,12 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
 def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
     if place.packed:
         assert place.linear is not None
-        if place.linear.stored:
+        if (weight := place.linear.on_device) is not None:
+            kind = file.stored_kind(name)
+            assert kind is not None
+            for begin, rows in file.raw_rows(name):
+                weight.take(device_rows(rows, kind), place.begin + begin)
+        elif place.linear.stored:
             for begin, rows in file.raw_rows(name):
                 place.linear.fill_blocks(rows, place.begin + begin)
         else:

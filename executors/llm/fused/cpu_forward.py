@@ -124,7 +124,8 @@ class CpuForward:
     def __init__(self, kernels: CpuKernels, decoder: Decoder) -> None:
         """The decoder must pass `why_not`, its linear layers must be packed and its tables must exist."""
         self._forward = kernels.forward
-        self._embed = decoder.embed if decoder.stored_embed is None else decoder.stored_embed
+        stored = decoder.stored_embed
+        self._embed = stored if isinstance(stored, StoredRows) else decoder.embed
         config = decoder.config
         self._kept: list[object] = []
         layers = [self._layer(decoder, layer) for layer in decoder.layers]

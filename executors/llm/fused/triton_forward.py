@@ -82,7 +82,7 @@ class TritonForward:
         """Compute hidden states [T, hidden] after the final norm."""
         decoder, attend = self._decoder, inputs.attend
         assert isinstance(attend, PagedAttend)
-        residual = decoder.embed.index_select(0, inputs.token_ids).to(decoder.dtype)
+        residual = decoder.look_up(inputs.token_ids)
         if decoder.embed_scale != 1.0:
             residual *= decoder.embed_scale
         if self.few is not None and self.few.takes(len(residual)):

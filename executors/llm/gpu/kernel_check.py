@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executors.kernels.device_layouts import DeviceRows, table_of
+from executors.kernels.device_layouts import widened as widened_rows
 from executors.kernels.shaping_layout import (
     BIASES,
     ENTRY_SHIFT,
@@ -28,6 +30,7 @@ from executors.kernels.shaping_layout import (
     row_words,
 )
 from executors.kernels.triton import fp8 as fp8_kernels
+from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
@@ -423,6 +426,68 @@ def fp8_fault(device: torch.device) -> str | None:
             ),
         }
     )
+
+
+def stored_fault(device: torch.device) -> str | None:
+    """Check the kernels of weights that stay as a file holds them."""
+    draw = _Draw.of(torch.bfloat16, device)
+    return first_fault(
+        {f"stored {kind}": (partial(_stored, draw, kind), LIMITS[torch.bfloat16]) for kind in _STORED}
+    )
+
+
+_STORED = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q8_0",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_XS",
+    "MXFP4",
+    "uint4-g128",
+    "uint8-f32",
+)
+"""Formats whose layouts differ, each of them compiled in its own way."""
+
+
+_STORED_ROWS = (3, 24, 40, 200)
+"""Tiles are of 16, 32, 64 or 128 rows, and each is another kernel."""
+
+
+def _stored(draw: _Draw, kind: str) -> float:
+    """The error of products of few and many rows; infinity if rows that are looked up are others."""
+    outputs, columns = 80, 768
+    held = random_rows(draw.noise, kind, outputs, columns, draw.device)
+    wide, table, ids = widened_rows(held), table_of(held.layout, draw.device), draw.order(outputs)[:7]
+    # A product and a difference in one instruction round once where the definition rounds twice.
+    if distance(stored_kernels.widened(held, table, ids, torch.float32), wide[ids]) > 1e-6:
+        return torch.inf
+    weight, worst = wide.to(draw.dtype), 0.0
+    for count in _STORED_ROWS:
+        x = draw(count, columns)
+        out = torch.empty(count, outputs, dtype=draw.dtype, device=draw.device)
+        stored_kernels.matmul(x, held, table, None, out)
+        worst = max(worst, distance(out, x.float() @ weight.float().T))
+    return worst
+
+
+def random_rows(
+    drawn: torch.Generator, kind: str, rows: int, columns: int, device: torch.device
+) -> DeviceRows:
+    """Rows of any codes, with scales about 1."""
+    held = DeviceRows.empty(kind, rows, columns, device)
+    for tensor in held.tensors:
+        if tensor.dtype.is_floating_point:
+            tensor.copy_(1 + torch.rand(tensor.shape, generator=drawn, device=drawn.device))
+        else:
+            shape = tensor.view(torch.uint8).shape
+            tensor.view(torch.uint8).copy_(
+                torch.randint(0, 256, shape, dtype=torch.uint8, generator=drawn, device=drawn.device)
+            )
+    return held
 
 
 def _quantized(draw: _Draw, blocks: bool) -> float:

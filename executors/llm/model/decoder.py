@@ -9,7 +9,7 @@ calls. The runner passes in attention as `attend`, which knows where the keys an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from executors.llm.model.linear import (
 )
 from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
+from executors.llm.model.stored_weight import StoredEmbedding
 
 
 class Decoder:
@@ -62,7 +63,7 @@ class Decoder:
         self.kv_dtype: torch.dtype | None = None
         self.kv_scales: tuple[tuple[float, float], ...] = ()
         self.embed_mapped = False
-        self.stored_embed: StoredRows | None = None
+        self.stored_embed: StoredRows | StoredEmbedding | None = None
         self.keeps_stored = kernels is not None and quantization is None and bool(stored)
         """Whether weights that a file holds quantized keep their format."""
         self.kernels = kernels
@@ -99,18 +100,23 @@ class Decoder:
             else:
                 linear.reserve(kernels, how.kind, how.gated)
 
+    def keep_head_on_device(self, parts: StoredParts) -> None:
+        """Keep a head in the format of its file, see `Linear.keep_on_device`, and the embedding with it if they are tied."""
+        self.lm_head.keep_on_device(parts, self.device)
+        weight = self.lm_head.on_device
+        if self.config.tied and weight is not None:
+            self.stored_embed = StoredEmbedding(weight, self.dtype)
+            self.embed = torch.empty(self.embed.shape, dtype=self.dtype, device="meta")
+            self.lm_head.weight = self.embed
+            self.embed_mapped = True
+
     def kept_parts(self, stored: Mapping[str, StoredFormat]) -> dict[int, StoredParts]:
         """Map the id of each linear layer that can keep the formats of its file to its parts; `stored`: formats by checkpoint
         names. Parts whose columns are in different orders cannot be multiplied together."""
         found = {}
         for linear, parts in naming.linear_parts(self).items() if stored else ():
-            formats = [stored.get(name) for name, _ in parts]
-            kinds = [one.kind for one in formats if one is not None and one.kind in STORED_KINDS]
-            orders = [one.order for one in formats if one is not None]
-            if len(kinds) < len(parts) or not _same(orders):
-                continue
-            rows = (count for _, count in parts)
-            found[linear] = StoredParts(tuple(zip(rows, kinds, strict=True)), orders[0])
+            if (kept := stored_parts(parts, stored, STORED_KINDS)) is not None:
+                found[linear] = kept
         return found
 
     def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
@@ -318,6 +324,20 @@ class Decoder:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return held + sum(linear.num_bytes for linear in self.linears())
+
+
+def stored_parts(
+    parts: Sequence[tuple[str, int]], stored: Mapping[str, StoredFormat], known: Container[str]
+) -> StoredParts | None:
+    """Return the formats of a linear layer's parts, given as (checkpoint name, rows) from the first row on. None if they cannot
+    be kept: one is not in a `known` format, or their columns are in different orders."""
+    formats = [stored.get(name) for name, _ in parts]
+    kinds = [one.kind for one in formats if one is not None and one.kind in known]
+    orders = [one.order for one in formats if one is not None]
+    if len(kinds) < len(parts) or not _same(orders):
+        return None
+    rows = (count for _, count in parts)
+    return StoredParts(tuple(zip(rows, kinds, strict=True)), orders[0])
 
 
 def _same(orders: list[torch.Tensor | None]) -> bool:

@@ -1,4 +1,5 @@
-"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN if those are unavailable, in FP8, or plain.
+"""y = x W^T + b: packed for Cohort's CPU kernels, packed for oneDNN if those are unavailable, in FP8, as a file holds it, or
+plain.
 
 A linear layer that is packed for the kernels or holds e4m3 never stores its weight in rows of a wider dtype: the loader
 passes the rows on as it reads them.
@@ -20,6 +21,7 @@ from executors.kernels.cpu import (
     PackedWeight,
 )
 from executors.llm.model.fp8 import Fp8Weight
+from executors.llm.model.stored_weight import StoredWeight
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Default format of a weight by its dtype: one of `KINDS`."""
@@ -78,10 +80,11 @@ def padded_rows(rows: int) -> int:
 class Linear:
     """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader.
 
-    `packed` or `fp8` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing for oneDNN.
+    `packed`, `fp8` or `on_device` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing
+    for oneDNN.
     """
 
-    __slots__ = ("_onednn", "bias", "fp8", "packed", "stored", "weight")
+    __slots__ = ("_onednn", "bias", "fp8", "on_device", "packed", "stored", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -90,6 +93,8 @@ class Linear:
         self.stored: tuple[str, ...] = ()
         """Formats of the layer's parts, if it takes rows as a file holds them quantized."""
         self.fp8: Fp8Weight | None = None
+        self.on_device: StoredWeight | None = None
+        """The weight as a file holds it, in the memory of a GPU."""
         self._onednn: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,6 +103,8 @@ class Linear:
             return self.packed(x)
         if self.fp8 is not None:
             return self.fp8(x, self.bias)
+        if self.on_device is not None:
+            return self.on_device(x, self.bias)
         if self._onednn is not None:
             rows = len(x)
             if (wanted := padded_rows(rows)) != rows:
@@ -134,6 +141,13 @@ class Linear:
             self.packed.set_order(stored.order)
         self.stored = tuple(kind for _, kind in joined)
 
+    def keep_on_device(self, stored: StoredParts, device: torch.device) -> None:
+        """Keep what the file holds quantized in that format, for kernels that dequantize it as they multiply. This frees the
+        weight's memory, which is still untouched."""
+        _, columns = self._give_up()
+        self.on_device = StoredWeight(stored.joined, columns, stored.order, device)
+        self.stored = tuple(kind for _, kind in stored.joined)
+
     def hold(self, weight: Fp8Weight) -> None:
         """Use `weight`, which is filled later, instead of the layer's own weight. This frees that weight's memory, which is
         still untouched."""
@@ -159,7 +173,7 @@ class Linear:
     @property
     def given_up(self) -> bool:
         """Whether the loader passes rows to `fill` instead of writing into `weight`."""
-        return self.packed is not None or self.fp8 is not None
+        return self.packed is not None or self.fp8 is not None or self.on_device is not None
 
     def fill(self, rows: torch.Tensor, begin: int) -> None:
         """Store rows [count, in] of any float dtype from row `begin` on, after `weight` was given up."""
@@ -178,8 +192,9 @@ class Linear:
             self.packed.set_bias(self.bias)
 
     def pack_onednn(self) -> None:
-        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`; does nothing for an FP8 weight."""
-        if self.fp8 is not None:
+        """Replace the weight by oneDNN's packed form, see `can_pack_onednn`. Does nothing for a weight in FP8 or in a file's
+        format."""
+        if self.fp8 is not None or self.on_device is not None:
             return
         self._onednn = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self.weight = None
@@ -191,6 +206,8 @@ class Linear:
             return self.packed.num_bytes
         if self.fp8 is not None:
             return self.fp8.num_bytes
+        if self.on_device is not None:
+            return self.on_device.num_bytes
         held = self._onednn if self.weight is None else self.weight
         return 0 if held is None else held.numel() * held.element_size()
 

@@ -1,0 +1,173 @@
+"""How weights that a file holds quantized lie in a device's memory, so that Triton kernels dequantize them while they multiply.
+
+A weight is scale * (code - offset) - minimum, or scale * (code - zero), or scale * table[code]: the numbers of the file, not
+rounded again. Three parts of a code lie apart:
+
+    codes   uint8 [rows, columns / 2]     4 bits. Of every 32 columns byte i has column i in its low half, 16 + i in its high half
+            int8 [rows, columns]          8 bits
+    high    int32 [rows, columns / 32]    the fifth bits of 32 columns, column i in bit i
+            int32 [rows, columns / 16]    bits 5 and 6 of 16 columns, column i in bits 2i and 2i + 1
+
+Scales, minima and zeros are [rows, columns / group]. Nested ones are a small whole number each, times a float16 for every 256
+columns. Codes of 2 and 3 bits take 4 here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+BLOCK = 32
+"""Columns that lie together; a matrix has a multiple of it."""
+NEST = 256
+"""Columns that share the factor of nested scales."""
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Values of a code of IQ4_NL and IQ4_XS, and of MXFP4 (twice e2m1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayout:
+    """`bits` of a code: 4, 5, 6 or 8. `group`: columns that share a scale. `nested`: scales and minima are."""
+
+    bits: int
+    group: int
+    offset: int = 0
+    nested: bool = False
+    extra: Literal["", "minimum", "zero"] = ""
+    table: tuple[int, ...] = ()
+    scale_dtype: torch.dtype = torch.float16
+
+    @property
+    def small_dtype(self) -> torch.dtype:
+        """Dtype of the whole numbers of nested scales."""
+        return torch.uint8 if self.extra else torch.int8
+
+
+LAYOUTS: dict[str, DeviceLayout] = {
+    "Q4_0": DeviceLayout(4, 32, 8),
+    "Q4_1": DeviceLayout(4, 32, extra="minimum"),
+    "Q5_0": DeviceLayout(5, 32, 16),
+    "Q5_1": DeviceLayout(5, 32, extra="minimum"),
+    "Q8_0": DeviceLayout(8, 32),
+    "Q2_K": DeviceLayout(4, 16, nested=True, extra="minimum"),
+    "Q3_K": DeviceLayout(4, 16, 4, nested=True),
+    "Q4_K": DeviceLayout(4, 32, nested=True, extra="minimum"),
+    "Q5_K": DeviceLayout(5, 32, nested=True, extra="minimum"),
+    "Q6_K": DeviceLayout(6, 16, 32, nested=True),
+    "IQ4_NL": DeviceLayout(4, 32, table=IQ4),
+    "IQ4_XS": DeviceLayout(4, 32, nested=True, table=IQ4),
+    "MXFP4": DeviceLayout(4, 32, table=FP4, scale_dtype=torch.float32),
+    "int4-g64": DeviceLayout(4, 64, 8),
+    "int4-g128": DeviceLayout(4, 128, 8),
+    "uint4-g32": DeviceLayout(4, 32, extra="zero"),
+    "uint4-g64": DeviceLayout(4, 64, extra="zero"),
+    "uint4-g128": DeviceLayout(4, 128, extra="zero"),
+    "uint4-f32": DeviceLayout(4, 32, extra="zero", scale_dtype=torch.float32),
+    "uint8-f32": DeviceLayout(8, 32, extra="zero", scale_dtype=torch.float32),
+}
+"""By the names of STORED_KINDS (executors/kernels/cpu.py)."""
+
+
+@dataclass(slots=True)
+class DeviceRows:
+    """Rows of one format in its layout. Tensors that the layout has not are None."""
+
+    layout: DeviceLayout
+    codes: torch.Tensor
+    high: torch.Tensor | None
+    scales: torch.Tensor
+    factors: torch.Tensor | None
+    """float16 [rows, columns / 256], of nested scales."""
+    extras: torch.Tensor | None
+    """Minima or zeros."""
+    extra_factors: torch.Tensor | None
+
+    @classmethod
+    def empty(cls, kind: str, rows: int, columns: int, device: torch.device) -> DeviceRows:
+        """Memory for a matrix. Raises ValueError if `columns` is no multiple of what the format groups."""
+        how = LAYOUTS[kind]
+        unit = NEST if how.nested else max(BLOCK, how.group)
+        if columns % unit:
+            raise ValueError(f"rows of {columns} columns are no whole blocks of {unit}")
+
+        def made(count: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(rows, count, dtype=dtype, device=device)
+
+        groups, nests = columns // how.group, columns // NEST
+        codes = made(columns, torch.int8) if how.bits == 8 else made(columns // 2, torch.uint8)
+        extras = None
+        if how.extra:
+            extras = made(groups, how.small_dtype if how.nested else torch.float16)
+        return cls(
+            how,
+            codes,
+            made(columns // BLOCK * (how.bits - 4), torch.int32) if how.bits in (5, 6) else None,
+            made(groups, how.small_dtype if how.nested else how.scale_dtype),
+            made(nests, torch.float16) if how.nested else None,
+            extras,
+            made(nests, torch.float16) if how.nested and how.extra else None,
+        )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        found = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
+        return [one for one in found if one is not None]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return len(self.codes)
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix."""
+        return self.codes.shape[1] * (1 if self.layout.bits == 8 else 2)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that they take."""
+        return sum(one.nbytes for one in self.tensors)
+
+    def put(self, part: DeviceRows, begin: int) -> None:
+        """Copy rows of the same format, from row `begin` on."""
+        for to, tensor in zip(self.tensors, part.tensors, strict=True):
+            to[begin : begin + len(tensor)].copy_(tensor)
+
+
+def table_of(layout: DeviceLayout, device: torch.device) -> torch.Tensor | None:
+    """Return the values of a layout's codes, int8 [16]; None where a code is a number itself."""
+    return torch.tensor(layout.table, dtype=torch.int8, device=device) if layout.table else None
+
+
+def widened(rows: DeviceRows) -> torch.Tensor:
+    """Return float32 [rows, columns] by the definition, the products and the difference in the order of the formats' own."""
+    how, count, columns = rows.layout, rows.rows, rows.columns
+    if how.bits == 8:
+        codes = rows.codes.int()
+    else:
+        halves = rows.codes.view(count, -1, 1, BLOCK // 2)
+        codes = torch.cat((halves & 15, halves >> 4), 2).view(count, columns).int()
+    if rows.high is not None:
+        each = how.bits - 4
+        shifts = torch.arange(BLOCK // each, dtype=torch.int32, device=codes.device) * each
+        above = rows.high[:, :, None] >> shifts & (1 << each) - 1
+        codes = codes | above.view(count, columns) << 4
+    table = table_of(how, codes.device)
+    numbers = (codes - how.offset if table is None else table[codes]).float().view(count, -1, how.group)
+
+    def full(small: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        found = small.float()
+        if factors is not None:
+            found = factors.float().repeat_interleave(small.shape[1] // factors.shape[1], 1) * found
+        return found[:, :, None]
+
+    if how.extra == "zero" and rows.extras is not None:
+        numbers = numbers - full(rows.extras, None)
+    numbers = full(rows.scales, rows.factors) * numbers
+    if how.extra == "minimum" and rows.extras is not None:
+        numbers = numbers - full(rows.extras, rows.extra_factors)
+    return numbers.view(count, columns)

@@ -1,0 +1,38 @@
+"""Selects the linear layers that stay on a GPU as their file holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executors.kernels.device_layouts import LAYOUTS
+from executors.llm.model.decoder import Decoder, stored_parts
+from executors.llm.model.layer import Layer
+from executors.llm.model.linear import Linear, StoredFormat
+from executors.llm.model.modules import Mlp
+from executors.llm.model.parameters import Place, linear_parts, of_layer
+
+
+def keep(decoder: Decoder, index: int, layer: Layer, stored: Mapping[str, StoredFormat]) -> None:
+    """Keep the formats of a layer's linear layers, by checkpoint names, which frees their memory before it is touched.
+
+    Experts are widened, and so are linear layers with a part that the file has in another form.
+    """
+    mlp = layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()
+    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in (layer.qkv, layer.o, *mlp)}
+    for name, place in of_layer(decoder, index, layer):
+        if place.linear in parts:
+            parts[place.linear].append((name, place))
+    for linear, named in parts.items():
+        named.sort(key=lambda one: one[1].begin)
+        if any(place.turned for _, place in named):
+            continue
+        rows = [(name, len(place.tensor)) for name, place in named]
+        if (kept := stored_parts(rows, stored, LAYOUTS)) is not None:
+            linear.keep_on_device(kept, decoder.device)
+
+
+def keep_head(decoder: Decoder, stored: Mapping[str, StoredFormat]) -> None:
+    """The same for the head, and for an embedding that is tied to it."""
+    parts = linear_parts(decoder).get(id(decoder.lm_head))
+    if parts and (kept := stored_parts(parts, stored, LAYOUTS)) is not None:
+        decoder.keep_head_on_device(kept)

@@ -1,0 +1,30 @@
+"""Where weights can stay as files hold them, dequantized by Triton kernels: checked before use."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+
+from executors.kernels import triton_build
+
+_log = logging.getLogger(__name__)
+
+
+def why_not(device: torch.device, backend: str) -> str | None:
+    """Return why the kernels do not run here, None if they do: on GPUs, and interpreted if an attention `backend` asks for it."""
+    if device.type != "cuda" and backend != "triton":
+        return "the kernels are for GPUs"
+    return triton_build.missing() or _fault(device)
+
+
+@functools.cache
+def _fault(device: torch.device) -> str | None:
+    """Return what is wrong with the kernels on the device; logged once."""
+    from executors.llm.gpu import kernel_check  # imports Triton, which is not everywhere
+
+    wrong = kernel_check.stored_fault(device) if kernel_check.wanted(device) else None
+    if wrong is not None:
+        _log.warning("quantized weights: Cohort's Triton kernels are not used: %s", wrong)
+    return wrong

@@ -1,0 +1,208 @@
+"""Weights as files hold them on a device: their layout, and the Triton kernels, beside the formats' own dequantization."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executors.contract import PrefillInput, Tensor
+from executors.contract.config import ExecutorAttentionConfig
+from executors.kernels.device_layouts import LAYOUTS, DeviceRows, table_of, widened
+from executors.kernels.triton import stored
+from executors.llm.checkpoint.device_blocks import device_rows
+from executors.llm.gpu import kernel_check
+from executors.llm.model.stored_weight import StoredWeight
+from tests.executors.checkpoints import write_checkpoint
+from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.kernels.blocks import block_size, dequantized, random_rows
+from tests.executors.llm.driver import start
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KINDS = sorted(LAYOUTS)
+
+
+def columns_of(kind: str) -> int:
+    """More than a tile of 128, and no multiple of one where the format allows it."""
+    size = block_size(kind)
+    return 256 if size == 256 else 160 if size == 32 else 2 * size + (64 if size == 64 else 0)
+
+
+def rows_of(kind: str, rows: int, columns: int) -> tuple[DeviceRows, torch.Tensor]:
+    """On the device, and what they stand for, float32 [rows, columns]."""
+    raw = random_rows(kind, rows, columns, scale=10.0)
+    made = DeviceRows.empty(kind, rows, columns, DEVICE)
+    for begin in range(0, rows, 7):  # as they come from a file: in pieces
+        made.put(device_rows(torch.from_numpy(raw[begin : begin + 7]), kind), begin)
+    return made, torch.from_numpy(np.array(dequantized(kind, raw))).view(rows, columns)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layout_loses_nothing(kind: str) -> None:
+    held, exact = rows_of(kind, 19, columns_of(kind))
+    assert torch.equal(widened(held).cpu(), exact)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_looked_up_exactly(kind: str) -> None:
+    held, exact = rows_of(kind, 19, columns_of(kind))
+    ids = torch.tensor([3, 18, 0, 3, 7], device=DEVICE)
+    found = stored.widened(held, table_of(held.layout, DEVICE), ids, torch.float32).cpu()
+    if DEVICE.type == "cpu":
+        assert torch.equal(found, exact[ids])
+    else:  # a product and a difference in one instruction round once
+        assert torch.allclose(found, exact[ids.cpu()], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        *((kind, 3) for kind in KINDS),
+        *((kind, rows) for kind in ("Q4_0", "Q4_K", "Q6_K", "Q8_0") for rows in (1, 17)),
+    ],
+)
+def test_products(kind: str, rows: int) -> None:
+    held, exact = rows_of(kind, 45, columns_of(kind))
+    x = torch.randn(rows, held.columns, generator=torch.Generator().manual_seed(1))
+    bias = torch.arange(45.0)
+    out = torch.full((rows, 50), -7.0, device=DEVICE)
+    stored.matmul(
+        x.to(DEVICE),
+        held,
+        table_of(held.layout, DEVICE),
+        bias.to(DEVICE) if rows != 3 else None,
+        out[:, 2:47],
+    )
+    expected = x.double() @ exact.double().T + (bias if rows != 3 else 0)
+    scale = x.abs().double() @ exact.abs().double().T + bias.abs() + 1e-9
+    assert ((out[:, 2:47].cpu() - expected).abs() / scale).max() < 1e-6
+    assert (out[:, :2] == -7).all() and (out[:, 47:] == -7).all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [40, 100, 130])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "uint8-f32"])
+def test_products_of_many_rows(kind: str, rows: int) -> None:
+    held, exact = rows_of(kind, 150, columns_of(kind))
+    x = torch.randn(rows, held.columns, generator=torch.Generator().manual_seed(1))
+    out = torch.empty(rows, 150, device=DEVICE)
+    stored.matmul(x.to(DEVICE), held, table_of(held.layout, DEVICE), None, out)
+    assert torch.allclose(out.cpu(), x @ exact.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    held, _ = rows_of("Q4_K", 40, 512)
+    x = torch.randn(15, 512, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+    def product(part: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(part), 40, device=DEVICE)
+        stored.matmul(part, held, None, None, out)
+        return out
+
+    whole = product(x)
+    assert all(torch.equal(product(x[i : i + 1].contiguous())[0], whole[i]) for i in range(15))
+
+
+def test_half_precision_rounds_a_weight_once() -> None:
+    held, exact = rows_of("Q6_K", 33, 256)
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(1)).half()
+    out = torch.empty(4, 33, dtype=torch.float16, device=DEVICE)
+    stored.matmul(x.to(DEVICE), held, None, None, out)
+    expected = x.float() @ exact.half().float().T
+    assert torch.allclose(out.cpu().float(), expected, rtol=2e-3, atol=2e-2)
+
+
+def test_parts_of_different_formats_and_columns_in_another_order() -> None:
+    kinds = [(20, "Q4_K"), (9, "Q6_K"), (30, "Q4_0")]
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(3))
+    weight = StoredWeight(kinds, 256, order, DEVICE)
+    exact = []
+    begin = 0
+    for rows, kind in kinds:
+        raw = random_rows(kind, rows, 256, seed=begin)
+        for first in range(0, rows, 6):
+            weight.take(device_rows(torch.from_numpy(raw[first : first + 6]), kind), begin + first)
+        exact.append(torch.from_numpy(np.array(dequantized(kind, raw))).view(rows, 256))
+        begin += rows
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(59, generator=torch.Generator().manual_seed(2))
+    found = weight(x.to(DEVICE), bias.to(DEVICE)).cpu()
+    assert torch.allclose(found, x[:, order] @ torch.cat(exact).T + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_is_that_of_the_file_or_little_more() -> None:
+    """Codes of 2 and 3 bits take 4, and MXFP4 a whole float for each scale."""
+    ratios = {}
+    for kind in KINDS:
+        columns = 1024
+        held = DeviceRows.empty(kind, 8, columns, torch.device("cpu"))
+        ratios[kind] = held.num_bytes / random_rows(kind, 8, columns).nbytes
+    print({kind: round(ratio, 3) for kind, ratio in ratios.items()})
+    assert {kind for kind, ratio in ratios.items() if ratio > 1.08} == {"Q2_K", "Q3_K", "MXFP4"}
+    assert max(ratios.values()) < 2
+
+
+def test_columns_that_are_no_whole_blocks() -> None:
+    with pytest.raises(ValueError, match="no whole blocks of 256"):
+        DeviceRows.empty("Q4_K", 4, 288, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "IQ4_XS", "uint4-g128", "uint8-f32"])
+def test_the_check_before_serving_sees_a_wrong_kernel(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_check, "_STORED", (kind,))
+    monkeypatch.setattr(kernel_check, "_STORED_ROWS", (3,))
+    if DEVICE.type == "cpu":  # the interpreter has no bfloat16
+        draw = kernel_check._Draw.of(torch.float32, DEVICE)
+        monkeypatch.setattr(kernel_check._Draw, "of", lambda dtype, device: draw)
+    assert kernel_check.stored_fault(DEVICE) is None
+    real = stored.matmul
+
+    def wrong(x: torch.Tensor, weight: DeviceRows, table: object, bias: object, out: torch.Tensor) -> None:
+        real(x, weight, table, bias, out)  # type: ignore[arg-type]
+        out[1, 5] += 5 * out.abs().max()
+
+    monkeypatch.setattr(stored, "matmul", wrong)
+    assert f"stored {kind}" in str(kernel_check.stored_fault(DEVICE))
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": True,
+    "dtype": "float32", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": 300,
+}  # fmt: skip
+FORMATS = {
+    "attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q4_1", "ffn_gate": "Q4_0", "ffn_up": "Q5_K",
+    "ffn_down": "Q5_0", "token_embd": "Q8_0",
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:
+    """Beside the same file, widened by torch."""
+    config = {**CONFIG, "tie_word_embeddings": tied}
+    tensors = converted_checkpoint(write_checkpoint(tmp_path / "hf", config), "llama")
+    kinds = {**FORMATS, "output": "Q6_K"}
+    file = write_gguf(
+        tmp_path / "m.gguf", "llama", {**sizes(config), "rope.dimension_count": 64}, tensors,
+        lambda name: kinds[name.split(".")[-2]],
+    )  # fmt: skip
+    path = prepared(tmp_path / "served", file)
+    found = {}
+    for backend in ("triton", "torch"):
+        executor = await start(
+            path,
+            dtype="float32",
+            attention=ExecutorAttentionConfig(block_size=16, backend=backend),
+            max_model_len=128,
+        )
+        ids = list(range(5, 17))
+        logits = (await executor.prefill(PrefillInput(Tensor.of([ids], "int32")))).last_token_logits()
+        found[backend] = np.asarray(logits), executor.info().quantization, executor.status().notes
+        await executor.shutdown()
+    assert np.allclose(found["triton"][0], found["torch"][0], rtol=1e-3, atol=1e-3)
+    notes = " ".join(found["triton"][2])
+    assert "linear layers as the file holds them" in notes and "Q4_K" in notes and "Q6_K" in notes
+    assert "as the file holds them" not in " ".join(found["torch"][2])

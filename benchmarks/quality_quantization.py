@@ -32,6 +32,7 @@ CHANGES: dict[str, dict[str, str]] = {
     "bf16": {},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "kv-int8": {"kv_cache_dtype": "int8"},
     "fp8": {"quantization": "fp8", "backend": "torch"},
     "kv-fp8": {"kv_cache_dtype": "fp8", "backend": "torch"},
     "fp8+kv-fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8", "backend": "torch"},

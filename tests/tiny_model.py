@@ -5,6 +5,7 @@ import json
 from executors.tiny import weights_dir
 
 _CONFIG = json.loads((weights_dir() / "config.json").read_text("utf-8"))
+HEAD_DIM: int = _CONFIG["head_dim"]
 LAYERS: int = _CONFIG["num_hidden_layers"]
 NUMBERS_PER_TOKEN: int = 2 * LAYERS * _CONFIG["num_key_value_heads"] * _CONFIG["head_dim"]
 """Keys and values of all layers."""

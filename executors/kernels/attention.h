@@ -1,7 +1,7 @@
 // Attention over paged KV on x86-64 CPUs: one call for all sequences of a step, one layer at a time.
 //
 //   q, out   [T, heads, head_dim]       k, v [T, kv_heads, head_dim]: of this step, copied to their cells first
-//   kv       [2, num_blocks, kv_heads, block_size, head_dim]
+//   kv       [2, num_blocks, kv_heads, block_size, head_dim]; in int8: see attention_int8.h
 //   tables   int32 [n, table_stride]: the blocks of a sequence
 //   work     int64 [num_work, 10], see `Work`: up to 128 query rows of a sequence, and a range of splits
 //
@@ -34,7 +34,7 @@ struct Work {
 };
 
 struct Step {
-  int64_t dtype, heads, kv_heads, head_dim, block_size, num_blocks, table_stride, window, tokens;
+  int64_t dtype, int8, heads, kv_heads, head_dim, block_size, num_blocks, table_stride, window, tokens;
   int64_t num_work, num_groups, max_rows, partial_rows, threads;
   const int32_t* tables;
   const int64_t* work;
@@ -52,6 +52,11 @@ struct Scores {
   float factor, softcap;  // score to exponent of 2; bounded: the factor inside tanh, and softcap times log2(e)
 };
 
+// Bits first..last of a tile's keys.
+inline uint64_t seen_keys(int64_t first, int64_t last) {
+  return (last < TILE ? (1ull << last) - 1 : ~0ull) & ~((1ull << first) - 1);
+}
+
 // Scores of one row of a tile, scaled, bounded and masked to first..last, in place; returns the highest.
 inline float finish_scores(float* scores, int64_t first, int64_t last, Scores how) {
   F x[VECTORS];
@@ -62,7 +67,7 @@ inline float finish_scores(float* scores, int64_t first, int64_t last, Scores ho
       x[i] = mul(sub(all(1.0f), div(all(2.0f), add(e, all(1.0f)))), all(how.softcap));
     }
   if (first > 0 || last < TILE) {
-    uint64_t visible = (last < TILE ? (1ull << last) - 1 : ~0ull) & ~((1ull << first) - 1);
+    uint64_t visible = seen_keys(first, last);
     for (int i = 0; i < VECTORS; i++) x[i] = keep(x[i], visible >> (i * W), all(-INFINITY));
   }
   F top = x[0];
@@ -130,42 +135,35 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-template <class T, class Op>
-struct Worker {
-  using Unit = typename Op::Unit;
+// What one thread does, whatever the cells hold. `Self` adds: load_row, which takes a row of queries; find, which looks up a
+// tile of keys; tile, which adds a tile's keys to the sums of some rows.
+template <class Self, class T>
+struct Pieces {
   const Step& s;
-  const T *kv, *q;
+  const T* q;
   T* out;
   const std::atomic<int64_t>& next;
-  int64_t q_stride, group, padded, depth, lda;
-  Unit *queries, *keys, *values, *weights;
+  int64_t q_stride, group, padded;
   float *scores, *factors;
   Part part, whole;
-  const T *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
 
-  Worker(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
-      : s(s), kv(kv), q(q), out(out), next(next), q_stride(q_stride) {
+  Pieces(const Step& s, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
+      : s(s), q(q), out(out), next(next), q_stride(q_stride) {
     group = s.heads / s.kv_heads;
     padded = (s.head_dim + 15) / 16 * 16;
-    depth = (s.head_dim + Op::DEPTH - 1) / Op::DEPTH;
-    lda = (depth + 15) / 16 * 16;
   }
 
-  bool prepare() {
-    int64_t rows = s.max_rows;
-    size_t units = rows * lda + depth * TILE + TILE * padded + 6 * TILE;
-    size_t floats = 6 * TILE + W + 2 * rows * (padded + 2);
-    if (!scratch.reserve((units * sizeof(Unit) + floats * sizeof(float) + 1024) / 64 * 64 + 1024)) return false;
-    queries = scratch.take<Unit>(rows * lda);
-    keys = scratch.take<Unit>(depth * TILE);
-    values = scratch.take<Unit>(TILE * padded);
-    weights = scratch.take<Unit>(6 * TILE);
+  Self& self() { return *static_cast<Self*>(this); }
+
+  // Bytes of what `take_sums` takes.
+  size_t sums_bytes() const { return (6 * TILE + W + 2 * s.max_rows * (padded + 2)) * sizeof(float) + 1024; }
+
+  void take_sums() {
     scores = scratch.take<float>(6 * TILE);
     factors = scratch.take<float>(W);
     memset(factors, 0, W * sizeof(float));
     memset(scores, 0, 6 * TILE * sizeof(float));
-    part = take_part(rows), whole = take_part(rows);
-    return true;
+    part = take_part(s.max_rows), whole = take_part(s.max_rows);
   }
 
   Part take_part(int64_t rows) {
@@ -187,7 +185,7 @@ struct Worker {
         if (t + 8 < w.tokens)  // rows lie kilobytes apart
           for (int64_t d = 0; d < s.head_dim; d += 64 / (int64_t)sizeof(T))
             soon(q, ((w.row + t + 8) * q_stride + (head * group + g) * s.head_dim + d) * sizeof(T));
-        Op::row(queries + (t * group + g) * lda, q + (w.row + t) * q_stride + (head * group + g) * s.head_dim, s.head_dim);
+        self().load_row(t * group + g, q + (w.row + t) * q_stride + (head * group + g) * s.head_dim);
       }
     if (w.group >= 0) {
       split(w, head, w.split_begin, partial(head, w.slot));
@@ -231,8 +229,94 @@ struct Worker {
     if (i >= s.num_work * s.kv_heads) return;
     const Work& w = ((const Work*)s.work)[i / s.kv_heads];
     int64_t begin = window_begin(w);
-    find(w, i % s.kv_heads, first_key(w, w.split_begin, begin), begin, w.pos + w.tokens, side);
+    self().find(w, i % s.kv_heads, first_key(w, w.split_begin, begin), begin, w.pos + w.tokens, side);
   }
+
+  // Keys of one split, into `to`.
+  void split(const Work& w, int64_t head, int64_t index, Part to) {
+    int64_t rows = w.tokens * group;
+    clear(to, rows, padded);
+    int64_t begin = window_begin(w), end = w.pos + w.tokens, from = first_key(w, index, begin);
+    int64_t until = (index + 1) * SPLIT < end ? (index + 1) * SPLIT : end;
+    Scores how = {s.scale * LOG2E, 0.0f};
+    if (s.softcap != 0.0f) how = {s.scale / s.softcap * 2.0f * LOG2E, s.softcap * LOG2E};
+    int side = 0;
+    self().find(w, head, from, begin, end, side);
+    for (int64_t tile = from; tile < until; tile += TILE, side ^= 1) {
+      int64_t next = tile + TILE;
+      if (next < until || (next < end && index + 1 < w.split_end))
+        self().find(w, head, next, begin, end, side ^ 1);
+      else
+        guess(side ^ 1);
+      int64_t count = end - tile < TILE ? end - tile : TILE;
+      // Queries before the tile, and those whose window begins after it, see none of its keys.
+      int64_t row = tile > w.pos ? (tile - w.pos) * group : 0, stop = rows;
+      if (s.window && tile + TILE + s.window - 1 - w.pos < w.tokens) stop = (tile + TILE + s.window - 1 - w.pos) * group;
+      self().tile(w, tile, row, stop, count, side, to, how);
+    }
+  }
+
+  // What a row sees of a tile: its keys first..last.
+  struct Visible {
+    int64_t first, last;
+  };
+  Visible visible(const Work& w, int64_t tile, int64_t row) const {
+    int64_t pos = w.pos + row / group;
+    int64_t last = pos - tile + 1 < TILE ? pos - tile + 1 : TILE;
+    int64_t first = s.window && pos + 1 - s.window > tile ? pos + 1 - s.window - tile : 0;
+    return {first > last ? last : first, last};
+  }
+
+  // How many keys of a tile the last of some rows sees.
+  int64_t most_seen(const Work& w, int64_t tile, int64_t row, int64_t count) const {
+    int64_t seen = w.pos + (row + count - 1) / group - tile + 1;
+    return seen > TILE ? TILE : seen;
+  }
+
+  // Finishes the scores of some rows and moves their maxima; `factors` are what sums so far have to be multiplied with, and
+  // `bases` [W] what is to be subtracted from the scores.
+  void rebase(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how, float* bases) {
+    float* maxima = to.maxima + row;
+    for (int64_t r = 0; r < count; r++) {
+      Visible keys = visible(w, tile, row + r);
+      float highest = finish_scores(scores + r * TILE, keys.first, keys.last, how);
+      highest = highest > maxima[r] ? highest : maxima[r];
+      bases[r] = highest == -INFINITY ? 0.0f : highest;
+      factors[r] = maxima[r] - bases[r];
+      maxima[r] = highest;
+    }
+    store(factors, exp2f(load(factors)));
+  }
+};
+
+template <class T, class Op>
+struct Worker : Pieces<Worker<T, Op>, T> {
+  using Base = Pieces<Worker<T, Op>, T>;
+  using Unit = typename Op::Unit;
+  using Base::factors, Base::group, Base::padded, Base::s, Base::scores;
+  const T* kv;
+  int64_t depth, lda;
+  Unit *queries, *keys, *values, *weights;
+  const T *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
+
+  Worker(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
+      : Base(s, q, q_stride, out, next), kv(kv) {
+    depth = (s.head_dim + Op::DEPTH - 1) / Op::DEPTH;
+    lda = (depth + 15) / 16 * 16;
+  }
+
+  bool prepare() {
+    size_t units = s.max_rows * lda + depth * TILE + TILE * padded + 6 * TILE;
+    if (!scratch.reserve((units * sizeof(Unit) + this->sums_bytes() + 1024) / 64 * 64 + 1024)) return false;
+    queries = scratch.take<Unit>(s.max_rows * lda);
+    keys = scratch.take<Unit>(depth * TILE);
+    values = scratch.take<Unit>(TILE * padded);
+    weights = scratch.take<Unit>(6 * TILE);
+    this->take_sums();
+    return true;
+  }
+
+  void load_row(int64_t r, const T* from) { Op::row(queries + r * lda, from, s.head_dim); }
 
   // Where the keys and values of a tile lie; null for keys that no query of this work sees.
   void find(const Work& w, int64_t head, int64_t tile, int64_t begin, int64_t end, int side) {
@@ -249,63 +333,33 @@ struct Worker {
     }
   }
 
-  // Keys of one split, into `to`.
-  void split(const Work& w, int64_t head, int64_t index, Part to) {
-    int64_t rows = w.tokens * group;
-    clear(to, rows, padded);
-    int64_t begin = window_begin(w), end = w.pos + w.tokens, from = first_key(w, index, begin);
-    int64_t until = (index + 1) * SPLIT < end ? (index + 1) * SPLIT : end;
-    Scores how = {s.scale * LOG2E, 0.0f};
-    if (s.softcap != 0.0f) how = {s.scale / s.softcap * 2.0f * LOG2E, s.softcap * LOG2E};
-    int side = 0;
-    find(w, head, from, begin, end, side);
-    for (int64_t tile = from; tile < until; tile += TILE, side ^= 1) {
-      int64_t next = tile + TILE;
-      if (next < until || (next < end && index + 1 < w.split_end))
-        find(w, head, next, begin, end, side ^ 1);
-      else
-        guess(side ^ 1);
-      int64_t count = end - tile < TILE ? end - tile : TILE;
+  // Adds a tile of `count` keys to the sums of rows row..stop.
+  void tile(const Work& w, int64_t tile, int64_t row, int64_t stop, int64_t count, int side, Part to, Scores how) {
 #if defined(__AVX512BF16__)
-      if constexpr (std::is_same<Op, Pairs>::value)
-        if (few_rows(w, tile, rows, count, side, to, how)) continue;
+    if constexpr (std::is_same<Op, Pairs>::value)
+      if (few_rows(w, tile, stop, count, side, to, how)) return;
 #endif
-      Op::pack_keys(keys, key_rows[side], count, s.head_dim, key_rows[side ^ 1]);
-      Op::pack_values(values, value_rows[side], count, s.head_dim, padded, value_rows[side ^ 1]);
-      // Queries before the tile, and those whose window begins after it, see none of its keys.
-      int64_t row = tile > w.pos ? (tile - w.pos) * group : 0, stop = rows;
-      if (s.window && tile + TILE + s.window - 1 - w.pos < w.tokens) stop = (tile + TILE + s.window - 1 - w.pos) * group;
-      while (row < stop) {
-        int64_t left = stop - row, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        block(w, tile, row, count, to, how);
-        row += count;
-      }
+    Op::pack_keys(keys, key_rows[side], count, s.head_dim, key_rows[side ^ 1]);
+    Op::pack_values(values, value_rows[side], count, s.head_dim, padded, value_rows[side ^ 1]);
+    while (row < stop) {
+      int64_t left = stop - row, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      block(w, tile, row, count, to, how);
+      row += count;
     }
   }
 
   void block(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how) {
-    int64_t seen = w.pos + (row + count - 1) / group - tile + 1;
-    if (seen > TILE) seen = TILE;
+    int64_t seen = this->most_seen(w, tile, row, count);
     multiply<Op>(count, queries + row * lda, lda, keys, TILE, scores, TILE, depth, (seen + W - 1) / W, nullptr);
     weigh_rows(w, tile, row, count, to, how);
     multiply<Op>(count, weights, TILE / Op::DEPTH, values, padded, to.sums + row * padded, padded,
                  (seen + Op::DEPTH - 1) / Op::DEPTH, padded / W, factors);
   }
 
-  // Scores of some rows become weights; `factors` are what sums so far have to be multiplied with.
+  // Scores of some rows become weights.
   void weigh_rows(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how) {
-    float *maxima = to.maxima + row, *totals = to.totals + row, bases[W];
-    for (int64_t r = 0; r < count; r++) {
-      int64_t pos = w.pos + (row + r) / group;
-      int64_t last = pos - tile + 1 < TILE ? pos - tile + 1 : TILE;
-      int64_t first = s.window && pos + 1 - s.window > tile ? pos + 1 - s.window - tile : 0;
-      float highest = finish_scores(scores + r * TILE, first > last ? last : first, last, how);
-      highest = highest > maxima[r] ? highest : maxima[r];
-      bases[r] = highest == -INFINITY ? 0.0f : highest;
-      factors[r] = maxima[r] - bases[r];
-      maxima[r] = highest;
-    }
-    store(factors, exp2f(load(factors)));
+    float bases[W], *totals = to.totals + row;
+    this->rebase(w, tile, row, count, to, how, bases);
     for (int64_t r = 0; r < count; r++)
       totals[r] = totals[r] * factors[r] + weigh<Op>(scores + r * TILE, weights + r * (TILE / Op::DEPTH), bases[r]);
   }
@@ -345,19 +399,10 @@ inline T* key_cell(const Step& s, T* kv, int64_t token, int64_t kv_head) {
 }
 inline int64_t value_plane(const Step& s) { return s.num_blocks * s.kv_heads * s.block_size * s.head_dim; }
 
-template <class T>
-inline void put(const Step& s, T* kv, const T* k, int64_t k_stride, const T* v, int64_t v_stride, int64_t token) {
-  for (int64_t h = 0; h < s.kv_heads; h++) {
-    T* cell = key_cell(s, kv, token, h);
-    memcpy(cell, k + token * k_stride + h * s.head_dim, s.head_dim * sizeof(T));
-    memcpy(cell + value_plane(s), v + token * v_stride + h * s.head_dim, s.head_dim * sizeof(T));
-  }
-}
-
 // One thread's share. `counter` and s.counters are 0 at first, and all keys and values of this step are in their cells.
-template <class T, class Op>
-bool attend(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, Counter& counter) {
-  Worker<T, Op> worker(s, kv, q, q_stride, out, counter.next);
+template <class Worker, class Cell, class T>
+bool attend(const Step& s, const Cell* kv, const T* q, int64_t q_stride, T* out, Counter& counter) {
+  Worker worker(s, kv, q, q_stride, out, counter.next);
   if (!worker.prepare()) return false;
   for (int64_t i; (i = counter.take(1)) < s.num_work * s.kv_heads;)
     worker.run(((const Work*)s.work)[i / s.kv_heads], i % s.kv_heads);
@@ -371,5 +416,8 @@ using Bf16Op = Pairs;
 #else
 using Bf16Op = Floats;
 #endif
+// The products over keys and values of type T.
+template <class T>
+using OpOf = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
 
 }  // namespace

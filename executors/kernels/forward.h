@@ -16,7 +16,7 @@
 #include <new>
 #include <type_traits>
 
-#include "attention.h"
+#include "attention_int8.h"
 #include "gemm.h"
 
 namespace {
@@ -130,10 +130,13 @@ struct Forward {
     return true;
   }
 
-  // Threads take rows; `row` is called for each.
+  // Threads take rows, `some` at a time; `row` is called for each.
   template <class Each>
   void rows(Counter& counter, Each row) {
-    int64_t some = count > 64 ? 8 : 1;
+    rows(counter, count > 64 ? 8 : 1, row);
+  }
+  template <class Each>
+  void rows(Counter& counter, int64_t some, Each row) {
     for (int64_t i; (i = counter.take(some)) < count;)
       for (int64_t t = i; t < count && t < i + some; t++) row(t);
     team.barrier();
@@ -189,8 +192,9 @@ struct Forward {
   }
 
   // Norm and rotation of a token's query and key heads; keys and values to their cells.
-  void heads(const Layer& layer, const Step& step, T* kv, int64_t t) {
+  void heads(const Layer& layer, const Step& step, void* kv, int64_t t) {
     float* token = qkv + t * qkv_size();
+    float *keys = token + q_size(), *values = keys + m.kv_heads * m.head_dim;
     int64_t size = m.head_dim;
     const float* table = layer.rotary ? layer.rotary + c.positions[t] * m.rotary_dim : nullptr;
     for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
@@ -198,10 +202,24 @@ struct Forward {
       const float* weight = h < m.heads ? layer.q_norm : layer.k_norm;
       if (weight) rms_norm(head, head, weight, size, m.eps);
       if (table) rotate(head, table, m.rotary_dim);
-      narrow(h < m.heads ? queries + t * q_size() + h * size : key_cell(step, kv, t, h - m.heads), head, size);
+      if (h < m.heads) narrow(queries + t * q_size() + h * size, head, size);
     }
-    for (int64_t h = 0; h < m.kv_heads; h++)
-      narrow(key_cell(step, kv, t, h) + value_plane(step), token + (m.heads + m.kv_heads + h) * size, size);
+    for (int64_t h = 0; h < m.kv_heads; h++) {
+      const float *k = keys + h * size, *v = values + h * size;
+      if (step.int8) {
+        put_int8(step, (int8_t*)kv, k, v, t, h);
+      } else {
+        narrow(key_cell(step, (T*)kv, t, h), k, size);
+        narrow(key_cell(step, (T*)kv, t, h) + value_plane(step), v, size);
+      }
+    }
+  }
+
+  // How many tokens a thread takes at a time to compute their heads. Cells in int8 share lines with those of their block's
+  // other tokens: a block is then mostly one thread's.
+  int64_t heads_at_once(const Step& step) const {
+    int64_t share = (count + team.size - 1) / team.size;
+    return !step.int8 ? count > 64 ? 8 : 1 : share < BESIDE ? share : BESIDE;
   }
 
   void embed_stored(int64_t t) {
@@ -229,13 +247,12 @@ struct Forward {
   void layer(int64_t index, Counter* counter, float* line) {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
-    T* kv = (T*)c.kv[index];
+    void* kv = c.kv[index];
     norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line);
     product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
-    rows(counter[HEADS], [&](int64_t t) { heads(layer, step, kv, t); });
-    using A = typename std::conditional<std::is_same<T, float>::value, Floats, Bf16Op>::type;
-    if (!attend<T, A>(step, kv, queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
+    rows(counter[HEADS], heads_at_once(step), [&](int64_t t) { heads(layer, step, kv, t); });
+    if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
     add_product(*layer.o, mixed, layer.attn_post_norm, line, counter + O);

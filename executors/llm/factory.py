@@ -17,7 +17,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 STORED = ("gptq", "awq", "compressed-tensors", "gptq_marlin", "awq_marlin")
 """What other servers ask for by that setting and is a checkpoint's own format here."""
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8", "fp8_e4m3")
 """Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
 """Upper limits, far above what any machine computes at once, checked before the weights are loaded. The limit that memory

@@ -1,5 +1,5 @@
-"""`--deterministic` on a trained model, in float32, bf16 and int8, and on a GGUF file of seven formats: tokens and logprobs bit
-for bit the same, whatever happens around a request. What other families of models do is in
+"""`--deterministic` on a trained model, in float32, bf16 and int8, with KV in int8, and on a GGUF file of seven formats: tokens
+and logprobs bit for bit the same, whatever happens around a request. What other families of models do is in
 tests/executors/llm/test_deterministic.py, kills at every position in tests/chaos."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from executors.tiny import weights_dir
 from tests.engine.harness import read
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
-from tests.tiny_model import NUMBERS_PER_TOKEN
+from tests.tiny_model import HEAD_DIM, NUMBERS_PER_TOKEN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
 
@@ -95,19 +95,28 @@ def gguf_model() -> Path:
     return prepared(folder / "served", file)
 
 
+def bytes_per_token(kind: str, dtype: str) -> int:
+    """Of keys and values; in int8 every head's have a float32 scale."""
+    if kind == "gguf":
+        return GGUF_NUMBERS_PER_TOKEN * 2
+    if kind == "int8-kv":
+        return NUMBERS_PER_TOKEN // HEAD_DIM * (HEAD_DIM + 4)
+    return NUMBERS_PER_TOKEN * (4 if dtype == "float32" else 2)
+
+
 @asynccontextmanager
 async def deterministic(
     kind: str, pool_tokens: int, mode: str = "inline", **limits: Any
 ) -> AsyncIterator[EngineCore]:
-    dtype = "bfloat16" if kind in ("int8", "gguf") else kind
-    per_token = GGUF_NUMBERS_PER_TOKEN if kind == "gguf" else NUMBERS_PER_TOKEN
+    dtype = "bfloat16" if kind in ("int8", "gguf", "int8-kv") else kind
     config = ExecutorConfig(
         "llm",
         model=str(gguf_model() if kind == "gguf" else weights_dir()),
         dtype=dtype,
         max_num_seqs=16,
         memory=ExecutorMemoryConfig(
-            kv_cache_memory_bytes=pool_tokens * per_token * (4 if dtype == "float32" else 2)
+            kv_cache_memory_bytes=pool_tokens * bytes_per_token(kind, dtype),
+            kv_cache_dtype="int8" if kind == "int8-kv" else "auto",
         ),
         optimization=OptimizationConfig(deterministic=True, quantization="int8" if kind == "int8" else None),
         max_model_len=512,
@@ -169,7 +178,7 @@ async def _same_in_every_way(kind: str) -> None:
         assert core.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "gguf"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted(kind: str) -> None:
     try:
         await _same_in_every_way(kind)
@@ -178,7 +187,7 @@ async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted
         assert "needs Cohort's own kernels" in str(error)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "gguf"])
+@pytest.mark.parametrize("kind", ["bfloat16", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_after_a_death(kind: str) -> None:
     try:
         expected, _ = await alone(kind)

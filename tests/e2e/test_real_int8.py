@@ -1,4 +1,5 @@
-"""`--quantization int8` on trained models: how far logits are from transformers' in float32, on texts of eight kinds.
+"""`--quantization int8` and `--kv-cache-dtype int8` on trained models: how far logits are from transformers' in float32, on
+texts of eight kinds.
 
 Models of random weights and small ones show nothing here: with one scale per row of activations, cohort-tiny kept 99.9% of its
 best tokens, while SmolLM2 changed one in seven.
@@ -23,10 +24,13 @@ WIDEST_FLIP = 1.0
 async def test_int8_is_close_to_float32(name: str, agreement: float) -> None:
     path = directory(name)
     with float32_logits(path) as exact:
-        found = await quantized(path, "int8", exact, ["prefill"], threads=1)
-    report = figures(found["prefill"])
-    print(f"{name}: {report}")
-    assert report["rows"] > 2000
-    assert report["kl"] <= MOST_KL, report
-    assert report["agreement"] >= agreement, report
-    assert report["flipped_gap"] <= WIDEST_FLIP, report
+        found = {
+            change: figures((await quantized(path, change, exact, ["prefill"], threads=1))["prefill"])
+            for change in ("int8", "kv-int8", "bf16")
+        }
+    for change, report in found.items():
+        print(f"{name}, {change}: {report}")
+        assert report["rows"] > 2000
+        assert report["kl"] <= MOST_KL, report
+        assert report["agreement"] >= agreement, report
+        assert report["flipped_gap"] <= WIDEST_FLIP, report

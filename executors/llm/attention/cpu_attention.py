@@ -28,6 +28,8 @@ TILE_ROWS = 128
 """Rows (tokens times query heads of a key head) that share a packed tile of keys."""
 SERIAL_COST = 40_000
 """Cost below which a step is too small to wake other threads (see `plan` for the unit)."""
+INT8_BLOCK = 16
+"""Blocks of keys and values in int8 have a multiple of so many tokens: `BESIDE` of attention_int8.h."""
 _ROW_COST = 32
 """Cost of packing a key, in rows whose products with it cost as much."""
 
@@ -37,7 +39,7 @@ class _Step(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in (
-            "dtype", "heads", "kv_heads", "head_dim", "block_size", "num_blocks", "table_stride", "window", "tokens",
+            "dtype", "int8", "heads", "kv_heads", "head_dim", "block_size", "num_blocks", "table_stride", "window", "tokens",
             "num_work", "num_groups", "max_rows", "partial_rows", "threads",
         )),
         *((name, POINTER) for name in ("tables", "work", "cells", "partials", "counters")),
@@ -111,7 +113,7 @@ def supports(spec: KvSpec) -> bool:
     return (
         spec.device.type == "cpu"
         and spec.dtype in DTYPES
-        and spec.kv_dtype is None
+        and spec.kv_dtype in (None, torch.int8)
         and 1 <= spec.head_dim <= MAX_HEAD_DIM
         and spec.num_heads % spec.num_kv_heads == 0
     )
@@ -179,9 +181,9 @@ class CpuAttention:
             counters = np.zeros(made.groups * spec.num_kv_heads, np.int32)
             kept += [made.work, counters, self._partials]
             steps[window] = _Step(
-                DTYPES[spec.dtype], spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, cache.num_blocks,
-                tables.shape[1], window or 0, len(step.token_ids), len(made.work), made.groups, made.max_rows,
-                made.partial_rows, made.threads, tables.ctypes.data, made.work.ctypes.data, cells.ctypes.data,
+                DTYPES[spec.dtype], int(spec.kv_dtype is torch.int8), spec.num_heads, spec.num_kv_heads, spec.head_dim,
+                block_size, cache.num_blocks, tables.shape[1], window or 0, len(step.token_ids), len(made.work), made.groups,
+                made.max_rows, made.partial_rows, made.threads, tables.ctypes.data, made.work.ctypes.data, cells.ctypes.data,
                 self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
             )  # fmt: skip
         return CpuAttend(self._kernels, steps, kept, cache, len(step.token_ids))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.fp8 import GROUP
+from executors.llm.model.fp8 import E4M3, GROUP
 from executors.llm.model.names import WrittenNames
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CheckpointScales:
 
     def of_kv(self) -> tuple[tuple[float, float], ...]:
         """Return one pair per layer for KV in FP8; () if there are none or KV is not in FP8."""
-        if self._decoder.kv_dtype is None:
+        if self._decoder.kv_dtype is not E4M3:
             return ()
         pairs = [(self._number(keys), self._number(values)) for keys, values, _ in self._kv_candidates()]
         return () if all(pair == (1.0, 1.0) for pair in pairs) else tuple(pairs)

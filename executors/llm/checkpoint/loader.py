@@ -16,6 +16,7 @@ from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, MergedWeight, cpu_kernels, operand_bytes, use_kernels
+from executors.llm.attention.cpu_attention import INT8_BLOCK, supports
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
@@ -33,7 +34,7 @@ from executors.llm.gpu import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
 from executors.llm.model import fp8
-from executors.llm.model.api import LoadedModel
+from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
@@ -58,6 +59,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # of this thread: streams, events and Triton's launches go by it
     dtype = weights_dtype(config, decoder_config, directory)
+    kv = kv_dtype(config, device)
     kernels, missing = choose_kernels(config, dtype, device)
     if kernels is not None:
         use_kernels(kernels)
@@ -82,7 +84,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         )
         if on_device:
             keep_head(decoder, on_device)
-        decoder.kv_dtype = kv_dtype(config, device)
+        decoder.kv_dtype = kv
+        refuse_unreadable_kv(decoder.kv_spec)
         if config.optimization.deterministic:
             decoder.be_steady()
         if config.memory.kv_cache_memory_bytes is not None:
@@ -116,9 +119,9 @@ def refuse_without_kernels(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
 ) -> None:
     """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
-    wanted = whole_numbers(config)
-    if config.optimization.deterministic or wanted:
-        asked = f"quantization {wanted}" if wanted else "deterministic"
+    wanted, int8_kv = whole_numbers(config), config.memory.kv_cache_dtype == "int8"
+    if config.optimization.deterministic or wanted or int8_kv:
+        asked = f"quantization {wanted}" if wanted else "kv_cache_dtype int8" if int8_kv else "deterministic"
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
         if wanted and device.type == "cuda":
             cure = "; take --quantization fp8"
@@ -182,17 +185,43 @@ def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None
     """Return the dtype that keys and values are stored in, None for the model's dtype. Raises ConfigError."""
     if config.memory.kv_cache_dtype == "auto":
         return None
+    if config.memory.kv_cache_dtype == "int8":
+        if (why := _why_no_int8_kv(config, device)) is not None:
+            raise ConfigError(f"kv_cache_dtype int8: {why}")
+        return torch.int8
     if device.type == "cuda" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
         raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
     if device.type == "cpu" and config.optimization.deterministic:
         raise ConfigError(
-            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not supported with deterministic on a CPU: its kernels keep KV wide"
+            f"kv_cache_dtype {config.memory.kv_cache_dtype}: not supported with deterministic on a CPU; take int8"
         )
     return fp8.E4M3
 
 
+def _why_no_int8_kv(config: ExecutorConfig, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"Cohort's CPU kernels alone read it, and this model is on {device}; take fp8"
+    if config.attention.backend != "auto":
+        return f"attention backend {config.attention.backend} does not read it; take auto"
+    if config.attention.block_size % INT8_BLOCK:
+        size = config.attention.block_size
+        return f"block_size is {size}; a multiple of {INT8_BLOCK} is needed (--block-size {INT8_BLOCK})"
+    return None
+
+
+def refuse_unreadable_kv(spec: KvSpec) -> None:
+    """Raise ConfigError if KV of this model is to be stored in int8 and the attention kernel has no code for its heads."""
+    if spec.kv_dtype is torch.int8 and not supports(spec):
+        raise ConfigError(
+            f"kv_cache_dtype int8: Cohort's CPU kernel has no code for {spec.num_heads} heads of {spec.head_dim} over "
+            f"{spec.num_kv_heads}; take auto"
+        )
+
+
 def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | None:
-    kv = "KV in fp8 (e4m3)" if decoder.kv_dtype is not None else None
+    kv = {None: None, torch.int8: "KV in int8, a scale per head and token"}.get(
+        decoder.kv_dtype, "KV in fp8 (e4m3)"
+    )
     held = None
     if decoder.fp8 is not None:
         count = sum(linear.fp8 is not None for linear in decoder.linears())

@@ -1,6 +1,7 @@
 """The paged KV memory: one tensor per layer, and the number of blocks.
 
     layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
+                [2, num_blocks, kv_heads, bytes]                     in int8: codes, then scales (attention_int8.h)
 
 All tokens of a block and head are contiguous, which is the order in which attention reads them. On a CPU the whole pool is
 reserved at the start, and a block becomes resident when it is first written, unless the pool's size was given (`on_demand`).
@@ -46,7 +47,11 @@ class KvCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape, dtype = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim), spec.stored_dtype
+        shape: tuple[int, ...] = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        if spec.kv_dtype is torch.int8:
+            # Codes, then scales: they go with their block when it is copied, shared or given back.
+            shape = (*shape[:3], block_size * spec.bytes_per_cell())
+        dtype = spec.stored_dtype
         try:
             # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
             # as reading them.

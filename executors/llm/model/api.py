@@ -35,8 +35,9 @@ class KvSpec:
     `scale` multiplies the scores, `softcap` c makes them c * tanh(score / c). `windows` has one entry per layer: how many
     tokens a token sees, itself included; None for all before it.
 
-    `kv_dtype`: the dtype that keys and values are stored in, if it is not `dtype`. `kv_scales`: one pair per layer, the
-    factors of stored keys and values; () means 1.
+    `kv_dtype`: the dtype that keys and values are stored in, if it is not `dtype`: float8_e4m3fn, or int8 with a float32
+    scale for each key and each value of a head. `kv_scales`, of e4m3: one pair per layer, the factors of stored keys and
+    values; () means 1.
     """
 
     num_layers: int
@@ -60,9 +61,15 @@ class KvSpec:
         """Return the factors that the layer's stored keys and values are multiplied by."""
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
+    def bytes_per_cell(self) -> int:
+        """Bytes of one token's key (or value) of one head. In int8: an even number of codes, and the scale."""
+        if self.kv_dtype is torch.int8:
+            return -(-self.head_dim // 2) * 2 + torch.float32.itemsize
+        return self.head_dim * self.stored_dtype.itemsize
+
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.stored_dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.bytes_per_cell()
 
 
 @runtime_checkable

@@ -13,6 +13,18 @@ from executors.llm.model.api import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 
+def to_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round rows [..., n] to int8 [..., n] with a float32 scale [..., 1] each; of a row that is not finite it is NaN."""
+    x = x.float()
+    largest = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest.isfinite(), largest / 127, torch.nan)
+    inverse = torch.where(
+        largest > 0, torch.tensor(127.0).div(largest), 0
+    )  # 127 / largest is 127 * (1 / largest) in torch
+    codes = (x * inverse).round().nan_to_num(0)
+    return codes.to(torch.int8), scale
+
+
 def spec(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **changes) -> KvSpec:
     """Of one layer."""
     values = {"scale": head_dim**-0.5, "softcap": None, "windows": (None,), **changes}
@@ -50,6 +62,9 @@ class Sequences:
     def cache(self, past: list[int]) -> KvCache:
         """KV in which the first `past` tokens of each sequence are computed."""
         cache = KvCache(self.spec, self.num_blocks, self.block_size)
+        if self.spec.kv_dtype is torch.int8:
+            self._fill_int8(cache.layers[0], past)
+            return cache
         cache.layers[0].fill_(torch.nan)
         for i, count in enumerate(past):
             where = np.arange(count)
@@ -58,6 +73,28 @@ class Sequences:
             cache.layers[0][0][blocks, :, offsets] = self.k[i][:count]
             cache.layers[0][1][blocks, :, offsets] = self.v[i][:count]
         return cache
+
+    def _fill_int8(self, layer: torch.Tensor, past: list[int]) -> None:
+        """As attention_int8.h lays cells out: written number by number."""
+        size, even = self.block_size, -(-self.spec.head_dim // 2) * 2
+        layer.fill_(-1)  # as a scale: NaN
+        planes = layer.numpy()
+        for index, (plane, kept) in enumerate(zip(planes, (self.k, self.v), strict=True)):
+            codes, scales = plane[..., : size * even], plane[..., size * even :].view(np.float32)
+            for i, count in enumerate(past):
+                rounded, factors = (part.numpy() for part in to_int8(kept[i][:count]))
+                for token in range(count):
+                    block, at = self.tables[i, token // size], token % size
+                    scales[block, :, at] = factors[token, :, 0]
+                    for head in range(self.spec.num_kv_heads):
+                        numbers = codes[block, head]
+                        if index == 0:
+                            cell = numbers.reshape(size // 16, even // 2, 16, 2)[at // 16, :, at % 16]
+                            cell[...] = np.resize(np.append(rounded[token, head], [0]), even).reshape(-1, 2)
+                        else:
+                            numbers.reshape(size // 2, even, 2)[at // 2, : self.spec.head_dim, at % 2] = (
+                                rounded[token, head]
+                            )
 
     def run(
         self, items: list[tuple[int, int, int]], attention: CpuAttention, cache: KvCache | None = None
@@ -77,13 +114,15 @@ class Sequences:
         return attention.begin(step, cache)(0, q, k, v)
 
     def expected(self, items: list[tuple[int, int, int]]) -> torch.Tensor:
-        """The same in float32, by the formula."""
+        """The same by the formula: in float32; over int8 in float64, of what the cells hold."""
         s, out = self.spec, []
         shared, window = s.num_heads // s.num_kv_heads, s.windows[0]
         for i, begin, count in items:
             end = begin + count
-            q = self.q[i][begin:end].float()
-            k, v = (x[i][:end].float().repeat_interleave(shared, 1) for x in (self.k, self.v))
+            q, k, v = self.q[i][begin:end].float(), self.k[i][:end].float(), self.v[i][:end].float()
+            if s.kv_dtype is torch.int8:
+                q, (k, v) = q.double(), (codes.double() * scale for codes, scale in map(to_int8, (k, v)))
+            k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k) * s.scale
             if s.softcap is not None:
                 scores = s.softcap * torch.tanh(scores / s.softcap)

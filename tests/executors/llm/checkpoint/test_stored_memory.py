@@ -19,7 +19,6 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from executors.gguf.file import read_gguf
-from executors.kernels.cpu import cpu_kernels
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
 from tests.executors.gguf_files import converted, prepared, sizes
@@ -104,7 +103,6 @@ def served(directory: Path) -> dict[str, int]:
     return found
 
 
-@pytest.mark.skipif(cpu_kernels() is None, reason="without a compiler tensors are widened")
 @pytest.mark.parametrize(
     ("kind", "most"),
     [(kind, 1.15) for kind in ("Q4_K", "Q6_K", "MXFP4")] + [("Q2_K", 1.35), ("Q3_K", 1.35)],

@@ -22,6 +22,6 @@ def test_the_setting_is_told_to_the_executor(given: dict[str, str], expected: st
 def test_an_unknown_one_is_refused_with_those_that_are_known() -> None:
     settings, _ = load({"kv_cache_dtype": "int4"}, {})
     with pytest.raises(
-        ConfigError, match="kv_cache_dtype 'int4' is not supported; supported: auto, fp8, fp8_e4m3"
+        ConfigError, match="kv_cache_dtype 'int4' is not supported; supported: auto, int8, fp8, fp8_e4m3"
     ):
         LlmFactory().validate_config(executor_config(settings, weights_dir()))

@@ -58,3 +58,5 @@ class EngineConfig:
     executor's. At most what the executor can take. None: that, but 1 where the executor computes on the host's CPU."""
     num_speculative_tokens: int = 0
     """Drafts a step, guessed from what followed the same words before; 0: none."""
+    max_loras: int = 0
+    """Distinct LoRA adapters that a step may have, and that the executor holds; 0: none."""

@@ -58,6 +58,7 @@ class Request:
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     adapter: str | None = None
+    """Digest of the LoRA adapter to compute with; None: the model alone."""
     grammar: str | None = None
     """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
     prompt_logprobs: int | None = None

@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 
 from engine.config import EngineConfig
+from engine.core.adapters import Adapters
 from engine.core.journal import Journal
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.waiting.forecast import Forecast
 from engine.waiting.queue import WaitingQueue
-from executors.contract import ConfigError, ModelExecutor
+from executors.contract import AdapterExecutor, ConfigError, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
 
 
 def make_scheduler(
-    executor: ModelExecutor, config: EngineConfig, journal: Journal, waiting: WaitingQueue
+    executor: ModelExecutor,
+    config: EngineConfig,
+    journal: Journal,
+    waiting: WaitingQueue,
+    adapters: Adapters,
 ) -> Scheduler:
     """Return a scheduler for this executor. Raises ConfigError for settings that the executor does not support."""
     limits = executor.capabilities()
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
+    if config.max_loras and not takes_adapters(executor):
+        raise ConfigError("max_loras: this executor loads no LoRA adapters")
     most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens
     step_tokens = min(config.max_num_batched_tokens, most_tokens)
     num_slots = min(config.max_num_seqs, limits.max_batch_size)
@@ -37,7 +44,13 @@ def make_scheduler(
         max_num_batched_tokens=step_tokens,
         policies=Policies.of(config),
         waiting=waiting,
+        adapters=adapters,
     )
+
+
+def takes_adapters(executor: ModelExecutor) -> bool:
+    """Whether a warm executor loads LoRA adapters."""
+    return bool(getattr(executor, "supports_adapters", isinstance(executor, AdapterExecutor)))
 
 
 def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:

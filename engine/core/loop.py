@@ -7,7 +7,7 @@ that an abort takes effect within one step.
 
     inbox.py      commands             steps.py     steps submitted          recovery.py  what follows a failure
     delivery.py   deltas to readers    health.py    state and counters
-    spare_memory.py   KV memory given back after a burst
+    adapters.py   LoRA adapters held by the executor     spare_memory.py   KV memory given back after a burst
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import NoReturn
 
 from engine.config import EngineConfig
+from engine.core.adapters import Adapters, AdapterUse
 from engine.core.assembly import make_scheduler, steps_in_flight
 from engine.core.delivery import Delivery
 from engine.core.health import Health
@@ -86,6 +87,9 @@ class EngineCore:
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._steps = StepQueue(executor, self._inbox, clock)
+        self._adapters = Adapters(
+            executor, self.config.max_loras, clock, self._inbox.wake, self._adapter_failed
+        )
         self._recovery: Recovery | None = None
         self._spare_memory: SpareMemory | None = None
         self._seq_ids = itertools.count(1)
@@ -125,7 +129,9 @@ class EngineCore:
     async def _start(self) -> None:
         await self.executor.warmup()
         self._info = self.executor.info()
-        self._scheduler = make_scheduler(self.executor, self.config, self.journal, self._waiting)
+        self._scheduler = make_scheduler(
+            self.executor, self.config, self.journal, self._waiting, self._adapters
+        )
         self._steps.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._spare_memory = SpareMemory(self.executor, self._scheduler.kv, self.config, self.clock)
@@ -158,6 +164,7 @@ class EngineCore:
                 logger.exception("the engine loop ended badly")
             self._task = None
         await self._steps.cancel()
+        await self._adapters.stop()
         self._fail_all(Unavailable("the server is shutting down"))
         await self.executor.shutdown()
 
@@ -204,6 +211,7 @@ class EngineCore:
         try:
             for number, request in enumerate(requests):
                 goes_on = continues or number > 0
+                self._adapters.check(request.adapter)
                 self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
         except Overloaded as error:
             self.observer.refused(str(error.code))
@@ -236,6 +244,26 @@ class EngineCore:
             raise InvalidRequest(f"the grammar was refused: {error}", code="invalid_value") from None
         except ExecutorError as error:
             logger.warning("a grammar was not prepared: %s", error)
+
+    async def add_adapter(self, digest: str, path: str, forgotten: Callable[[], None] = lambda: None) -> bool:
+        """See `Adapters.add`."""
+        if self.stage not in (Stage.READY, Stage.RECOVERING):
+            raise Unavailable(f"the engine is {self.stage}")
+        return await self._adapters.add(digest, path, forgotten)
+
+    def drop_adapter(self, digest: str) -> None:
+        """See `Adapters.drop`."""
+        self._adapters.drop(digest)
+
+    def adapter_uses(self) -> list[AdapterUse]:
+        """Each known adapter and the sequences that use it, as of now."""
+        running = self._scheduler.running if self._scheduler else ()
+        return self._adapters.uses(running, self._delivery.live.values())
+
+    @property
+    def adapter_moves(self) -> tuple[int, int]:
+        """How often an adapter was loaded into the executor, and how often one gave way to another, ever."""
+        return self._adapters.num_loads, self._adapters.num_evictions
 
     def abort(self, seq_id: int) -> None:
         """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""
@@ -358,6 +386,7 @@ class EngineCore:
             self.executor.release_cache(seq_id)
         if self._spare_memory is not None:
             self._spare_memory.look()
+        self._adapters.look(scheduler.sequences.started, self._delivery.live.values())
 
     async def _land(self, scheduler: Scheduler, recovery: Recovery) -> None:
         """Take in the oldest step's result. Returns early if a sequence has waited too long to be started, or a command comes
@@ -429,6 +458,19 @@ class EngineCore:
         self._scheduler.sequences.finish(seq, reason)
         self._delivery.gone(seq)
 
+    def _adapter_failed(self, digest: str, error: EngineError) -> None:
+        """End the sequences that wait for an adapter which cannot be loaded."""
+        self._inbox.put(
+            lambda: self._fail(
+                [
+                    seq
+                    for seq in list(self._delivery.live.values())
+                    if seq.request.adapter == digest and seq.status is not SequenceStatus.RUNNING
+                ],
+                error,
+            )
+        )
+
     # -- failure ---------------------------------------------------------------------------------------------------------
 
     def _heard_death(self, death: ExecutorDied) -> None:
@@ -443,6 +485,7 @@ class EngineCore:
         health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
         health.detail = str(error)
         plan = recovery.plan(batch, error)
+        self._adapters.lose_all()
         self._fail(plan.culprits, plan.blame)
         if plan.hopeless is not None:
             health.detail = plan.hopeless

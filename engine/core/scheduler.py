@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.adapters import Adapters
 from engine.core.journal import Journal
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
@@ -43,8 +44,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         policies: Policies | None = None,
         waiting: WaitingQueue | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.policies = policies or Policies()
+        self.adapters = adapters
         self.kv = kv
         self.journal = journal
         self.waiting = WaitingQueue() if waiting is None else waiting
@@ -61,6 +64,8 @@ class Scheduler:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
         plan = StepPlan(self.step_budget.tokens)
         self.kv.begin_step()
+        if self.adapters is not None:
+            self.adapters.begin_step()
         if self.sequences.suspects:
             self._grant_suspect(plan)
             return self._pack(plan) if plan.grants else None
@@ -107,6 +112,8 @@ class Scheduler:
             return
         seq = next(iter(self.sequences.suspects))
         if seq.status is not SequenceStatus.RUNNING:
+            if not self._has_adapter(seq):
+                return
             hit = self.kv.find(seq)
             while not self.kv.fits(seq, hit):
                 if not self.running:
@@ -239,8 +246,12 @@ class Scheduler:
                 return
             if before is not None and not self.waiting.policy.precedes(seq, before):
                 return
-            if self.sequences.can_admit(seq):
+            if self.sequences.can_admit(seq) and self._has_adapter(seq):
                 yield seq
+
+    def _has_adapter(self, seq: Sequence) -> bool:
+        """Whether the executor holds the adapter of a waiting sequence, if it has one."""
+        return seq.request.adapter is None or (self.adapters is not None and self.adapters.ready(seq))
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""

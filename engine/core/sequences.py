@@ -123,6 +123,12 @@ class Sequences:
             self._rolled_back.append(seq)
         self.num_preemptions += 1
 
+    def started(self) -> Iterator[Sequence]:
+        """Sequences that the executor may know: running, preempted, or ended with a step in flight. Some come twice."""
+        yield from self.running
+        yield from (seq for seq in self.waiting if seq.slot is not None)
+        yield from self._computed()
+
     def has_slot_to_run_in(self) -> bool:
         """Whether a waiting sequence could run: in a free slot, or in one held by a preempted sequence (or for a moment by a
         finished one)."""

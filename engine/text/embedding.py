@@ -25,6 +25,8 @@ class EmbeddingRequest:
     context: RequestContext
     prompts: tuple[tuple[int, ...], ...]
     pooling: str = "last"
+    adapter: str | None = None
+    """Digest of the LoRA adapter to compute with, known to the engine."""
 
 
 class Embedder:
@@ -65,6 +67,7 @@ class Embedder:
             np.array(ids, np.int32),
             SamplingParams(),
             max_tokens=1,
+            adapter=asked.adapter,
             pooling=asked.pooling,
         )
         self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)

@@ -64,6 +64,8 @@ class TextRequest:
     continues_prompt: bool = False
     """Whether the text continues the prompt's: if the tokenizer drops the space at the beginning of a text, the answer keeps
     it. False for a separate answer."""
+    adapter: str | None = None
+    """Digest of the LoRA adapter to compute with, known to the engine."""
     grammar: str | None = None
     """As in `engine.request.Request`; best compiled before by `TextEngine.prepare_grammar`."""
     prompt_logprobs: int | None = None
@@ -189,6 +191,7 @@ class Generation:
             self._sampling.of_choice(chosen_before + choice),
             max_tokens,
             self._stop_token_ids,
+            adapter=asked.adapter,
             grammar=asked.grammar,
             prompt_logprobs=None if choice else asked.prompt_logprobs,
         )

@@ -210,6 +210,10 @@ class SlotTable:
         """The slot of a known sequence."""
         return self._slot_of.get(seq_id)
 
+    def holds(self, slot: int) -> bool:
+        """Whether a sequence is in the slot."""
+        return self._starts[slot] is not None
+
     def start_of(self, slot: int) -> SequenceStart:
         """The start of the sequence in a slot. Raises InvalidInput for an empty slot."""
         start = self._starts[slot]

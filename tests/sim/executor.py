@@ -114,6 +114,8 @@ class SimExecutor:
                 self.faults.failing_restarts -= 1
                 done.set_exception(ExecutorDied("not yet", "load"))
                 return
+            if self._dead or self._ghost:
+                self.inner.adapters.clear()
             await self.inner.begin_epoch(epoch)
             self._dead = self._ghost = self._refused = False
             self._tables.clear()
@@ -123,6 +125,33 @@ class SimExecutor:
             self._late.clear()
 
         self._queue.put_nowait(begin)
+        await done
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        await self._told(lambda: self.inner.load_adapter(name, path, digest), 0.003)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._told(lambda: self.inner.unload_adapter(name), 0.0)
+
+    async def _told(self, doing: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """In its turn behind the steps; what the fake refuses the engine must not have asked for."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def do() -> None:
+            await asyncio.sleep(self._rng.random() * seconds)
+            try:
+                if self._dead or self._ghost:
+                    raise ExecutorDied("dead", "exit")
+                await doing()
+                if not done.done():
+                    done.set_result(None)
+            except (ExecutorDied, InvalidInput, OutOfMemory) as error:
+                if not isinstance(error, ExecutorDied):
+                    self.broken = self.broken or Broken(f"the executor refuses an adapter: {error}")
+                if not done.done():
+                    done.set_exception(error)
+
+        self._queue.put_nowait(do)
         await done
 
     def release_cache(self, cache_id: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.step_budget import LEAST_TOKENS
-from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed
+from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed, Unavailable
 from engine.kv.block_pool import BlockPool
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
@@ -31,6 +31,7 @@ from tests.sim.virtual_loop import run
 VOCAB = 40
 POISON = 39
 """A token whose logits are no numbers."""
+ADAPTERS = ("first", "second", "third", "fourth")
 PATIENCE = 6.0
 """Virtual seconds after which somebody starves."""
 
@@ -57,6 +58,7 @@ class Stream:
     tenant: str = ""
     patience: float | None = None
     """Seconds after its arrival that it may wait to be started."""
+    adapter: str | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +83,9 @@ class Scenario:
     blocks_per_span: int = 0
     kept_blocks: int = 0
     """Free blocks that keep their memory."""
+    max_loras: int = 0
+    dropped_at: float | None = None
+    """When all adapters are dropped."""
 
 
 def draw(seed: int) -> Scenario:
@@ -126,6 +131,16 @@ def draw(seed: int) -> Scenario:
     if scenario.executor == "paged_fake" and about_spare.random() < 0.5:
         scenario.blocks_per_span = about_spare.choice((1, 2, 3, 7))
         scenario.kept_blocks = about_spare.choice((0, 0, 2, 5))
+    about_adapters = random.Random(f"adapters {seed}")
+    if about_adapters.random() < 0.4:
+        scenario.max_loras = about_adapters.choice((1, 1, 2, 3))
+        scenario.dropped_at = about_adapters.choice((None, 0.4))
+        scenario.streams = [
+            replace(stream, adapter=about_adapters.choice((None, *ADAPTERS)))
+            if stream.pooling is None and stream.prompt_logprobs is None
+            else stream
+            for stream in scenario.streams
+        ]
     return scenario
 
 
@@ -190,8 +205,10 @@ def _stream(
 
 
 @lru_cache(4096)
-def _oracle(prompt: tuple[int, ...], count: int, sampling: SamplingParams) -> list[int]:
-    return expected_tokens(prompt, count, sampling, vocab_size=VOCAB)
+def _oracle(
+    prompt: tuple[int, ...], count: int, sampling: SamplingParams, adapter: str | None = None
+) -> list[int]:
+    return expected_tokens(prompt, count, sampling, vocab_size=VOCAB, adapter_digest=adapter)
 
 
 class Run:
@@ -199,7 +216,11 @@ class Run:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        options: dict[str, Any] = {"native": scenario.native, "vocab_size": VOCAB}
+        options: dict[str, Any] = {
+            "native": scenario.native,
+            "vocab_size": VOCAB,
+            "max_adapters": scenario.max_loras + 1,
+        }
         if scenario.executor == "paged_fake":
             options |= {
                 "num_blocks": scenario.num_blocks,
@@ -235,6 +256,7 @@ class Run:
             prefix_caching=scenario.prefix_caching,
             max_in_flight=scenario.max_in_flight,
             num_speculative_tokens=scenario.drafts,
+            max_loras=scenario.max_loras,
             restart_pause=0.01,
             kept_kv_bytes=scenario.kept_blocks * scenario.block_size * BYTES_PER_TOKEN,
         )
@@ -247,6 +269,8 @@ class Run:
         await core.start()
         assert core._scheduler is not None
         watch_reuse(core._scheduler.kv.pool)
+        if scenario.max_loras:
+            await self._add_adapters(core)
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*(self._stream(core, stream) for stream in scenario.streams))
             if not await core.drain(PATIENCE):
@@ -272,6 +296,18 @@ class Run:
         await core.stop()
         return core
 
+    async def _add_adapters(self, core: EngineCore) -> None:
+        for adapter in ADAPTERS:
+            for _ in range(100):
+                try:
+                    await core.add_adapter(adapter, f"/{adapter}")
+                    break
+                except Unavailable:  # it died a moment ago
+                    await asyncio.sleep(0.01)
+        if self.scenario.dropped_at is not None:
+            for adapter in ADAPTERS:
+                asyncio.get_running_loop().call_later(self.scenario.dropped_at, core.drop_adapter, adapter)
+
     def _judge_memory(self, pool: BlockPool) -> None:
         """At rest no span has memory beyond what may be kept: one span more at most, for a part of one is not given back."""
         span, keep = self.scenario.blocks_per_span, self.scenario.kept_blocks
@@ -287,7 +323,7 @@ class Run:
         requests = [
             Request(
                 context, asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
-                pooling=stream.pooling, prompt_logprobs=None if choice else stream.prompt_logprobs,
+                adapter=stream.adapter, pooling=stream.pooling, prompt_logprobs=None if choice else stream.prompt_logprobs,
             )
             for choice in range(stream.n)
         ]  # fmt: skip
@@ -331,7 +367,7 @@ class Run:
         judge_prompt(stream, key, got, VOCAB)
         if stream.pooling is not None:
             return
-        want = _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, key))
+        want = _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, key), stream.adapter)
         tokens = [token.token_id for token in got.tokens]
         if got.finish_reason is None:  # ended by the text side, which has seen at least `cut` tokens
             if cut is None or len(tokens) < cut or tokens != want[: len(tokens)]:
@@ -349,11 +385,12 @@ class Run:
         if isinstance(error, DeadlinePassed) and stream.patience is not None:
             return
         poisoned = POISON in stream.prompt or POISON in _oracle(
-            stream.prompt, stream.max_tokens, stream.sampling
+            stream.prompt, stream.max_tokens, stream.sampling, stream.adapter
         )
         if isinstance(error, SequenceFailed) and self.scenario.poisoned:
             poisoned = poisoned or any(
-                POISON in _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, choice))
+                POISON
+                in _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, choice), stream.adapter)
                 for choice in range(stream.n)
             )
             if poisoned:

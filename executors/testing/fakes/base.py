@@ -31,6 +31,7 @@ from executors.contract import (
     MemoryStatus,
     ModelInfo,
     NotReady,
+    OutOfMemory,
     Pace,
     SequenceStart,
     Skipped,
@@ -58,6 +59,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "num_blocks": int,
     "blocks_per_span": int,
     "kv_capacity": int,
+    "max_adapters": int,
 }
 POOL_SIZE = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need
 
@@ -81,6 +83,7 @@ class FakeExecutor(BatchModelExecutor):
         self.prompt_token_ms = float(options.get("prompt_token_ms", 0.0))
         self.failures: list[Failure] = parse_failures(str(options.get("fail", "")))
         self.released: Counter[int] = Counter()
+        self.max_adapters = int(options.get("max_adapters", 1 << 30))
         self.adapters: dict[str, np.uint64] = {}
         self.epoch: int | None = None
         self.steps = 0
@@ -198,6 +201,8 @@ class FakeExecutor(BatchModelExecutor):
     async def begin_epoch(self, epoch: int) -> None:
         self._require_warm()
         self.epoch = epoch
+        if self._stopped is ExecutorDied:
+            self.adapters.clear()  # its next life has none
         self._reset()
         self._stopped = None
         self._state = ExecutorState.READY
@@ -237,11 +242,25 @@ class FakeExecutor(BatchModelExecutor):
     # -- adapters ------------------------------------------------------------------------------------------------------
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """Adapters only change the hash, by their digest; `path` is not read."""
+        """Adapters only change the hash, by their digest; `path` is not read. Raises ConfigError for one whose path ends in
+        "/bad", OutOfMemory for one more than the option `max_adapters`."""
         self._require_warm()
+        if self._stopped is ExecutorDied:
+            raise ExecutorDied("the executor is dead", "test")
+        if path.endswith("/bad"):
+            raise ConfigError(f"{path}: a bad adapter")
+        if len(self.adapters) >= self.max_adapters and name not in self.adapters:
+            raise OutOfMemory(f"{len(self.adapters)} adapters are loaded")
         self.adapters[name] = oracle.adapter_salt(digest)
 
     async def unload_adapter(self, name: str) -> None:
+        """Raises InvalidInput while a sequence uses it."""
+        self._require_warm()
+        salt = self.adapters.get(name)
+        if salt is not None and any(
+            self._salts[slot] == salt and self.table.holds(slot) for slot in range(self.num_slots)
+        ):
+            raise InvalidInput(f"adapter {name!r} is in use")
         self.adapters.pop(name, None)
 
     def _salt(self, adapter: str | None) -> np.uint64:

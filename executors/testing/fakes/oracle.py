@@ -66,7 +66,7 @@ def adapter_salt(digest: str) -> np.uint64:
     """uint64 of an adapter's content digest; never 0, which is the base model."""
     value = 1
     for byte in digest.encode():
-        value = (value * 0x100000001B3 ^ byte) % 2**64
+        value = (value ^ byte) * 0x100000001B3 % 2**64
     return np.uint64(value | 1)
 
 

@@ -229,6 +229,7 @@ class PagedFakeFactory(ModelExecutorFactory):
                 "prompt_token_ms",
                 "num_blocks",
                 "blocks_per_span",
+                "max_adapters",
                 "fail",
             ),
         )

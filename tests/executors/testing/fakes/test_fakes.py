@@ -60,6 +60,9 @@ async def test_adapters_change_the_tokens_by_their_digest(name: str, native: boo
     assert seq.output == expected_tokens([1, 2, 3], 5, adapter_digest="digest")
     assert plain.output == expected_tokens([1, 2, 3], 5)
     assert fake(driver).lora_metrics_snapshot() == {"loaded": 1, "names": "a"}
+    with pytest.raises(InvalidInput, match="in use"):
+        await fake(driver).unload_adapter("a")
+    driver.release(seq)
     await fake(driver).unload_adapter("a")
     with pytest.raises(InvalidInput, match="not loaded"):
         await driver.step(Feed(driver.add([1], adapter="a")))

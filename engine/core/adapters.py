@@ -1,0 +1,271 @@
+"""`Adapters`: which LoRA adapters exist, and which of them the executor holds.
+
+An adapter goes by the digest of its content, which is also what the executor knows it by. The executor holds at most `most`
+that sequences use, and room for one more, in which `add` tries a new one. A sequence whose adapter is not held waits; others
+pass it. Loading and unloading happen beside the steps, one at a time:
+
+    add  -> tried in the executor -> known --- wanted by a waiting sequence ---> loaded, in place of the one unused for longest
+    drop -> no new request may name it -> its last sequence ends -> unloaded, forgotten
+
+An executor that begins a new epoch may have lost them all, so then all count as lost, and are loaded again from their files
+when they are wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from engine.errors import EngineError, InvalidRequest, ModelNotFound, Unavailable
+from engine.sequence import Sequence
+from executors.contract import (
+    AdapterExecutor,
+    ConfigError,
+    ExecutorError,
+    InvalidInput,
+    ModelExecutor,
+    OutOfMemory,
+    Unsupported,
+)
+
+logger = logging.getLogger("cohort.engine")
+
+PATIENCE = 2.0
+"""Seconds that a sequence waits for its adapter while all that are held are in use. Then no new sequence of the one that the
+fewest use is started until it can give way: without that, a busy server would never load another one."""
+LINGER = 10.0
+"""Seconds for which a dropped adapter still serves requests: those whose name was looked up before it was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """An adapter as of now: `held` by the executor, `running` and `waiting` sequences."""
+
+    digest: str
+    held: bool
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    path: str
+    forgotten: Callable[[], None]
+
+
+class Adapters:
+    """Used by the loop task, and by callers of `add` and `drop` on the same event loop."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        most: int,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        failed: Callable[[str, EngineError], None],
+    ) -> None:
+        """`most`: adapters that a step may have; 0: there are none. `wake` is called when something has changed for waiting
+        sequences, `failed` with an adapter that cannot be loaded, whose sequences have to end."""
+        self.most = most
+        self.num_loads = 0
+        self.num_evictions = 0
+        self._executor = cast(AdapterExecutor, executor)
+        self._clock = clock
+        self._wake = wake
+        self._failed = failed
+        self._known: dict[str, _Known] = {}
+        self._dropped: dict[str, float] = {}
+        """When each was dropped."""
+        self._held: dict[str, None] = {}
+        """By the executor, the one unused for longest first."""
+        self._lost: set[str] = set()
+        """Held in the epoch before: perhaps they still are, and take room."""
+        self._wanted: dict[str, Sequence] = {}
+        """Not held, and the first sequence that waits for it; of the last `schedule`."""
+        self._leaving: str | None = None
+        """Held, and to give way: no new sequence of it is started."""
+        self._lives = 0
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- for callers -------------------------------------------------------------------------------------------------
+
+    async def add(self, digest: str, path: str, forgotten: Callable[[], None] = lambda: None) -> bool:
+        """Make an adapter known: the executor loads it once, so that a bad one is refused here. `forgotten` is called when it
+        was dropped and nothing uses it any more: its file may go. Returns False if it was known already: then the file of that
+        time stays in use, and `path` is not needed.
+
+        Raises InvalidRequest if it cannot be loaded, Unavailable while the executor is away.
+        """
+        if not self.most:
+            message = "this server has no LoRA adapters: start it with --enable-lora"
+            raise InvalidRequest(message, "lora_name", "unsupported_parameter")
+        async with self._turn:
+            self._dropped.pop(digest, None)
+            if digest in self._known:
+                return False
+            lives = self._lives
+            try:
+                await self._unload_lost()
+                await self._executor.load_adapter(digest, path, digest)
+            except (ConfigError, InvalidInput, OutOfMemory, Unsupported) as error:
+                raise InvalidRequest(f"the adapter cannot be loaded: {error}", "lora_path") from None
+            except ExecutorError as error:
+                raise Unavailable(f"the adapter was not loaded: {error}") from None
+            self.num_loads += 1
+            self._known[digest] = _Known(path, forgotten)
+            if lives != self._lives:
+                return True
+            if len(self._held) < self.most:
+                self._held[digest] = None
+                self._wake()
+            else:
+                await self._quietly(self._unload(digest))
+            return True
+
+    def drop(self, digest: str) -> None:
+        """Refuse new requests with an adapter, after `LINGER`, and forget it when its last sequence has ended."""
+        if digest in self._known and digest not in self._dropped:
+            self._dropped[digest] = self._clock()
+            self._wake()
+            asyncio.get_running_loop().call_later(LINGER + 0.01, self._wake)
+
+    def check(self, digest: str | None) -> None:
+        """Raises ModelNotFound for an adapter that is not known."""
+        if digest is not None and digest not in self._known:
+            raise ModelNotFound("The adapter was unloaded before the request was started.", "model")
+
+    def uses(self, running: Iterable[Sequence], live: Iterable[Sequence]) -> list[AdapterUse]:
+        """All that are known, in order of their addition."""
+        run = Counter(seq.request.adapter for seq in running)
+        all_ = Counter(seq.request.adapter for seq in live)
+        return [AdapterUse(one, one in self._held, run[one], all_[one] - run[one]) for one in self._known]
+
+    # -- for the scheduler -------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """A step is put together: what waiting sequences want is noted anew."""
+        if self._wanted:
+            self._wanted = {}
+
+    def ready(self, seq: Sequence) -> bool:
+        """Whether the executor holds what a waiting sequence needs. If not, it is noted as wanted."""
+        adapter = seq.request.adapter
+        if adapter is None:
+            return True
+        if adapter in self._held:
+            # One that was started keeps its adapter from leaving, so it has to get to its end.
+            if adapter == self._leaving and seq.slot is None:
+                return False
+            self._held[adapter] = self._held.pop(adapter)
+            return True
+        self._wanted.setdefault(adapter, seq)
+        return False
+
+    # -- for the loop ------------------------------------------------------------------------------------------------
+
+    def look(self, users: Callable[[], Iterable[Sequence]], live: Iterable[Sequence]) -> None:
+        """Start what is to be done in the executor, if anything is. `users`: sequences that the executor has started; `live`:
+        all that are unfinished."""
+        if not (self._wanted or self._dropped or self._lost) or self._turn.locked() or self._task is not None:
+            return
+        if self._dropped:
+            self._forget(live)
+        digest = self._next(users)
+        if digest is not None or self._lost:
+            self._task = asyncio.create_task(self._do(digest), name="adapters")
+
+    def lose_all(self) -> None:
+        """The executor begins a new epoch."""
+        self._lives += 1
+        self._lost |= self._held.keys()
+        self._held, self._wanted, self._leaving = {}, {}, None
+
+    async def stop(self) -> None:
+        """Cancel what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _forget(self, live: Iterable[Sequence]) -> None:
+        """Forget what was dropped and no sequence uses; the executor unloads it later, as what it lost."""
+        used, now = {seq.request.adapter for seq in live}, self._clock()
+        for digest, since in list(self._dropped.items()):
+            if digest in used or now - since < LINGER:
+                continue
+            del self._dropped[digest]
+            known = self._known.pop(digest)
+            if digest in self._held:
+                del self._held[digest]
+                self._lost.add(digest)
+            if self._leaving == digest:
+                self._leaving = None
+            known.forgotten()
+
+    def _next(self, users: Callable[[], Iterable[Sequence]]) -> str | None:
+        """The adapter to load, once there is room for it: another one is given up if need be."""
+        if not self._wanted:
+            return None
+        wanted, first = next(iter(self._wanted.items()))
+        if len(self._held) < self.most:
+            return wanted
+        used = Counter(seq.request.adapter for seq in users())
+        if self._leaving is None or self._leaving not in self._held:
+            self._leaving = None
+            free = next((one for one in self._held if one not in used), None)
+            if free is None and self._clock() - first.context.arrival_time > PATIENCE:
+                self._leaving = min(self._held, key=lambda one: used[one])
+        else:
+            free = self._leaving if self._leaving not in used else None
+        if free is None:
+            return None
+        # Out of `_held` at once, so that no sequence of it is started meanwhile.
+        del self._held[free]
+        self._lost.add(free)
+        self._leaving = None
+        self.num_evictions += 1
+        return wanted
+
+    async def _do(self, digest: str | None) -> None:
+        """Unload what is lost, then load one."""
+        try:
+            async with self._turn:
+                lives = self._lives
+                await self._unload_lost()
+                if digest is not None and digest in self._known and lives == self._lives:
+                    await self._load(digest, lives)
+        except ExecutorError as error:
+            # Dead or away: the loop recovers, and what is wanted then is loaded again.
+            logger.info("an adapter was not loaded: %s", error)
+        finally:
+            self._task = None
+            self._wake()
+
+    async def _load(self, digest: str, lives: int) -> None:
+        try:
+            await self._executor.load_adapter(digest, self._known[digest].path, digest)
+        except (ConfigError, InvalidInput, OutOfMemory, Unsupported) as error:
+            logger.error("adapter %s cannot be loaded: %s", digest[:12], error)
+            self._failed(digest, InvalidRequest(f"the adapter cannot be loaded: {error}", "model"))
+            return
+        self.num_loads += 1
+        if lives == self._lives:
+            self._held[digest] = None
+
+    async def _unload_lost(self) -> None:
+        for digest in list(self._lost):
+            await self._unload(digest)
+            self._lost.discard(digest)
+
+    async def _unload(self, digest: str) -> None:
+        await self._executor.unload_adapter(digest)
+
+    async def _quietly(self, doing: Awaitable[None]) -> None:
+        try:
+            await doing
+        except ExecutorError as error:
+            logger.info("an adapter was not unloaded: %s", error)

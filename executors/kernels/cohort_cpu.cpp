@@ -35,8 +35,9 @@ bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to,
 }
 
 template <class T, class U>
-bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activation, float* maxima, int threads) {
-  Target<U> to = {out, w.all_outputs(), nullptr, activation, maxima};
+bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activation, float* maxima,
+                  const float* const* extra, int threads) {
+  Target<U> to = {out, w.all_outputs(), nullptr, activation, maxima, extra};
   if (w.kind == FP32) return multiply_alone<FloatProduct>(w, a, m, to, threads);
   if (w.kind == BF16) return multiply_alone<Bf16Product>(w, a, m, to, threads);
   if (w.kind == INT8) return multiply_alone<Int8Product>(w, a, m, to, threads);
@@ -103,13 +104,14 @@ int64_t cohort_packed_bytes(int64_t kind, int64_t form, int64_t rows, int64_t co
   return w.panels() * w.panel_words() * 4;
 }
 
-// out [m][outputs] of `out_dtype`: a's, or float; a [m][columns] of `dtype`; maxima [m][panels] of a plain product, or null.
+// out [m][outputs] of `out_dtype`: a's, or float; a [m][columns] of `dtype`; maxima [m][panels] of a plain product, or null;
+// extra [m] -> [rows of w] added before the activation, or null.
 int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int64_t out_dtype, void* out, int64_t activation,
-                  float* maxima, int64_t threads) {
-  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, maxima, (int)threads);
+                  float* maxima, const float* const* extra, int64_t threads) {
+  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, maxima, extra, (int)threads);
   const uint16_t* in = (const uint16_t*)a;
-  if (out_dtype == 0) return !multiply_any(*w, in, m, (float*)out, activation, maxima, (int)threads);
-  return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, (int)threads);
+  if (out_dtype == 0) return !multiply_any(*w, in, m, (float*)out, activation, maxima, extra, (int)threads);
+  return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, extra, (int)threads);
 }
 
 // q, k, v, out: [T][heads][head_dim], a token's heads in one piece.

@@ -89,7 +89,7 @@ class CpuKernels:
         # dtype, rows and how many, columns, out, threads.
         self.quantize = loaded.cohort_quantize
         self.quantize.argtypes, self.quantize.restype = [I64, POINTER, I64, I64, POINTER, I64], None
-        self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, I64]
+        self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, POINTER, I64]
         # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
         self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
         self.forward.argtypes = [POINTER, POINTER]
@@ -148,6 +148,7 @@ class PackedWeight:
     def __init__(self, kernels: CpuKernels, rows: int, columns: int, kind: str, gated: bool = False) -> None:
         self._kernels = kernels
         self.outputs = rows // 2 if gated else rows
+        self.rows = rows
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -194,16 +195,20 @@ class PackedWeight:
         self._bias = None if bias is None else bias.float().contiguous()
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
 
-    def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, activation: int = 0, wide: bool = False, extra: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute [m, columns] -> [m, outputs], both in one of DTYPES; `wide`: float32, not rounded to the dtype of x. A
-        row's result is the same for every m, bit for bit."""
-        return self.multiply(x, self.outputs, activation, wide)
+        row's result is the same for every m, bit for bit. `extra`, float32 [m, rows], is added before the activation."""
+        return self.multiply(x, self.outputs, activation, wide, extra)
 
-    def multiply(self, x: torch.Tensor, outputs: int, activation: int, wide: bool) -> torch.Tensor:
+    def multiply(
+        self, x: torch.Tensor, outputs: int, activation: int, wide: bool, extra: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `__call__`; `outputs` counts those of the parts that follow as well, see `MergedWeight`."""
         x = x.contiguous()
         out = torch.empty((len(x), outputs), dtype=torch.float32 if wide else x.dtype)
-        self._multiply(x, out, activation, None)
+        self._multiply(x, out, activation, None, extra)
         return out
 
     def with_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,10 +223,21 @@ class PackedWeight:
         self._multiply(x, out, 0, maxima.data_ptr())
         return out, maxima
 
-    def _multiply(self, x: torch.Tensor, out: torch.Tensor, activation: int, maxima: int | None) -> None:
+    def _multiply(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        activation: int,
+        maxima: int | None,
+        extra: torch.Tensor | None = None,
+    ) -> None:
+        rows = None
+        if extra is not None:
+            extra = extra.contiguous()
+            rows = extra.data_ptr() + np.arange(len(x), dtype=np.int64) * extra.stride(0) * 4
         if len(x) and self._kernels.linear(
             self.address, DTYPES[x.dtype], x.data_ptr(), len(x), DTYPES[out.dtype], out.data_ptr(), activation, maxima,
-            torch.get_num_threads(),
+            None if rows is None else rows.ctypes.data, torch.get_num_threads(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
 
@@ -241,7 +257,7 @@ class MergedWeight:
             part.struct.first = begin
             part.struct.next = None if following is None else following.address
             begin += part.outputs
-        self.outputs = begin
+        self.outputs = self.rows = begin
 
     @property
     def num_bytes(self) -> int:
@@ -262,9 +278,11 @@ class MergedWeight:
         for part in self.parts:
             part.set_bias(None if bias is None else bias[part.struct.first :][: part.outputs])
 
-    def __call__(self, x: torch.Tensor, activation: int = 0, wide: bool = False) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, activation: int = 0, wide: bool = False, extra: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `PackedWeight`."""
-        return self.parts[0].multiply(x, self.outputs, activation, wide)
+        return self.parts[0].multiply(x, self.outputs, activation, wide, extra)
 
 
 class StoredRows:

@@ -18,6 +18,7 @@
 
 #include "attention_int8.h"
 #include "gemm.h"
+#include "lora.h"
 
 namespace {
 
@@ -49,6 +50,8 @@ struct Call {
   const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
   int64_t num_wanted;
   int64_t embed_kind;  // FP32 or BF16, or that of rows quantized as in a file
+  const int64_t* adapters;           // [tokens]: which of `loras`, below 0 for none. Null: no token has one
+  const LoraLayer* const* loras;     // [num_layers] of each adapter
 };
 
 thread_local Scratch workspace;
@@ -89,6 +92,9 @@ struct Forward {
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
   float *x, *few, *qkv, *sublayer;
+  float* extras;            // [tokens][extra_size()], where there are adapters
+  const float** extra = nullptr;  // [tokens]: a row's, or null
+  bool kept = false;        // rows are those of `wanted`
   Word* words;
   Scale* scales;
   T *queries, *mixed, *inner;
@@ -106,6 +112,10 @@ struct Forward {
 
   int64_t q_size() const { return m.heads * m.head_dim; }
   int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
+  int64_t extra_size() const {
+    int64_t size = qkv_size() > 2 * m.inner ? qkv_size() : 2 * m.inner;
+    return size > m.hidden ? size : m.hidden;
+  }
 
   bool prepare() {
     int64_t widest = this->widest(), tokens = c.tokens;
@@ -113,7 +123,8 @@ struct Forward {
     int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
                    tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
-                   tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) + 1024;
+                   tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) +
+                   (c.adapters ? tokens * (extra_size() * 4 + sizeof(float*)) : 0) + 1024;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
@@ -127,6 +138,10 @@ struct Forward {
     queries = workspace.take<T>(tokens * q_size());
     mixed = workspace.take<T>(tokens * q_size());
     inner = workspace.take<T>(tokens * m.inner);
+    if (c.adapters) {
+      extras = workspace.take<float>(tokens * extra_size());
+      extra = workspace.take<const float*>(tokens);
+    }
     return true;
   }
 
@@ -144,6 +159,8 @@ struct Forward {
 
   // A thread's `line`: room for a normed row, and behind it for one in another order.
   int64_t line_floats() const { return ((m.hidden > m.head_dim ? m.hidden : m.head_dim) + 15) / 16 * 16; }
+  // Behind those two, where there are adapters: a row as floats.
+  float* wide_line(float* line) const { return line + line_floats() + (widest() + 15) / 16 * 16; }
   int64_t widest() const {
     int64_t size = m.hidden > q_size() ? m.hidden : q_size();
     return size > m.inner ? size : m.inner;
@@ -155,27 +172,49 @@ struct Forward {
     Op::convert(words + t * w.steps(), scales + t * w.blocks(), in_order(w, row, (V*)(line + line_floats())), w.columns);
   }
 
-  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
+  // What row t's adapter adds to a product with `row` [columns of w], if it has one.
+  void adapt(int64_t t, int64_t index, int which, const Linear& w, const float* row) {
+    int64_t adapter = c.adapters[kept ? c.wanted[t] : t];
+    extra[t] = nullptr;
+    if (adapter < 0) return;
+    const LoraWeight& lora = c.loras[adapter][index].weights[which];
+    if (!lora.count) return;
+    int64_t outputs = which == LORA_GATE_UP ? 2 * m.inner : which == LORA_QKV ? qkv_size() : m.hidden;
+    float* to = extras + t * extra_size();
+    lora_extra<T>(lora, row, w.columns, to, outputs);
+    extra[t] = to;
+  }
+
+  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line, int64_t index, int which) {
     rows(counter, [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, weight, m.hidden, m.eps);
+      if (c.adapters) adapt(t, index, which, next, line);
       convert(next, t, line, line);
     });
   }
 
   template <class Out>
   void product(const Linear& w, const Word* a, Target<Out> to, Counter* counters) {
+    to.extra = extra;
     multiply<Op, Out>(w, {a, scales, w.steps(), w.blocks()}, count, to, counters, team.size);
     team.barrier();
   }
 
   // x += w values, [tokens][columns of w]; what is added goes through the norm `post` if there is one.
-  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counter) {
+  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counter, int64_t index,
+                   int which) {
     const Word* a = (const Word*)values;
-    if (!AS_IS || w.columns % 2) {
+    bool converts = !AS_IS || w.columns % 2;
+    if (converts || c.adapters) {
       rows(counter[0], [&](int64_t t) {
-        convert(w, t, values + t * w.columns, line);
+        const T* row = values + t * w.columns;
+        if (c.adapters) {
+          widen(wide_line(line), row, w.columns);
+          adapt(t, index, which, w, wide_line(line));
+        }
+        if (converts) convert(w, t, row, line);
       });
-      a = words;
+      if (converts) a = words;
     }
     if (!post) return product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter + 1);
     product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, counter + 1);
@@ -234,7 +273,7 @@ struct Forward {
   // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
   // few rows are wanted it is a little, and where many are their order allows nothing else.
   void keep_wanted(Counter& counter) {
-    if (omp_get_thread_num() == 0) count = c.num_wanted;
+    if (omp_get_thread_num() == 0) count = c.num_wanted, kept = true;
     team.barrier();
     rows(counter, [&](int64_t t) { memcpy(few + t * m.hidden, x + c.wanted[t] * m.hidden, m.hidden * sizeof(float)); });
     if (omp_get_thread_num() == 0) {
@@ -248,22 +287,22 @@ struct Forward {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
     void* kv = c.kv[index];
-    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line);
+    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line, index, LORA_QKV);
     product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
     rows(counter[HEADS], heads_at_once(step), [&](int64_t t) { heads(layer, step, kv, t); });
     if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
-    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter + O);
-    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line);
+    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter + O, index, LORA_O);
+    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line, index, LORA_GATE_UP);
     product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter + GATE_UP);
-    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter + DOWN);
+    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter + DOWN, index, LORA_DOWN);
   }
 
   void run() {
     team.join(omp_get_num_threads());
-    float* line = (float*)aligned_alloc(64, ((line_floats() + widest()) * 4 + 127) / 64 * 64);
+    float* line = (float*)aligned_alloc(64, ((line_floats() + (c.adapters ? 2 : 1) * (widest() + 15)) * 4 + 255) / 64 * 64);
     if (!line) failed = 1;
     team.barrier();
     if (failed) return free(line);

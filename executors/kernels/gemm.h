@@ -233,6 +233,8 @@ struct Target {
   float* added;
   int64_t activation;
   float* maxima = nullptr;
+  // What is added to a row's result, [rows of w], before the activation: a pointer for each row, null for none. Or null.
+  const float* const* extra = nullptr;
 };
 
 inline float rounded(float a, const float*) { return a; }
@@ -259,6 +261,15 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
   int64_t first = panel * w.per_panel(), left = w.outputs() - first;
   for (int64_t r = 0; r < rows; r++) {
     F one = load(buffer + r * NR), two = load(buffer + r * NR + W);
+    const float* extra = to.extra ? to.extra[row + r] : nullptr;
+    if (extra) {
+      extra += w.first + first;
+      one = add(one, load_some(extra, left));
+      if (w.form == GATED)
+        two = add(two, load_some(extra + w.outputs(), left));
+      else if (left > W)
+        two = add(two, load_some(extra + W, left - W));
+    }
     if (w.form == GATED) {
       if (w.bias) {
         one = add(one, load_some(w.bias + first, left));

@@ -23,6 +23,7 @@ import torch
 
 from executors.contract import (
     BatchModelExecutor,
+    ConfigError,
     DecodeInput,
     DecodeOutput,
     ExecutorCapabilities,
@@ -54,6 +55,7 @@ from executors.contract import (
     Unsupported,
 )
 from executors.contract.stats import StepStats
+from executors.llm.adapters.table import AdapterTable, adapter_loader
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.faults import step_fault
@@ -67,6 +69,7 @@ from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.device_memory import DeviceMemory, device_memory
 from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
+from executors.llm.model.decoder import Decoder
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.step.direct import DirectRunner
@@ -236,10 +239,24 @@ class LlmExecutor(BatchModelExecutor):
             runner, source, config, info.max_model_len, self._grammars(width), self._step_device(spec.device)
         )
         unified.memory = self._device_memory(spec.device)
+        direct = DirectRunner(runner, info.max_model_len, width)
+        unified.adapters = direct.adapters = self._adapters(source.model, unified.slots.num_slots)
         unified.report = lambda stage, done, total: self._progress(stage, done, total)
-        return ExecutorRuntime(
-            source, info, plan, runner, unified, DirectRunner(runner, info.max_model_len, width)
-        )
+        return ExecutorRuntime(source, info, plan, runner, unified, direct)
+
+    def _adapters(self, model: DecoderOnlyLLM, num_slots: int) -> AdapterTable | None:
+        """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
+        them."""
+        most = self.config.optimization.max_loras
+        if not most:
+            return None
+        if not isinstance(model, Decoder):
+            raise ConfigError("max_loras: this model has no place for LoRA adapters")
+        if model.device.type != "cpu":
+            raise ConfigError(
+                f"max_loras: LoRA adapters are computed on a CPU only, and this model is on {model.device}"
+            )
+        return AdapterTable(adapter_loader(model), most, num_slots)
 
     def _grammars(self, width: int) -> GrammarCompiler:
         directory = self.config.tokenizer or self.config.model
@@ -415,6 +432,33 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         if self._runtime is not None:
             self._runtime.runner.cache.give_back(block_ids)
+
+
+class LlmAdapterExecutor(LlmExecutor):
+    """The same with LoRA adapters: an `AdapterExecutor`."""
+
+    async def load_adapter(self, name: str, path: str, digest: str) -> None:
+        """See the contract. `path`: a file of `executors.lora`."""
+        await self._steps.settled()
+        try:
+            self._table.load(name, path, digest)
+        except (MemoryError, RuntimeError) as error:
+            raise step_fault(error) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """See the contract. Raises InvalidInput while a sequence uses it."""
+        await self._steps.settled()
+        self._table.unload(name)
+
+    def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
+        """How many adapters are loaded, of which highest rank, and how often one was; bytes."""
+        return None if self._runtime is None else self._table.snapshot()
+
+    @property
+    def _table(self) -> AdapterTable:
+        table = self._ready().unified.adapters
+        assert table is not None, "the factory makes this class for configurations with adapters"
+        return table
 
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:

@@ -33,6 +33,8 @@ class LlmFactory(ModelExecutorFactory):
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if config.optimization.max_loras:
+            return self.adapter_executor_class().from_config(config)
         return self.executor_class().from_config(config)
 
     def executor_class(self) -> type[LlmExecutor]:
@@ -40,6 +42,12 @@ class LlmFactory(ModelExecutorFactory):
         from executors.llm.executor import LlmExecutor
 
         return LlmExecutor
+
+    def adapter_executor_class(self) -> type[LlmExecutor]:
+        """Return the class of an executor with LoRA adapters, like `executor_class`."""
+        from executors.llm.executor import LlmAdapterExecutor
+
+        return LlmAdapterExecutor
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """Return the executor types that this executor serves. It always uses continuous batching."""
@@ -99,6 +107,7 @@ def _check_numbers(config: ExecutorConfig) -> None:
         "kv_cache_memory_bytes": config.memory.kv_cache_memory_bytes,
         "memory_limit_bytes": config.memory.memory_limit_bytes,
         "num_threads": config.optimization.num_threads,
+        "max_loras": config.optimization.max_loras or None,
     }
     for name, value in numbers.items():
         if value is not None and value < 1:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from executors.contract.errors import InvalidInput
+from executors.llm.row_adapters import RowAdapters
 
 
 @dataclass
@@ -16,7 +17,7 @@ class StepArrays:
 
     `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
     `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `wanted` int64, ascending: the
-    rows whose hidden states are used; None for all rows.
+    rows whose hidden states are used; None for all rows. `adapters`: LoRA adapters of the rows, None if no row has one.
     """
 
     token_ids: np.ndarray
@@ -25,6 +26,7 @@ class StepArrays:
     tables: np.ndarray
     rotary_positions: np.ndarray | None = None
     wanted: np.ndarray | None = None
+    adapters: RowAdapters | None = None
 
     def __len__(self) -> int:
         return len(self.q_lens)
@@ -55,7 +57,12 @@ class StepArrays:
         rows = self.rows_of(items)
         rotary = None if self.rotary_positions is None else self.rotary_positions[rows]
         return StepArrays(
-            self.token_ids[rows], self.q_lens[items], self.pos_offsets[items], self.tables[items], rotary
+            self.token_ids[rows],
+            self.q_lens[items],
+            self.pos_offsets[items],
+            self.tables[items],
+            rotary,
+            adapters=None if self.adapters is None else self.adapters.subset(rows),
         )
 
 

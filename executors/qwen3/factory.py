@@ -24,6 +24,10 @@ class Qwen3Factory(LlmFactory):
 
         return Qwen3ModelExecutor
 
+    def adapter_executor_class(self) -> type[LlmExecutor]:
+        """See `LlmFactory`. Raises ConfigError: this executor has no adapters."""
+        raise ConfigError("max_loras: the executor qwen3 has no LoRA adapters; take the executor llm")
+
     def validate_config(self, config: ExecutorConfig) -> None:
         """See `LlmFactory`; also check that the model is a Qwen3. Raises ConfigError that names the architecture of another
         model."""

@@ -73,7 +73,7 @@ class _Call(ctypes.Structure):
     _fields_ = [
         ("tokens", I64), ("threads", I64),
         *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
-        ("num_wanted", I64), ("embed_kind", I64),
+        ("num_wanted", I64), ("embed_kind", I64), ("adapters", POINTER), ("loras", POINTER),
     ]  # fmt: skip
 
 
@@ -187,12 +187,16 @@ class CpuForward:
         elif embed.dtype is not self._dtype:  # as the file has it
             embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
+        adapters, loras = inputs.adapters, None
+        if adapters is not None:
+            loras = (POINTER * len(adapters.addresses))(*adapters.addresses)
         call = _Call(
             tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
             # An empty tensor has no address, and none means all.
             None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
-            embed_kind,
+            embed_kind, None if adapters is None else adapters.of_row.data_ptr(),
+            None if loras is None else ctypes.addressof(loras),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from executors.contract.status import ModelInfo
+from executors.llm.row_adapters import RowAdapters
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim]; writes k and v to the cache."""
@@ -20,12 +21,14 @@ class ForwardInput:
     """The packed tokens of a step. `token_ids` and `positions` int64 or int32 [T] on the model's device.
 
     `wanted` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
+    `adapters`: LoRA adapters of the rows; None if no row has one.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attend: Attend
     wanted: torch.Tensor | None = None
+    adapters: RowAdapters | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, BLOCK, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
 from executors.llm.model import parameters as naming
-from executors.llm.model.api import Attend, ForwardInput, FusedForward, KvSpec
+from executors.llm.model.api import ForwardInput, FusedForward, KvSpec
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.layer import Layer
@@ -219,9 +219,10 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             normed = x if layer.attn_norm is None else layer.attn_norm(x)
             turn = None if layer.config.rope is None else rotary[layer.config.rope]
-            out = self._attention(index, layer, normed, turn, inputs.attend)
+            out = self._attention(index, layer, normed, turn, inputs)
             x = x + self._scaled(out if layer.attn_post_norm is None else layer.attn_post_norm(out))
-            out = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+            normed = x if layer.mlp_norm is None else layer.mlp_norm(x)
+            out = layer.mlp(normed, inputs.adapters)
             x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
         return self.final_norm(x[:tokens])
 
@@ -274,10 +275,10 @@ class Decoder:
         return self.lm_head.packed.with_maxima(hidden)
 
     def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, attend: Attend
+        self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, inputs: ForwardInput
     ) -> torch.Tensor:
-        c = self.config
-        qkv = layer.qkv(x)
+        c, adapters = self.config, inputs.adapters
+        qkv = layer.qkv(x, None if adapters is None else adapters.extra(layer.qkv, x))
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
             qkv = torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
@@ -287,8 +288,8 @@ class Decoder:
             qk = self.norm_heads(qk, layer.qk_norm)
         if rotary is not None:
             qk = rotate(qk, rotary)
-        out = attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
-        return layer.o(out.reshape(-1, c.q_size))
+        out = inputs.attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v).reshape(-1, c.q_size)
+        return layer.o(out, None if adapters is None else adapters.extra(layer.o, out))
 
     def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
@@ -357,4 +358,7 @@ def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
         out = inputs.attend(layer, q[:tokens], k[:tokens], v[:tokens])
         return F.pad(out, (0, 0, 0, 0, *behind))
 
-    return ForwardInput(F.pad(inputs.token_ids, behind), F.pad(inputs.positions, behind), attend)
+    adapters = None if inputs.adapters is None else inputs.adapters.padded(rows)
+    return ForwardInput(
+        F.pad(inputs.token_ids, behind), F.pad(inputs.positions, behind), attend, adapters=adapters
+    )

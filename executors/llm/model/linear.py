@@ -84,10 +84,11 @@ class Linear:
     for oneDNN.
     """
 
-    __slots__ = ("_onednn", "bias", "fp8", "on_device", "packed", "stored", "weight")
+    __slots__ = ("_onednn", "_rows", "bias", "fp8", "on_device", "packed", "stored", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
+        self._rows = rows
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.packed: PackedWeight | MergedWeight | None = None
         self.stored: tuple[str, ...] = ()
@@ -97,10 +98,12 @@ class Linear:
         """The weight as a file holds it, in the memory of a GPU."""
         self._onednn: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[m, in] -> [m, out]."""
+    def __call__(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+        """[m, in] -> [m, out]; `extra`, float32 [m, out], is added."""
         if self.packed is not None:
-            return self.packed(x)
+            return self.packed(x, extra=extra)
+        if extra is not None:
+            return (self(x).float() + extra).to(x.dtype)
         if self.fp8 is not None:
             return self.fp8(x, self.bias)
         if self.on_device is not None:
@@ -112,14 +115,16 @@ class Linear:
             return self._compute(x)
         return F.linear(x, self.weight, self.bias)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor | None:
+    def gated(
+        self, x: torch.Tensor, activation: str, extra: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """Compute act(gate) * up in one call; return None if the layer is not packed that way and its format has no such
-        kernel."""
+        kernel. `extra`, float32 [m, out], is added to gate and up."""
         if self.fp8 is not None:
-            return self.fp8.gated(x, self.bias, activation)
+            return None if extra is not None else self.fp8.gated(x, self.bias, activation)
         if self.packed is None or not self.packed.struct.form:
             return None
-        return self.packed(x, ACTIVATIONS[activation])
+        return self.packed(x, ACTIVATIONS[activation], extra=extra)
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
@@ -159,6 +164,15 @@ class Linear:
         rows, columns = self.weight.shape
         self.weight = torch.empty(rows, columns, dtype=self.weight.dtype, device="meta")
         return rows, columns
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight; both of a gate and an up projection are counted."""
+        if self.packed is not None:
+            return self.packed.rows
+        if self.weight is not None:
+            return len(self.weight)
+        return self._rows
 
     @property
     def blocks(self) -> bool:

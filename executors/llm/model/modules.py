@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.families import NormKind
 from executors.llm.model.linear import Linear, Packing
+from executors.llm.row_adapters import RowAdapters
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -104,16 +105,18 @@ class Mlp:
         self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
         self.down = Linear(config.hidden_size, inner, bias, dtype, device)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gated = self.gate_up.gated(x, self.activation) if self.gated else None
-        if gated is not None:
-            return self.down(gated)
-        inner = self.gate_up(x)
-        if not self.gated:
-            return self.down(self.act(inner))
-        gate, up = inner.chunk(2, -1)
-        return self.down(self.act(gate) * up)
+        extra = None if adapters is None else adapters.extra(self.gate_up, x)
+        inner = self.gate_up.gated(x, self.activation, extra) if self.gated else None
+        if inner is None:
+            inner = self.gate_up(x, extra)
+            if self.gated:
+                gate, up = inner.chunk(2, -1)
+                inner = self.act(gate) * up
+            else:
+                inner = self.act(inner)
+        return self.down(inner, None if adapters is None else adapters.extra(self.down, inner))
 
     def be_steady(self) -> None:
         """Make a row's result the same in any batch, bit for bit. Costs a few extra passes if torch computes the activation."""
@@ -153,7 +156,7 @@ class Experts:
             expert.gate_up.weight, expert.down.weight = gate_up[e], down[e]
             self.experts.append(expert)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         return self.mix(x, self.router(x))
 

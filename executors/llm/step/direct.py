@@ -15,6 +15,7 @@ from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInp
 from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
 from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsupported
 from executors.contract.tensor import Tensor
+from executors.llm.adapters.table import AdapterTable
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.sampling.sampler import SamplingTable, sample
@@ -36,6 +37,7 @@ class _Item:
     logits_from: int
     sampling: SamplingParams | None
     rotary: np.ndarray | None = None
+    adapter: str | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -57,6 +59,8 @@ class DirectRunner:
         self.runner = runner
         self.max_model_len = max_model_len
         self.logits_width = logits_width
+        self.adapters: AdapterTable | None = None
+        """LoRA adapters, if the executor has any."""
 
     @torch.inference_mode()
     def prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
@@ -89,7 +93,7 @@ class DirectRunner:
             if one.pos_offset != first.pos_offset + i or one.kv_cache.cache_id != first.kv_cache.cache_id:
                 raise InvalidInput("forward_verify takes consecutive tokens of one sequence")
         ids = np.concatenate([item.token_ids for item in items])
-        joined = _Item(ids, first.pos_offset, last.kv_cache, 0, first.sampling)
+        joined = _Item(ids, first.pos_offset, last.kv_cache, 0, first.sampling, adapter=first.adapter)
         result = self._run([joined], self.runner.cache)[0]
         return [_decode_output(one, result, i) for i, one in enumerate(inputs)]
 
@@ -98,8 +102,7 @@ class DirectRunner:
     def _prefill_item(self, one: PrefillInput) -> _Item:
         if one.want_attention_weights:
             raise Unsupported("attention weights are unavailable: the kernels never hold a whole row of them")
-        if one.adapter is not None:
-            raise Unsupported(f"this executor cannot use adapter {one.adapter!r}")
+        self._check_adapter(one.adapter)
         if one.attention_mask is not None:
             mask = one.attention_mask.numpy()
             if mask.shape != (1, one.pos_offset + one.sequence_length()):
@@ -117,17 +120,22 @@ class DirectRunner:
         self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
         first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if wants else len(ids)
-        return _Item(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary)
+        return _Item(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary, one.adapter)
 
     def _decode_item(self, one: DecodeInput) -> _Item:
-        if one.adapter is not None:
-            raise Unsupported(f"this executor cannot use adapter {one.adapter!r}")
+        self._check_adapter(one.adapter)
         ids = self._ids(one.input_ids, one.pos_offset)
         if len(ids) != 1:
             raise InvalidInput("decode takes one token: input_ids [1, 1]")
         self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
-        return _Item(ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling)
+        return _Item(ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling, adapter=one.adapter)
+
+    def _check_adapter(self, adapter: str | None) -> None:
+        if self.adapters is not None:
+            self.adapters.check(adapter)
+        elif adapter is not None:
+            raise Unsupported(f"this executor cannot use adapter {adapter!r}")
 
     def _check_sampling(self, sampling: SamplingParams | None) -> None:
         if sampling is None:
@@ -192,12 +200,17 @@ class DirectRunner:
             rotary = np.concatenate(
                 [o if it.rotary is None else it.rotary for it, o in zip(items, own, strict=True)]
             )
+        counts = np.array([len(item) for item in items], np.int64)
+        adapters = None
+        if self.adapters is not None:
+            adapters = self.adapters.rows([item.adapter for item in items], counts)
         return StepArrays(
             np.concatenate([item.token_ids for item in items]),
-            np.array([len(item) for item in items], np.int64),
+            counts,
             np.array([item.pos_offset for item in items], np.int64),
             packed,
             rotary,
+            adapters=adapters,
         )
 
     def _sample(self, items: list[_Item], results: list[_Result]) -> None:

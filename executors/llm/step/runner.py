@@ -84,7 +84,11 @@ class ModelRunner:
         self.forwards += 1
         rotary = step.positions if step.rotary_positions is None else step.rotary_positions
         wanted = None if step.wanted is None else self.to_device(step.wanted)
-        return call(ForwardInput(ids, self.to_device(rotary), self.attention.begin(step, cache), wanted))
+        return call(
+            ForwardInput(
+                ids, self.to_device(rotary), self.attention.begin(step, cache), wanted, step.adapters
+            )
+        )
 
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Logits [len(rows), width] of the given rows of a step's hidden states, in the model's dtype or float32."""

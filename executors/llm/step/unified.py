@@ -16,6 +16,7 @@ from executors.contract.batch import ItemOutput, SampledToken, SequenceStart, Un
 from executors.contract.checks import check_arrays, check_blocks, check_limits
 from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
+from executors.llm.adapters.table import AdapterTable
 from executors.llm.memory.device_memory import DeviceMemory, retried
 from executors.llm.memory.kv_cache import lazy_zeros
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, SlotShapers
@@ -66,6 +67,8 @@ class UnifiedRunner:
         """Shaping state of slots whose settings change single logits, token counts included."""
         self.grammars = SlotGrammars(compiler)
         self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, runner.device)
+        self.adapters: AdapterTable | None = None
+        """LoRA adapters, if the executor has any."""
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
         """Marks slots that need more than tokens: prompt logprobs or pooled output."""
@@ -115,6 +118,8 @@ class UnifiedRunner:
         self._pooled_sums.pop(slot, None)
         self.shapers.drop(slot)
         self.grammars.drop(slot)
+        if self.adapters is not None:
+            self.adapters.drop(slot)
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -122,6 +127,8 @@ class UnifiedRunner:
         self.shapers.clear()
         self.grammars.clear()
         self._pooled_sums.clear()
+        if self.adapters is not None:
+            self.adapters.clear()
 
     def _begin(self, start: SequenceStart) -> None:
         slot = start.slot
@@ -131,6 +138,8 @@ class UnifiedRunner:
             self.sampling.set(slot, start.sampling)
         self.shapers.begin(start, self._follows(start))
         self.grammars.begin(start)
+        if self.adapters is not None:
+            self.adapters.begin(slot, start.adapter)
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     def _follows(self, start: SequenceStart) -> bool:
@@ -188,7 +197,9 @@ class UnifiedRunner:
         for start in batch.starts:
             if start.sampling is not None:
                 start.sampling.check_ids(self.logits_width)
-            if start.adapter is not None:
+            if self.adapters is not None:
+                self.adapters.check(start.adapter)
+            elif start.adapter is not None:
                 raise InvalidInput(f"sequence {start.seq_id}: adapter {start.adapter!r} is not loaded")
             if start.grammar is not None and self.grammars.compiler.unsupported is not None:
                 why = self.grammars.compiler.unsupported
@@ -202,7 +213,10 @@ class UnifiedRunner:
         """Pack the batch's items with the block tables of their slots. Raises InvalidInput for a table that is too short."""
         tables = self._tables_of(batch, self._blocks_needed(batch))
         q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
-        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables)
+        adapters = None
+        if self.adapters is not None:
+            adapters = self.adapters.rows(self.adapters.of_slots(batch.slots), q_lens)
+        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters)
 
     def _tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:
         """Block tables int32 [n, needed] of a step's items."""

@@ -16,7 +16,7 @@ from server.http.endpoints import Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.hosts import HostCheck, Hosts
 from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash
-from server.routes import chat, completions, embeddings, executors, models, ops, tokens
+from server.routes import adapters, chat, completions, embeddings, executors, models, ops, tokens
 from server.state import ServerState
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -27,6 +27,7 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     metrics_key: str | None = None,
+    admin_key: str | None = None,
     cors: Cors | None = None,
     hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
@@ -43,7 +44,7 @@ def create_app(
     )
     app.state.server = state
     app.openapi = _document  # type: ignore[method-assign]
-    for module in (chat, completions, embeddings, models, executors, tokens, ops):
+    for module in (adapters, chat, completions, embeddings, models, executors, tokens, ops):
         app.include_router(module.router)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)
@@ -52,7 +53,7 @@ def create_app(
     # looked at.
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key)
+    app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key, admin_key=admin_key)
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
     app.add_middleware(RequestLogging, cors=cors or Cors(), answered=answered)
     return app

@@ -7,7 +7,9 @@ Settings -> model directory -> ExecutorConfig -> executor -> EngineCore -+-> Tex
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
-from executors import registry, tiny
+from executors import lora, registry, tiny
 from executors.contract import (
     ConfigError,
     ExecutorAttentionConfig,
@@ -35,6 +37,10 @@ from executors.contract import (
 )
 from executors.process import connect
 from server import __version__, banner, hub
+from server.adapters.modules import read_modules
+from server.adapters.registry import AdapterRegistry
+from server.adapters.start import load_modules, uses_adapters
+from server.adapters.store import AdapterStore
 from server.answer.notation import ModelNotation, model_notation
 from server.app import create_app
 from server.grammar.validator import GrammarJudge
@@ -97,6 +103,9 @@ class Bootstrap:
         self.settings = settings
         self.source = model_source(settings)
         self.tls = tls.server_context(settings)
+        self.modules = read_modules(settings.lora_modules)
+        self.admin_key = settings.admin_key or secrets.token_urlsafe(24)
+        check_adapter_settings(settings)
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         self._file_warnings: tuple[str, ...] = ()
@@ -117,6 +126,7 @@ class Bootstrap:
             state,
             api_keys=settings.api_key,
             metrics_key=settings.metrics_key,
+            admin_key=self.admin_key,
             cors=Cors(
                 settings.allowed_origins,
                 settings.allowed_methods,
@@ -164,9 +174,43 @@ class Bootstrap:
         model = await self._load(core.core, state)
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
+        if uses_adapters(self.settings):
+            await self._add_adapters(core.core, state, model)
         state.model = model
         state.progress = None
         return model
+
+    async def _add_adapters(self, core: EngineCore, state: ServerState, model: ServedModel) -> None:
+        settings, tokenizer = self.settings, model.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+
+        async def text_side(source: str) -> tuple[ChatTemplate, ModelNotation]:
+            if settings.chat_template and model.template is not None:
+                return model.template, model.notation
+            template = ChatTemplate(source, tokenizer.special_tokens, "the adapter's chat template")
+            return template, await self._notation(state, tokenizer, template)
+
+        adapters = AdapterRegistry(
+            core,
+            model,
+            self.names,
+            store := AdapterStore(),
+            lambda folder, target: lora.pack(folder, target, settings.max_lora_rank),
+            text_side,
+            max_loras=settings.max_loras,
+            root=None if settings.lora_root is None else Path(settings.lora_root),
+            on_demand=settings.lora_on_demand,
+        )
+        atexit.register(store.close)
+
+        async def fetch(source: hub.HubModel) -> Path:
+            return await self._fetch(source, state)
+
+        await load_modules(adapters, self.modules, fetch, settings.download_dir)
+        state.adapters = adapters
+        state.metrics.watch_adapters(adapters)
+        if settings.lora_root is not None and settings.admin_key is None:
+            log.info("admin key of this start, for loading and unloading adapters", key=self.admin_key)
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
@@ -332,6 +376,14 @@ class Bootstrap:
         }
 
 
+def check_adapter_settings(settings: Settings) -> None:
+    """Raises SettingsError for settings of adapters that contradict each other, or name no folder."""
+    if settings.lora_on_demand and settings.lora_root is None:
+        raise SettingsError("--lora-on-demand: it loads what lies below --lora-root, which is not given")
+    if settings.lora_root is not None and not Path(settings.lora_root).is_dir():
+        raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
+
+
 def reasoning_fields(chosen: str) -> tuple[str, ...]:
     """The names of the reasoning field for a value of `--reasoning-field`."""
     return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
@@ -362,6 +414,8 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
             deterministic=settings.deterministic,
             quantization=settings.quantization,
             cpu_isa=settings.cpu_isa,
+            # One more than steps use: a new one is tried beside them.
+            max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
         ),
         options=dict(settings.executor_option),
     )
@@ -382,6 +436,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         prefix_caching=settings.enable_prefix_caching,
         max_in_flight=settings.max_in_flight,
         num_speculative_tokens=settings.num_speculative_tokens,
+        max_loras=settings.max_loras if uses_adapters(settings) else 0,
     )
 
 

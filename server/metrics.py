@@ -7,6 +7,7 @@ them, so that a hanging executor shows as old numbers and not as a hanging scrap
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from engine.core.adapters import AdapterUse
 from engine.request import EngineStats, Observer, Stage
 from executors.contract import MemoryStatus, ModelExecutor, SnapshotValue
 from server import __version__
@@ -35,11 +37,24 @@ _RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
 """Suffixes reserved for counters, histograms and info metrics: the name of a gauge must not end in one."""
 
 
+_MOST_ADAPTERS = 64
+"""Names of adapters in labels: a client may choose them, and each is a series."""
+
+
 class _Core(Protocol):
     @property
     def executor(self) -> ModelExecutor: ...
 
     def stats(self) -> EngineStats: ...
+
+
+class _Adapters(Protocol):
+    max_loras: int
+
+    def uses(self) -> list[tuple[str, AdapterUse]]: ...
+
+    @property
+    def moves(self) -> tuple[int, int]: ...
 
 
 class Metrics(Observer):
@@ -108,6 +123,10 @@ class Metrics(Observer):
         """Export the gauges of this engine and the snapshots of its executor."""
         self.registry.register(_EngineCollector(core))
 
+    def watch_adapters(self, adapters: _Adapters) -> None:
+        """Export who uses which LoRA adapter."""
+        self.registry.register(_AdapterCollector(adapters))
+
     def watch_stage(self, stage: Callable[[], Stage]) -> None:
         """Export the server's stage, from before the engine exists."""
         self.registry.register(_StageCollector(stage))
@@ -162,6 +181,58 @@ class _StageCollector(Collector):
             stages.add_metric([stage.value], float(stage is now))
         yield stages
         yield InfoMetricFamily("cohort_build", "Version of the server.", {"version": __version__})
+
+
+class _AdapterCollector(Collector):
+    """LoRA adapters, by the names that clients give them."""
+
+    def __init__(self, adapters: _Adapters, clock: Callable[[], float] = time.time) -> None:
+        self._adapters = adapters
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """Sequences by adapter, at most `_MOST_ADAPTERS` names and "other"; and the gauge that the Kubernetes inference gateway
+        routes by."""
+        uses = self._adapters.uses()
+        loads, evictions = self._adapters.moves
+        yield _gauge("cohort_lora_adapters_known", "Adapters that requests may name.", len(uses))
+        yield _gauge(
+            "cohort_lora_adapters_held", "Those of them in the executor.", sum(u.held for _, u in uses)
+        )
+        yield _counter("cohort_lora_loads", "Adapters loaded into the executor.", loads)
+        yield _counter("cohort_lora_evictions", "Adapters that gave way to another one.", evictions)
+        running = GaugeMetricFamily(
+            "cohort_lora_requests_running",
+            "Sequences of an adapter in the running batch.",
+            labels=["adapter"],
+        )
+        waiting = GaugeMetricFamily(
+            "cohort_lora_requests_waiting", "Sequences of an adapter that wait.", labels=["adapter"]
+        )
+        # Those in use first: a busy adapter is not to be lost among many idle ones.
+        uses.sort(key=lambda use: -(use[1].running + use[1].waiting))
+        counts: dict[str, tuple[int, int]] = {}
+        for number, (name, use) in enumerate(uses):
+            label = name if number < _MOST_ADAPTERS else "other"
+            before = counts.get(label, (0, 0))
+            counts[label] = before[0] + use.running, before[1] + use.waiting
+        for label, (runs, waits) in counts.items():
+            running.add_metric([label], float(runs))
+            waiting.add_metric([label], float(waits))
+        yield running
+        yield waiting
+        gateway = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "When this was read, in Unix seconds; labels: adapters with running and with waiting sequences.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        shown = uses[:_MOST_ADAPTERS]
+        names = [
+            ",".join(sorted(name for name, use in shown if use.running)),
+            ",".join(sorted(name for name, use in shown if use.waiting)),
+        ]
+        gateway.add_metric([str(self._adapters.max_loras), *names], self._clock())
+        yield gateway
 
 
 class _EngineCollector(Collector):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,9 @@ from server.model_defaults.sampling import SamplingDefaults
 from server.settings.table import DEFAULTS
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
+
+_MOST_NAMES = 16
+"""Names that are told to a request for another one."""
 
 
 class TextEngineLike(Protocol):
@@ -96,6 +99,47 @@ class GrammarJudgeLike(Protocol):
         """End the validator's process."""
 
 
+class AdapterLike(Protocol):
+    """The part of `server.adapters.registry.Adapter` that routes use."""
+
+    @property
+    def name(self) -> str:
+        """Name that requests give as `model`."""
+
+    @property
+    def root(self) -> str:
+        """Where it was loaded from."""
+
+    @property
+    def created(self) -> int:
+        """When it was loaded, in Unix seconds."""
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that answers under this name."""
+
+
+class AdaptersLike(Protocol):
+    """The part of `server.adapters.registry.AdapterRegistry` that routes and metrics use."""
+
+    max_loras: int
+
+    def get(self, name: str) -> AdapterLike | None:
+        """The adapter of this name."""
+
+    def all(self) -> Sequence[AdapterLike]:
+        """By name."""
+
+    async def find(self, name: str) -> AdapterLike | None:
+        """The adapter of this name, loaded if that is allowed. Raises EngineError."""
+
+    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
+        """Load an adapter. Raises EngineError."""
+
+    async def unload(self, name: str) -> None:
+        """Forget a name. Raises EngineError."""
+
+
 class ExecutorsLike(Protocol):
     """The part of `executors.registry.ExecutorRegistry` that routes read."""
 
@@ -121,6 +165,8 @@ class ServedModel:
     fingerprint: str = "cohort"
     salt_per_key: bool = False
     """Whether KV of a common prefix is shared only between requests with the same API key."""
+    adapter: str | None = None
+    """Digest of the LoRA adapter that is part of this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +195,8 @@ class ServerState:
     model: ServedModel | None = None
     judge: GrammarJudgeLike | None = None
     """Validator of grammars; set with the model."""
+    adapters: AdaptersLike | None = None
+    """LoRA adapters; None: there are none. Set with the model."""
     progress: Progress | None = None
     """Progress while loading. Written from the loading threads; a reader sees a complete value, the old or the new one."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
@@ -192,12 +240,28 @@ class ServerState:
         cannot generate. A request without a name gets the served model.
         """
         if name and name not in self.names:
-            served = ", ".join(f"'{one}'" for one in self.names)
-            message = f"The model '{name[:200]}' does not exist. This server has: {served}."
-            raise ModelNotFound(message, param="model")
-        if self.model is None:
+            adapter = None if self.adapters is None else self.adapters.get(name)
+            if adapter is None:
+                raise self._not_found(name)
+            model: ServedModel | None = adapter.model
+        else:
+            model = self.model
+        if model is None:
             raise Unavailable("The model is still loading.")
-        if generating and not self.model.info.generates:
+        if generating and not model.info.generates:
             message = "This model generates no tokens: its checkpoint has no lm_head. It serves POST /v1/embeddings."
             raise InvalidRequest(message, param="model", code="unsupported_value")
-        return self.model, name or self.names[0]
+        return model, name or self.names[0]
+
+    async def find(self, name: str | None, *, generating: bool = False) -> tuple[ServedModel, str]:
+        """As `require`, for a request that may wait: an adapter that is loaded on demand is loaded first."""
+        if name and name not in self.names and self.adapters is not None:
+            await self.adapters.find(name)
+        return self.require(name, generating=generating)
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        names = [*self.names, *(one.name for one in (self.adapters.all() if self.adapters else ()))]
+        served = ", ".join(f"'{one}'" for one in names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        message = f"The model '{name[:200]}' does not exist. This server has: {served}{more}."
+        return ModelNotFound(message, param="model")

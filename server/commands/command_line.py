@@ -95,7 +95,7 @@ app.command(cls=BenchCommand)(bench)
 
 def main() -> None:
     """Run the command line. Unknown flags are answered before Typer sees them: it would only say that there is no such one."""
-    argv = sys.argv[1:]
+    argv = _each_named(sys.argv[1:])
     _limit_to(argv[0] if argv else None)
     command: Any = typer.main.get_command(app)
     verb = command.commands.get(argv[0]) if argv else None
@@ -118,6 +118,20 @@ def main() -> None:
     except OSError as error:
         lost_output(error)
     sys.exit(code or 0)
+
+
+def _each_named(argv: list[str]) -> list[str]:
+    """Name --lora-modules before each of its values: vLLM takes several behind one flag."""
+    found: list[str] = []
+    module = False
+    for word in argv:
+        if module and not word.startswith("-") and ("=" in word or word.startswith("{")):
+            if found[-1] != "--lora-modules":
+                found.append("--lora-modules")
+        else:
+            module = word == "--lora-modules"
+        found.append(word)
+    return found
 
 
 def _limit_to(word: str | None) -> None:

@@ -13,10 +13,13 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
 METRICS = "/metrics"
+ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Paths that require the admin key, whatever other keys there are."""
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Identity of the client whose request is being answered: a prefix of the key's hash, "" where no key is required."""
@@ -24,14 +27,22 @@ _WANTED = "Give a valid API key: 'Authorization: Bearer KEY'."
 
 
 class KeyAuth:
-    """Middleware that requires one of `api_keys` in `Authorization: Bearer`, and `metrics_key` for /metrics if one is set.
+    """Middleware that requires one of `api_keys` in `Authorization: Bearer`, `metrics_key` for /metrics if one is set, and
+    `admin_key` for what changes the server: without one nobody may.
 
     Keys are stored as hashes and compared in constant time; hashing gives all of them the same length. A key that is not
     ASCII is sent as UTF-8.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str] = (), metrics_key: str | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_keys: Iterable[str] = (),
+        metrics_key: str | None = None,
+        admin_key: str | None = None,
+    ) -> None:
         self._app = app
+        self._admin_keys = (_hash(admin_key.encode("utf-8", "surrogateescape")),) if admin_key else ()
         self._api_keys = tuple(_hash(key.encode("utf-8", "surrogateescape")) for key in api_keys)
         self._metrics_keys = (_hash(metrics_key.encode("utf-8", "surrogateescape")),) if metrics_key else ()
 
@@ -50,9 +61,10 @@ class KeyAuth:
         path = scope["path"]
         if path in KEYLESS:
             return True
-        keys = self._metrics_keys if path == METRICS else self._api_keys
+        admin = without_slash(path) in ADMIN
+        keys = self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
         if not keys:
-            return True
+            return not admin
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:  # of two, a proxy in front may have looked at the other
             return False

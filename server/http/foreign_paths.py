@@ -38,7 +38,7 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/score /rerank /reranking /classify /predict /similarity", "scoring and reranking by cross-encoders", None),
     ("/invocations", "Amazon SageMaker's endpoint", _CHAT),
     ("/ping /health_generate", "a health check of other servers", "GET /health"),
-    ("/load_lora_adapter /unload_lora_adapter /lora-adapters", "LoRA adapters", None),
+    ("/lora-adapters", "llama.cpp's LoRA endpoint", "POST /v1/load_lora_adapter"),
     ("/sleep /wake_up /is_sleeping /reset_prefix_cache /reset_mm_cache /flush_cache /collective_rpc /scale_elastic_ep "
      "/is_scaling_elastic_ep /start_profile /stop_profile /abort_request /update_weights /update_weights_from_disk "
      "/release_memory_occupation /resume_memory_occupation /pause /resume /open_session /close_session",

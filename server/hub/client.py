@@ -27,13 +27,15 @@ Check = Callable[[Path], Awaitable[None]]
 class HubModel:
     """What to fetch. `revision`: branch, tag or commit, None for the default branch. `download_dir`: where the cache is, None
     for the hub library's own (HF_HOME). `weights`: False leaves safetensors out. `gguf`: a GGUF file of the repository, or the
-    quantization of one; None takes safetensors, and a GGUF file where there are none."""
+    quantization of one; None takes safetensors, and a GGUF file where there are none. `adapter`: the repository holds a LoRA
+    adapter."""
 
     name: str
     revision: str | None = None
     download_dir: str | None = None
     weights: bool = True
     gguf: str | None = None
+    adapter: bool = False
 
     @property
     def label(self) -> str:

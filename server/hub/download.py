@@ -32,7 +32,18 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, only not in __all__
 
-from server.hub.files import CONFIG, INDEX, SINGLE, HubError, gguf_files, small_files, weight_files
+from server.hub.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    ADAPTER_WEIGHTS,
+    CONFIG,
+    INDEX,
+    SINGLE,
+    HubError,
+    gguf_files,
+    small_files,
+    weight_files,
+)
 
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
 """Bytes written at once, and lost by a cut. The library's 10 MiB are ten seconds of a slow line."""
@@ -89,7 +100,7 @@ class _Meter:
 
 class Download:
     """One repository at one revision. `report` gets bytes done and in all, from several threads. `gguf`: a GGUF file of it, or
-    a quantization; None: see `_takes_gguf`."""
+    a quantization; None: see `_takes_gguf`. `adapter`: it holds a LoRA adapter."""
 
     def __init__(
         self,
@@ -98,9 +109,11 @@ class Download:
         cache: Path,
         report: Callable[[int, int], None],
         gguf: str | None = None,
+        adapter: bool = False,
     ) -> None:
         self.name, self.revision, self.cache, self.report = name, revision, cache, report
         self.gguf = gguf
+        self.adapter = adapter
 
     def run(self, before_weights: Callable[[Path], None] | None) -> Path:
         """The directory with the files, or the GGUF file. `before_weights` is called when all files but safetensors are there;
@@ -110,9 +123,11 @@ class Download:
         """
         if not constants.HF_HUB_OFFLINE:
             self._make_cache()
-        folder = self._snapshot(self.revision, [CONFIG, INDEX])
+        folder = self._snapshot(self.revision, [ADAPTER_CONFIG] if self.adapter else [CONFIG, INDEX])
         commit = folder.name
         sizes = self._listing(commit, folder)
+        if self.adapter:
+            return self._adapter(folder, commit, sizes)
         if self._takes_gguf(sizes):
             return self._gguf(folder, commit, sizes)
         if CONFIG not in sizes:
@@ -132,6 +147,17 @@ class Download:
         """Whether a GGUF file is wanted: it is named, or the repository has no safetensors beside a configuration."""
         safetensors = CONFIG in sizes and (SINGLE in sizes or INDEX in sizes)
         return self.gguf is not None or (not safetensors and any(file.endswith(".gguf") for file in sizes))
+
+    def _adapter(self, folder: Path, commit: str, sizes: Mapping[str, int]) -> Path:
+        """Fetch a LoRA adapter and return its folder."""
+        missing = next((file for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if file not in sizes), None)
+        if missing is not None:
+            raise HubError(
+                f"{self.name} has no {missing}: it is no LoRA adapter that can be loaded; take another"
+            )
+        self._snapshot(commit, [file for file in ADAPTER_FILES if file in sizes])
+        self._large(folder, commit, [ADAPTER_WEIGHTS], _Meter(sizes[ADAPTER_WEIGHTS], self.report))
+        return folder
 
     def _gguf(self, folder: Path, commit: str, sizes: Mapping[str, int]) -> Path:
         """Fetch a GGUF file with all its parts and return the first."""

@@ -81,7 +81,7 @@ def _run(job: dict[str, Any], reporter: Reporter, go_on: threading.Event) -> dic
     name, revision = job["name"], job["revision"]
     cache = Path(job["download_dir"] or constants.HF_HUB_CACHE).expanduser().resolve()
     try:
-        download = Download(name, revision, cache, reporter.progress, job["gguf"])
+        download = Download(name, revision, cache, reporter.progress, job["gguf"], job["adapter"])
         directory = download.run(before_weights if job["weights"] else None)
         return {"directory": str(directory)}
     except Exception as error:

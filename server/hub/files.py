@@ -12,6 +12,9 @@ from server.model_files.candidates import Candidate, candidates, choose
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, "chat_template.jinja", "tokenizer_config.json")
+"""Of a LoRA adapter, beside its weights."""
 
 _SMALL_SUFFIXES = (".json", ".jinja")
 _TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")

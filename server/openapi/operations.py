@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from server.schemas.base import WireModel
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -117,6 +118,17 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get", "/v1/models/{name}", "getModel", "Models", "Describe the model of one name", "Model", (401, 403, 404, 431, 500),
         "A name may contain slashes, which need not be encoded.",
+    ),
+    Operation(
+        "post", "/v1/load_lora_adapter", "loadLoraAdapter", "Models", "Load a LoRA adapter from below --lora-root", None,
+        _OF_BODIES, "Requires the admin key. Under a used name the new adapter takes the place of the old one; streams that have "
+        "begun keep the old one.",
+        LoadAdapterRequest, {"A folder below the root": {"lora_name": "sql", "lora_path": "team/sql-v2"}},
+    ),
+    Operation(
+        "post", "/v1/unload_lora_adapter", "unloadLoraAdapter", "Models", "Unload a LoRA adapter", None, _OF_BODIES,
+        "Requires the admin key. Streams that have begun with the adapter go on.", UnloadAdapterRequest,
+        {"By its name": {"lora_name": "sql"}},
     ),
     Operation(
         "get", "/v1/executors", "listExecutors", "Models", "List the executors, with their properties and status",

@@ -95,6 +95,7 @@ def text_request(
     )
     return TextRequest(
         context=context,
+        adapter=model.adapter,
         continues_prompt=continues_prompt,
         prompts=prompts,
         n=fields.n or 1,

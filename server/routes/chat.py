@@ -33,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, ChatRequest)
     body.check()
-    model, name = state.require(body.model, generating=True)
+    model, name = await state.find(body.model, generating=True)
     variables = template_variables(request, model, body)
     asked = await while_connected(request.receive, prepare_chat(state, model, body, variables))
     call = _ChatCall(state, model, name, body, asked)

@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, CompletionRequest)
     body.check()
-    model, name = state.require(body.model, generating=True)
+    model, name = await state.find(body.model, generating=True)
     call = await while_connected(request.receive, _CompletionCall.prepare(state, model, name, body))
     request.scope[RESPONSE_ID] = call.id
     if body.stream:

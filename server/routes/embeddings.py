@@ -36,7 +36,7 @@ async def embeddings(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, EmbeddingRequest)
     body.check()
-    model, name = state.require(body.model)
+    model, name = await state.find(body.model)
     asked = await while_connected(request.receive, _asked(state, model, body))
     request.scope[RESPONSE_ID] = asked.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
@@ -65,7 +65,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
     )
-    return Asked(request_context("embd", body, model), prompts, pooling)
+    return Asked(request_context("embd", body, model), prompts, pooling, model.adapter)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:

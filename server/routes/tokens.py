@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, TokenizeRequest)
     body.check()
-    model, _ = state.require(body.model)
+    model, _ = await state.find(body.model)
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
         variables = template_variables(request, model, body)
@@ -76,7 +76,7 @@ async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included unless asked otherwise."""
     state = state_of(request)
     body = await read(request, DetokenizeRequest)
-    model, _ = state.require(body.model)
+    model, _ = await state.find(body.model)
     check_token_ids(model, body.tokens, "tokens")
     [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")
     return json_response({"prompt": text})

@@ -28,7 +28,8 @@ SGLANG: dict[str, str] = {
     "--enable-priority-scheduling": "--scheduling-policy priority",
     "--disable-radix-cache": "--no-enable-prefix-caching", "--disable-overlap-schedule": "--max-in-flight 1",
     "--disable-cuda-graph": "--enforce-eager",
-    "--speculative-num-draft-tokens": "--num-speculative-tokens",
+    "--speculative-num-draft-tokens": "--num-speculative-tokens", "--lora-paths": "--lora-modules",
+    "--max-loras-per-batch": "--max-loras",
 }  # fmt: skip
 
 LLAMA_CPP: dict[str, str] = {
@@ -41,7 +42,7 @@ LLAMA_CPP: dict[str, str] = {
     "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len", "--cache-prompt": "--enable-prefix-caching",
     "--no-cache-prompt": "--no-enable-prefix-caching", "-fa": "--attention-backend", "--flash-attn": "--attention-backend",
     "-ctk": "--kv-cache-dtype", "--cache-type-k": "--kv-cache-dtype", "-ctv": "--kv-cache-dtype",
-    "--cache-type-v": "--kv-cache-dtype",
+    "--cache-type-v": "--kv-cache-dtype", "--lora": "--lora-modules NAME=PATH, with an adapter in PEFT's format",
 }  # fmt: skip
 
 HABIT: dict[str, str] = {
@@ -73,11 +74,10 @@ NOT_YET = frozenset(
     {
         "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--enable-expert-parallel", "--calculate-kv-scales",
-        "--enable-lora", "--lora-modules",
-        "--lora-paths", "--lora", "--max-loras", "--max-lora-rank", "--speculative-model", "--speculative-algorithm",
+        "--speculative-model", "--speculative-algorithm",
         "--model-draft", "-md", "--draft", "--tokenizer-revision",
         "--api-server-count",
-        "--admin-key", "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
+        "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
         "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
         "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",
         "--cpu-offload-gb", "--threads", "-t", "--root-path", "--max-logprobs",

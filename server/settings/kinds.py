@@ -21,6 +21,7 @@ from server.settings.readers import (
     read_json_object,
     read_key,
     read_keys,
+    read_modules,
     read_names,
     read_number,
     read_pairs,
@@ -237,9 +238,11 @@ def switch(default: bool, help_: str, *, opens: str = "") -> bool:
     return _carrying(row, default)
 
 
-def key(default: D, help_: str) -> str | D:
+def key(default: D, help_: str, *, shown: str = "{}") -> str | D:
     """A secret."""
-    row = Setting(kind="string", read=read_key, default=default, help=help_, metavar="<str>", secret=True)
+    row = Setting(
+        kind="string", read=read_key, default=default, shown=shown, help=help_, metavar="<str>", secret=True
+    )
     return _carrying(row, default)
 
 
@@ -267,6 +270,15 @@ def names(
         kind="strings", read=read, default=default, shown=shown, help=help_, metavar="<list[str]>", several=True, opens=opens
     )  # fmt: skip
     return _carrying(row, default)
+
+
+def modules(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:
+    """Names and paths, none by default; see `read_modules`."""
+    row = Setting(
+        kind="strings; `NAME=PATH`, or JSON objects", read=read_modules, default=(), shown=shown, help=help_,
+        metavar="NAME=PATH", several=True, opens=opens,
+    )  # fmt: skip
+    return _carrying(row, ())
 
 
 def pairs(help_: str, *, shown: str, opens: str = "") -> Mapping[str, Scalar]:

@@ -149,6 +149,25 @@ def read_names(value: Any, *, json_lists: bool = False, commas_in_items: bool = 
     return tuple(map(read_text, found))
 
 
+def read_modules(value: Any) -> tuple[str, ...]:
+    """NAME=PATH, with commas between several in a string; or JSON objects, also as mappings of a YAML list. Objects are returned
+    as JSON."""
+    found: list[str] = []
+    for item in [value] if isinstance(value, str | dict) else _items(value):
+        if isinstance(item, dict):
+            found.append(json.dumps(item))
+        elif isinstance(item, str) and item.lstrip().startswith("["):
+            try:
+                found += read_modules(json.loads(item))
+            except ValueError:
+                raise Unfit("it should be NAME=PATH or a JSON object", value) from None
+        elif isinstance(item, str) and item.lstrip().startswith("{"):
+            found.append(item)
+        else:
+            found += map(read_text, split_at_commas(item) if isinstance(item, str) else [item])
+    return tuple(found)
+
+
 def read_pairs(value: Any) -> dict[str, Scalar]:
     """A mapping, or NAME=VALUE several times, with commas between them in a string; values are read as YAML has them."""
     pairs = split_at_commas(value) if isinstance(value, str) else value

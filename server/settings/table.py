@@ -19,6 +19,7 @@ from server.settings.kinds import (
     json_object,
     key,
     keys,
+    modules,
     names,
     number,
     pairs,
@@ -204,6 +205,28 @@ class Settings:
         low=0,
         high=32,
     )
+    enable_lora: bool = switch(
+        False,
+        "Serve LoRA adapters. --lora-modules and --lora-root turn it on, too.",
+        opens="Adapters",
+    )
+    lora_modules: tuple[str, ...] = modules(
+        "Adapter to load at the start, as NAME=PATH or as a JSON object with name and path; may be given several times. The path "
+        "is a folder in PEFT's format or a hub name.",
+        shown="none",
+    )
+    max_loras: int = integer(
+        8, "Number of different adapters that a step may have, and that stay in memory.", low=1, high=256
+    )
+    max_lora_rank: int = integer(64, "Highest rank that an adapter may have.", low=1, high=256)
+    lora_root: str | None = text(
+        None,
+        "Directory below which adapters may be loaded over HTTP, with the admin key.",
+        metavar="DIR",
+    )
+    lora_on_demand: bool = switch(
+        False, "Also load an adapter below --lora-root when a request names its folder as the model."
+    )
     load_format: str = text(
         "auto", "Format of the weights: auto, safetensors, or dummy for random weights.", may_be_empty=True
     )
@@ -212,6 +235,11 @@ class Settings:
         "API key that clients must send; may be given several times.", shown="none", opens="Access"
     )
     metrics_key: str | None = key(None, "Key that /metrics requires.")
+    admin_key: str | None = key(
+        None,
+        "Key for what changes the server: loading and unloading adapters.",
+        shown="a new one at each start, in the log",
+    )
     allowed_origins: tuple[str, ...] = names(
         (),
         "Web origin whose pages may call this server from a browser, or '*'; may be given several times.",

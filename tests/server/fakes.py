@@ -245,6 +245,30 @@ class FakeJudge:
 
 
 @dataclass
+class FakeAdapters:
+    """Loads whatever is asked for, and has none."""
+
+    max_loras: int = 2
+    loaded: list[tuple[str, str]] = field(default_factory=list)
+    unloaded: list[str] = field(default_factory=list)
+
+    def get(self, name: str) -> None:
+        return None
+
+    def all(self) -> list[Any]:
+        return []
+
+    async def find(self, name: str) -> None:
+        return None
+
+    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
+        self.loaded.append((name, said))
+
+    async def unload(self, name: str) -> None:
+        self.unloaded.append(name)
+
+
+@dataclass
 class FakeCore:
     """`stage` is what a test says it is."""
 
@@ -287,6 +311,7 @@ class House:
     def __post_init__(self) -> None:
         self.state = ServerState(self.names, Metrics(), core=self.core, judge=self.judge)
         self.state.metrics.watch(self.core)
+        self.state.adapters = FakeAdapters()
         self.state.model = ServedModel(
             engine=self.engine,
             tokenizer=ByteTokenizer(),
@@ -297,10 +322,12 @@ class House:
             notation=self.notation,
             fingerprint="fp_fake",
         )
-        self.app = create_app(self.state, **self.options)
+        self.app = create_app(self.state, **{"admin_key": "admin", **self.options})
 
     def client(self, **options: Any) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+        if not self.options.get("api_keys"):  # every path is open then, but those of the admin
+            options.setdefault("headers", {"Authorization": "Bearer admin"})
         return httpx.AsyncClient(transport=transport, base_url="http://server", **options)
 
     async def chat(self, **body: Any) -> httpx.Response:

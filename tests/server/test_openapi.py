@@ -153,7 +153,7 @@ def test_limits_are_those_that_are_enforced(operation: Operation) -> None:
                 taken = False
             assert taken == fits, (field, value)
             checked += 1
-    assert checked or name == "DetokenizeRequest"
+    assert checked or name in ("DetokenizeRequest", "UnloadAdapterRequest")
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -266,12 +266,13 @@ async def check_refusals(house: House, status: int) -> None:
 
 
 async def test_answers_to_mistakes() -> None:
-    house = House(options={"api_keys": ["key"], "max_body_bytes": 5000})
+    house = House(options={"api_keys": ["key"], "admin_key": "key", "max_body_bytes": 5000})
     answers: list[tuple[int, httpx.Response]] = []
     async with house.client(headers={"Authorization": "Bearer key"}) as client:
         for operation in POSTS:
             example = next(iter(operation.examples.values()))
-            for status, body in ((400, {"n": []}), (404, {**example, "model": "nobody"})):
+            wrong, unknown = {"n": []}, {**example, "model": "nobody"}
+            for status, body in ((400, wrong), *(() if "lora_name" in example else ((404, unknown),))):
                 answers.append((status, await client.post(operation.path, json=body)))
             answers.append((415, await client.post(operation.path, content=b"{}")))
             answers.append((413, await client.post(operation.path, content=b" " * 6000, headers=AS_JSON)))

@@ -232,7 +232,6 @@ async def test_unknown_routes_and_methods(house: House) -> None:
         "/v1",
         "/v1/rerank",
         "/v1/models/x",
-        "/v1/load_lora_adapter",
         "/docs",
         "/health/",
         "/metrics/",

@@ -117,7 +117,7 @@ ELSEWHERE: list[tuple[str, str | None]] = [
     ("/invocations", "/v1/chat/completions"),
     ("/ping", "/health"),
     ("/load", "/metrics"),
-    ("/v1/load_lora_adapter", None),
+    ("/lora-adapters", "/v1/load_lora_adapter"),
     ("/api/chat", "/v1/chat/completions"),
     ("/api/generate", "/v1/completions"),
     ("/api/tags", "/v1/models"),

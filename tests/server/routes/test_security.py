@@ -20,9 +20,10 @@ from tests.server.fakes import House, error_of
 KEYS = {"api_keys": ["key-one", "key-two", "key-three"], "metrics_key": "metrics"}
 PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
 }  # fmt: skip
-"""All there are. None of them changes the server: one that does needs a key of its own (`--admin-key`), and a test of it."""
+"""All there are. Those that change the server need a key of their own (`--admin-key`): tests/server/adapters."""
 
 
 def routes(house: House) -> list[tuple[str, str]]:

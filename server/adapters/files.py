@@ -1,0 +1,101 @@
+"""The files of a PEFT adapter: found below a root without leaving it, and copied by what was opened, not by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from engine.errors import InvalidRequest, ModelNotFound
+from executors.contract import ConfigError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TEXT_FILES = ("chat_template.jinja", "tokenizer_config.json")
+"""Files that may hold the adapter's own chat template."""
+MOST_TEXT = 4 << 20
+"""Bytes that a configuration or a template may have."""
+_PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+
+def below(root: Path, said: str, param: str = "lora_path") -> Path:
+    """Return the folder that a client means: a path relative to `root`, or one below it.
+
+    Raises InvalidRequest for a path that leads out of the root, by its name or by a link, and ModelNotFound if there is no
+    such folder.
+    """
+    outside = InvalidRequest(f"'{param}' must name a folder below the server's --lora-root.", param)
+    if "\0" in said or not said.strip():
+        raise outside
+    base = Path(os.path.realpath(root))
+    folder = Path(os.path.realpath(base / said))
+    if folder == base or not folder.is_relative_to(base):
+        raise outside
+    if not folder.is_dir():
+        raise ModelNotFound(f"There is no adapter at '{said[:200]}' below the server's --lora-root.", param)
+    return folder
+
+
+def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -> None:
+    """Copy an adapter's files to the new folder `target`. Nothing else of the folder is read.
+
+    `root`: the files have to lie below it, whatever links the folder holds; None: they may lie anywhere. A file is opened once,
+    and where it lies is asked of what was opened: a link put in its place meanwhile changes nothing. `most_bytes`: of weights.
+    Raises InvalidRequest naming the file, OSError if the target cannot be written.
+    """
+    target.mkdir(mode=0o700)
+    pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
+    if pickled is not None and not (folder / WEIGHTS).exists():
+        raise InvalidRequest(
+            f"{pickled}: pickled weights are not read; save the adapter as {WEIGHTS}.", "lora_path"
+        )
+    for name, most in ((CONFIG, MOST_TEXT), (WEIGHTS, most_bytes)):
+        if not _copy(folder / name, target / name, most, root):
+            raise InvalidRequest(f"The adapter has no {name}.", "lora_path")
+    for name in TEXT_FILES:
+        _copy(folder / name, target / name, MOST_TEXT, root)
+
+
+def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:
+    """Copy one file; False if there is none."""
+    try:
+        # Without O_NONBLOCK a FIFO would wait for its writer.
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InvalidRequest(f"{source.name}: it cannot be read: {error.strerror}.", "lora_path") from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise InvalidRequest(f"{source.name} is not a file.", "lora_path")
+    with os.fdopen(descriptor, "rb") as opened:
+        where = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        if root is not None and not where.is_relative_to(os.path.realpath(root)):
+            raise InvalidRequest(f"{source.name} lies outside of the server's --lora-root.", "lora_path")
+        if found.st_size > most:
+            raise InvalidRequest(
+                f"{source.name} has {found.st_size} bytes, more than the {most} that are read.", "lora_path"
+            )
+        with target.open("xb") as made:
+            shutil.copyfileobj(opened, made, 1 << 20)
+    return True
+
+
+def own_template(folder: Path) -> str | None:
+    """Return the source of the chat template that an adapter brings, None if it brings none. Raises ConfigError."""
+    try:
+        return (folder / TEXT_FILES[0]).read_text("utf-8")
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        raise ConfigError(f"{TEXT_FILES[0]} is not text") from None
+    try:
+        config = json.loads((folder / TEXT_FILES[1]).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{TEXT_FILES[1]} is not JSON") from None
+    found = config.get("chat_template") if isinstance(config, dict) else None
+    return found if isinstance(found, str) else None

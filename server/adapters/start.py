@@ -1,0 +1,47 @@
+"""The adapters of a server that starts: its registry, and those that `--lora-modules` names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from engine.errors import EngineError
+from executors.contract import ConfigError
+from server.adapters.modules import LoraModule
+from server.adapters.registry import AdapterRegistry
+from server.hub import HubModel, hub_name
+from server.settings.table import Settings
+
+
+def uses_adapters(settings: Settings) -> bool:
+    """Whether the server has LoRA adapters."""
+    return settings.enable_lora or bool(settings.lora_modules) or settings.lora_root is not None
+
+
+def _folder(path: str) -> Path | None:
+    folder = Path(path).expanduser()
+    return folder if folder.is_dir() else None
+
+
+async def load_modules(
+    registry: AdapterRegistry,
+    modules: Sequence[LoraModule],
+    fetch: Callable[[HubModel], Awaitable[Path]],
+    download_dir: str | None,
+) -> None:
+    """Load the adapters that the operator named; `fetch` brings those of the hub. Raises ConfigError naming one that cannot be
+    loaded, HubError."""
+    for module in modules:
+        folder = await asyncio.to_thread(_folder, module.path)
+        if folder is None:
+            named = hub_name(module.path)
+            if named is None or named.repository.startswith((".", "/")):
+                raise ConfigError(f"--lora-modules {module.name}: there is no folder {module.path}")
+            folder = await fetch(
+                HubModel(named.repository, named.revision, download_dir=download_dir, adapter=True)
+            )
+        try:
+            await registry.load(module.name, folder, module.path, base_model=module.base_model_name)
+        except EngineError as error:
+            raise ConfigError(f"--lora-modules {module.name}={module.path}: {error.message}") from None

@@ -1,0 +1,217 @@
+"""LoRA adapters on a real server: streams of several in one batch, reloads and kills under them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors import safe_open
+
+from executors.tiny import weights_dir
+from tests.e2e.server_process import ServerProcess
+from tests.executors.lora.peft_files import write_peft
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
+
+ADMIN = {"Authorization": "Bearer the-admin"}
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def targets() -> dict[str, tuple[int, int]]:
+    """All linear layers of cohort-tiny."""
+    with safe_open(weights_dir() / "model.safetensors", "pt") as file:
+        found = {
+            name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape())
+            for name in file.keys()  # noqa: SIM118
+            if name.removesuffix(".weight").rpartition(".")[2] in LINEARS
+        }
+    return found  # type: ignore[return-value]
+
+
+def write(folder: Path, seed: int, rank: int = 8, **config: Any) -> Path:
+    write_peft(
+        folder,
+        targets(),
+        rank=rank,
+        seed=seed,
+        dtype=torch.bfloat16,
+        config={"lora_alpha": rank / 2, **config},
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed in range(4):
+        write(root / f"a{seed}", seed, rank=(4, 8, 16, 32)[seed])
+    write(root / "dora", 9, use_dora=True)
+    write(root / "large", 9, rank=64)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    args = [
+        "cohort-tiny", "--deterministic", "--max-model-len", "512", "--lora-modules", f"first={root / 'a0'}",
+        json.dumps({"name": "second", "path": str(root / "a1"), "base_model_name": "cohort-tiny"}),
+        "--max-loras", "2", "--max-lora-rank", "32", "--lora-root", str(root), "--lora-on-demand", "--admin-key", "the-admin",
+    ]  # fmt: skip
+    with ServerProcess(args, folder) as server:
+        yield server
+
+
+def load(server: ServerProcess, name: Any, path: Any) -> httpx.Response:
+    body = {"lora_name": name, "lora_path": path}
+    return httpx.post(f"{server.url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=30)
+
+
+def text(server: ServerProcess, model: str, max_tokens: int = 40) -> str:
+    body = {
+        "model": model,
+        "prompt": "Once upon a time",
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    found: str = answer.json()["choices"][0]["text"]
+    return found
+
+
+class Stream(threading.Thread):
+    """A stream in the background; `text` once it has ended."""
+
+    def __init__(self, server: ServerProcess, model: str, max_tokens: int) -> None:
+        super().__init__()
+        self.text, self.error = "", ""
+        self.begun = threading.Event()
+        self._url, self._body = server.url, {
+            "model": model, "prompt": "Once upon a time", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
+            "stream": True,
+        }  # fmt: skip
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=120) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    found = json.loads(line[6:])
+                    if "error" in found:
+                        self.error = str(found["error"])
+                    else:
+                        self.text += found["choices"][0]["text"]
+                    self.begun.set()
+
+
+def test_adapters_answer_differently_and_are_listed(server: ServerProcess) -> None:
+    answers = {name: text(server, name) for name in ("cohort-tiny", "first", "second", "a2", "a3")}
+    assert len(set(answers.values())) == 5
+    cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
+    assert set(cards) == {"cohort-tiny", "first", "second", "a2", "a3"}
+    assert cards["first"]["parent"] == "cohort-tiny" and cards["first"]["root"].endswith("a0")
+    assert cards["a2"]["root"] == "a2" and cards["cohort-tiny"]["parent"] is None
+    assert server.metric("cohort_lora_evictions_total") >= 2  # two at a time
+
+
+def test_streams_survive_kills_and_reloads(server: ServerProcess, root: Path) -> None:
+    write(root / "changing", 20)
+    assert load(server, "changing", "changing").status_code == 200
+    names = ["cohort-tiny", "first", "changing", "second", "a2"]
+    expected = {name: text(server, name, 300) for name in names}
+    streams = {name: Stream(server, name, 300) for name in names}
+    for name in ("cohort-tiny", "changing"):
+        assert streams[name].begun.wait(30)
+    # The name stands for other weights from now on, and the executor that holds the old ones dies.
+    write(root / "changing", 21)
+    assert load(server, "changing", "changing").status_code == 200
+    [child] = server.children()
+    os.kill(child, signal.SIGKILL)
+    for name, stream in streams.items():
+        stream.join(120)
+        assert not stream.is_alive() and not stream.error, (name, stream.error)
+        assert stream.text == expected[name], name
+    assert text(server, "changing", 300) not in expected.values()
+    assert server.metric('cohort_executor_restarts_total{cause="signal"}') >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "status", "why"),
+    [
+        ("x", "dora", 400, "use_dora"),
+        ("x", "large", 400, "--max-lora-rank 32"),
+        ("x", "../outside", 400, "--lora-root"),
+        ("x", "/etc", 400, "--lora-root"),
+        ("x", "nowhere", 404, "no adapter at"),
+        ("cohort-tiny", "a0", 400, "name of the model"),
+    ],
+)
+def test_bad_adapters_are_refused_and_serving_goes_on(
+    server: ServerProcess, name: str, path: str, status: int, why: str
+) -> None:
+    answer = load(server, name, path)
+    assert answer.status_code == status and why in answer.text
+    assert text(server, "first", 4)
+
+
+def test_an_adapter_of_another_model(server: ServerProcess, root: Path) -> None:
+    write_peft(root / "other", {"model.layers.0.self_attn.q_proj": (24, 8)}, rank=2)
+    answer = load(server, "x", "other")
+    assert (
+        answer.status_code == 400
+        and "model.layers.0.self_attn.q_proj is for a weight of 24 x 8" in answer.text
+    )
+
+
+def test_without_the_admin_key(server: ServerProcess) -> None:
+    answer = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "a0"})
+    assert answer.status_code == 401
+
+
+def test_many_loads_leave_memory_flat(server: ServerProcess, root: Path) -> None:
+    def resident() -> int:
+        total = 0
+        for pid in (server.pid, *server.children()):
+            status = Path(f"/proc/{pid}/status").read_text()
+            total += int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1])
+        return total
+
+    for seed in range(30, 34):
+        write(root / f"many{seed}", seed)
+    sizes = []
+    for number in range(120):
+        assert load(server, "many", f"many{30 + number % 4}").status_code == 200
+        if number in (59, 119):
+            time.sleep(0.5)
+            sizes.append(resident())
+    assert sizes[1] - sizes[0] < 8 * 1024, sizes  # KiB
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--lora-modules", "x=/nowhere"], "--lora-modules x: there is no folder /nowhere"),
+        (["--lora-modules", "x"], "should be NAME=PATH"),
+        (["--lora-root", "/nowhere"], "no such directory"),
+        (["--lora-on-demand"], "--lora-root, which is not given"),
+        (["--enable-lora", "--executor", "qwen3"], "has no LoRA adapters"),
+    ],
+)
+def test_a_start_that_cannot_be(args: list[str], why: str) -> None:
+    command = [str(Path(sys.executable).with_name("cohort")), "serve", "cohort-tiny", "--port", "0", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr.splitlines()[-1]

@@ -341,7 +341,9 @@ async def test_settings_that_cannot_be_had_name_themselves(source: Path) -> None
             await start(source, optimization=optimization, memory=limits)
         assert words in str(caught.value)
     limits = ExecutorMemoryConfig(kv_cache_dtype="fp8_e5m2")
-    with pytest.raises(ConfigError, match="'fp8_e5m2' is not supported; supported: auto, fp8, fp8_e4m3"):
+    with pytest.raises(
+        ConfigError, match="'fp8_e5m2' is not supported; supported: auto, int8, fp8, fp8_e4m3"
+    ):
         LlmFactory().validate_config(config(source, memory=limits))
 
 

@@ -13,12 +13,15 @@ from executors.contract.config import ExecutorAttentionConfig
 from executors.kernels.device_layouts import LAYOUTS, DeviceRows, table_of, widened
 from executors.kernels.triton import stored
 from executors.llm.checkpoint.device_blocks import device_rows
-from executors.llm.gpu import kernel_check
+from executors.llm.checkpoint.loader import load_model
+from executors.llm.gpu import kernel_check, stored_support
 from executors.llm.model.stored_weight import StoredWeight
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.kernels.blocks import block_size, dequantized, random_rows
-from tests.executors.llm.driver import start
+from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
+from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
+from tests.executors.llm.driver import config, start
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = sorted(LAYOUTS)
@@ -167,6 +170,36 @@ def test_the_check_before_serving_sees_a_wrong_kernel(kind: str, monkeypatch: py
     assert f"stored {kind}" in str(kernel_check.stored_fault(DEVICE))
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu"])
+def test_the_torch_backend_widens(device: str) -> None:
+    assert stored_support.why_not(torch.device(device), "torch") == "attention backend torch is set"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-zeros", "awq-32", "packed-float32"])
+async def test_a_checkpoint_of_whole_numbers_is_served_as_it_is_stored(tmp_path: Path, form: str) -> None:
+    """Beside the same numbers in float32, widened by torch."""
+    quantized, wide = write_quantized(tmp_path, FORMS[form])
+    expected, _ = await logits(wide, "torch")
+    found, executor = await logits(quantized, "triton")
+    assert distance(found, expected) < 1e-5
+    assert executor.info().quantization == FORMS[form].kind
+    notes = " ".join(executor.status().notes)
+    assert (
+        f"linear layers as the file holds them: {FORMS[form].kind}" in notes and "were widened" not in notes
+    )
+
+
+def test_a_note_says_which_kernel_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized, _ = write_quantized(tmp_path, FORMS["awq-32"])
+    monkeypatch.setattr(stored_support, "_fault", lambda device: "stored uint4-g32: differs by 0.5")
+    attention = ExecutorAttentionConfig(block_size=16, backend="triton")
+    note = load_model(config(quantized, attention=attention), lambda *_: None).note
+    assert note is not None
+    assert "weights were widened: stored uint4-g32: differs by 0.5" in note
+    assert "as the file holds them" not in note
+
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": True,
@@ -182,11 +215,11 @@ FORMATS = {
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:
     """Beside the same file, widened by torch."""
-    config = {**CONFIG, "tie_word_embeddings": tied}
-    tensors = converted_checkpoint(write_checkpoint(tmp_path / "hf", config), "llama")
+    fields = {**CONFIG, "tie_word_embeddings": tied}
+    tensors = converted_checkpoint(write_checkpoint(tmp_path / "hf", fields), "llama")
     kinds = {**FORMATS, "output": "Q6_K"}
     file = write_gguf(
-        tmp_path / "m.gguf", "llama", {**sizes(config), "rope.dimension_count": 64}, tensors,
+        tmp_path / "m.gguf", "llama", {**sizes(fields), "rope.dimension_count": 64}, tensors,
         lambda name: kinds[name.split(".")[-2]],
     )  # fmt: skip
     path = prepared(tmp_path / "served", file)

@@ -110,7 +110,11 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         info,
         num_bytes,
         activation_bytes(decoder, kernels),
-        _notes(_how_fast(decoder, kernels, missing), widened or _widened(decoder, missing), decoder),
+        _notes(
+            _how_fast(decoder, kernels, missing),
+            widened or _widened(decoder, _why_not_kept(config, device, missing)),
+            decoder,
+        ),
         warnings,
     )
 
@@ -277,6 +281,13 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
         return "float16 linear layers are slow on this CPU: --dtype bfloat16 is several times as fast"
     packed = " packed for oneDNN" if decoder.packed else ""
     return f"linear layers: torch{packed}, slower than Cohort's CPU kernels: {missing}"
+
+
+def _why_not_kept(config: ExecutorConfig, device: torch.device, missing: str) -> str:
+    """Return why no kernels multiply weights as a file holds them here, "" if some do; `missing`: why not those for CPUs."""
+    if device.type == "cpu" and config.attention.backend != "triton":
+        return missing
+    return stored_support.why_not(device, config.attention.backend) or ""
 
 
 def _widened(decoder: Decoder, missing: str) -> str | None:

@@ -13,7 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 def why_not(device: torch.device, backend: str) -> str | None:
-    """Return why the kernels do not run here, None if they do: on GPUs, and interpreted if an attention `backend` asks for it."""
+    """Return why the kernels do not run here, None if they do: on GPUs, and interpreted if an attention `backend` asks for it.
+    The backend torch is for comparing with torch alone: it widens."""
+    if backend == "torch":
+        return "attention backend torch is set"
     if device.type != "cuda" and backend != "triton":
         return "the kernels are for GPUs"
     return triton_build.missing() or _fault(device)

@@ -114,10 +114,10 @@ def sketch_model(
     )
     decoder.kv_dtype = loader.kv_dtype(config, device)
     spec = replace(decoder.kv_spec, device=device)
-    loader.refuse_unreadable_kv(spec)
     kernels, missing = loader.choose_kernels(config, dtype, device)
     if kernels is None:
         loader.refuse_without_kernels(config, dtype, device, missing)
+    loader.refuse_unreadable_kv(spec)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=spec)

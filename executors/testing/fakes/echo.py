@@ -96,5 +96,13 @@ class EchoFactory(ModelExecutorFactory):
 
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
-        known = ("native", "vocab_size", "step_delay_ms", "prompt_token_ms", "kv_capacity", "max_adapters", "fail")
+        known = (
+            "native",
+            "vocab_size",
+            "step_delay_ms",
+            "prompt_token_ms",
+            "kv_capacity",
+            "max_adapters",
+            "fail",
+        )
         check_options(config, known)

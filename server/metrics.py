@@ -222,7 +222,7 @@ class _AdapterCollector(Collector):
         yield running
         yield waiting
         gateway = GaugeMetricFamily(
-            "vllm:lora_requests_info",
+            "cohort_lora_requests_info",
             "When this was read, in Unix seconds; labels: adapters with running and with waiting sequences.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )

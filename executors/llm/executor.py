@@ -451,7 +451,7 @@ class LlmAdapterExecutor(LlmExecutor):
         self._table.unload(name)
 
     def lora_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
-        """How many adapters are loaded, of which highest rank, and how often one was; bytes."""
+        """How many adapters are loaded, of which highest rank, and their bytes."""
         return None if self._runtime is None else self._table.snapshot()
 
     @property

@@ -104,8 +104,8 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The embedded model."""
-    with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("server")) as server:
+    """The embedded model, with room for adapters: all metrics are there."""
+    with ServerProcess(["cohort-tiny", "--enable-lora"], tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

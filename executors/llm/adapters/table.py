@@ -63,7 +63,6 @@ class AdapterTable:
         self._loaded: dict[str, LoadedAdapter] = {}
         self._slots: list[str | None] = [None] * num_slots
         """Name of the adapter of the sequence in each slot."""
-        self.num_loads = 0
 
     def load(self, name: str, path: str, digest: str) -> None:
         """Load an adapter under a name; one that is loaded under it already stays. Raises ConfigError, OutOfMemory."""
@@ -72,7 +71,6 @@ class AdapterTable:
         if len(self._loaded) >= self._most:
             raise OutOfMemory(f"{len(self._loaded)} adapters are loaded, as many as there is room for")
         self._loaded[name] = self._load(Path(path), digest)
-        self.num_loads += 1
 
     def unload(self, name: str) -> None:
         """Forget an adapter. Raises InvalidInput while a sequence uses it; an unknown name is ignored."""
@@ -114,10 +112,8 @@ class AdapterTable:
         """For metrics."""
         return {
             "loaded": len(self._loaded),
-            "loads": self.num_loads,
             "bytes": sum(one.num_bytes for one in self._loaded.values()),
             "highest_rank": max((one.rank for one in self._loaded.values()), default=0),
-            "slots": self._most,
         }
 
 

@@ -338,7 +338,7 @@ async def test_metrics_name_a_bounded_number(tmp_path: Path) -> None:
         sample.labels["adapter"]: sample.value for sample in found["cohort_lora_requests_running"].samples
     }
     assert len(names) == 65 and names["n69"] == 1 and names["other"] == 0
-    [gateway] = found["vllm:lora_requests_info"].samples
+    [gateway] = found["cohort_lora_requests_info"].samples
     assert gateway.labels == {"max_lora": "1", "running_lora_adapters": "n69", "waiting_lora_adapters": ""}
     assert gateway.value > 1.7e9
 

@@ -266,6 +266,7 @@ def test_torchs_attention_fails_only_after_all_is_measured(monkeypatch: pytest.M
     monkeypatch.setattr(check_kernels, "_fused", lambda bench: measured.append("fused"))
     monkeypatch.setattr(check_kernels, "_products", lambda bench: measured.append("products"))
     monkeypatch.setattr(check_kernels, "_few_rows", lambda bench: measured.append("few rows"))
+    monkeypatch.setattr(check_kernels, "_stored", lambda bench: measured.append("stored"))
     monkeypatch.setattr(check_kernels.check_sampling, "measure", lambda *given: measured.append("sampling"))
     monkeypatch.setattr(check_kernels.interpreted, "prepare", lambda: None)
     monkeypatch.setattr(check_kernels, "measure_limits", lambda *given: Limits(1.0, 1.0, "nobody"))
@@ -276,7 +277,7 @@ def test_torchs_attention_fails_only_after_all_is_measured(monkeypatch: pytest.M
     broken = "torch"
     with pytest.raises(RuntimeError, match="execution plans"):
         check_kernels.run(Options(device="cpu", tiny=False), found.update)
-    assert measured == ["fused", "products", "few rows", "sampling"]
+    assert measured == ["fused", "products", "few rows", "stored", "sampling"]
     assert found["kernels"]["attention, torch, pages of 16"]["failed"] == "no valid execution plans"
 
 

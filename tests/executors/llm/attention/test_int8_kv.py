@@ -38,6 +38,7 @@ def check(got: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.long
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256, 20, 33, 8, 1])
@@ -46,6 +47,7 @@ def test_head_sizes(isa: str, dtype: torch.dtype, head_dim: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.long
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(
@@ -65,6 +67,7 @@ def test_block_sizes(isa: str, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.long
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [1, 7, 64, 65, 300, 600, 5000])

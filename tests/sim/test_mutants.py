@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 SEEDS = 500
 FIRST = {
     "abort_in_flight_forgotten": 150,
-    "void_results_count": 240,
+    "void_results_count": 2050,
     "partial_block_named": 40,
     "read_in_the_same_step": 40,
 }

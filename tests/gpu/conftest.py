@@ -48,3 +48,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, 
         except RuntimeError:
             os._exit(70)
     return result
+
+
+@pytest.fixture(autouse=not torch.cuda.is_available())
+def unmeasured_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start computes no steps to measure how fast they are: interpreted kernels take half a second a step, and what they
+    take says nothing."""
+    monkeypatch.setattr("executors.llm.runtime.measure_pace", lambda *_: None)

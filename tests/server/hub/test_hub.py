@@ -460,7 +460,14 @@ async def test_a_gguf_file_without_a_network(
 def test_the_child_ends_with_its_parent(hub: FakeHub, url: str, cache: Path) -> None:
     hub.hold_after = MIB
     job = json.dumps(
-        {"name": NAME, "revision": None, "download_dir": str(cache), "weights": True, "gguf": None, "adapter": False}
+        {
+            "name": NAME,
+            "revision": None,
+            "download_dir": str(cache),
+            "weights": True,
+            "gguf": None,
+            "adapter": False,
+        }
     )
     child = subprocess.Popen(
         run.command("server.hub.download_process", job),

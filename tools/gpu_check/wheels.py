@@ -26,6 +26,8 @@ NEEDED = {
     "llguidance": "llguidance",
     "tokenizers": "tokenizers",
     # The tests.
+    "gguf": "gguf",
+    "structlog": "structlog",
     "pytest": "pytest",
     "pluggy": "pluggy",
     "iniconfig": "iniconfig",

@@ -325,7 +325,10 @@ def _few_rows(bench: Bench) -> None:
         )
         workspace = FewRowsWorkspace([(wide, deep)], bench.device)
         norm = torch.ones(deep, dtype=bench.dtype, device=bench.device)
-        for rows in (3,) if bench.tiny else (1, MOST_ROWS):
+        # One launch for a norm and a product is of one row.
+        for rows in (1, 3) if bench.tiny else (1, MOST_ROWS):
+            if rows > 1 and not adds:
+                continue
             ways: dict[str, list[Callable[[], object]]] = {"in one launch": [], "launch by launch": []}
             for _ in range(bench.copies(size * wide * deep)):
                 weight, residual = _random(bench, drawn, wide, deep), _random(bench, drawn, rows, wide)
@@ -348,7 +351,7 @@ def _few_rows(bench: Bench) -> None:
 
 def _stored(bench: Bench) -> None:
     """Products with weights as files hold them, beside those of bf16 of the same sizes in `_products`: with few rows they should
-    take as much less time as they have fewer bytes."""
+    take as much less time as they have fewer bytes, with many a copy of the weight in bf16 more."""
     drawn, size = noise(bench.device), bench.dtype.itemsize
     for kind in STORED[1:2] if bench.tiny else STORED:
         for name, wide, deep in (
@@ -360,7 +363,7 @@ def _stored(bench: Bench) -> None:
                 for _ in range(bench.copies(one.num_bytes))
             ]
             table = table_of(one.layout, bench.device)
-            for rows in (3,) if bench.tiny else (1, 16, 256):
+            for rows in (3,) if bench.tiny else (1, 4, 16, 256):
                 out = torch.empty(rows, wide, dtype=bench.dtype, device=bench.device)
                 calls = [
                     functools.partial(matmul, _random(bench, drawn, rows, deep), weight, table, None, out)

@@ -3,8 +3,14 @@
     matmul       rows of activations times a weight, plus a bias
     widened      rows of a weight, as an embedding is looked up
 
-`executors/kernels/device_layouts.py` says how codes, scales and minima lie. A weight is rounded once, to the dtype of the
-activations, as a weight that was widened at the start is; sums are of float32.
+`executors/kernels/device_layouts.py` says how codes, scales and minima lie. Sums are of float32.
+
+Up to 4 rows are multiplied without matrix instructions, a row at a time: the weight's bytes count, and small programs that
+each read a few of its rows keep all multiprocessors reading. A block of 16 columns is summed before its scale and minimum are
+applied to the sum, so a weight is not rounded. On an H200 a 4096 x 4096 weight in Q4_0 takes 8.4 us for a row, in bf16 10.6.
+
+For more rows the weight is widened to the dtype of the activations, a part at a time, and the library multiplies: a weight is
+rounded once then, as one that was widened at the start.
 """
 
 from __future__ import annotations
@@ -15,137 +21,135 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.fp8 import SHARING, tile_of
-
 if TYPE_CHECKING:
     from executors.kernels.device_layouts import DeviceRows
 
-_TILE = 128
-"""Columns of a weight that are dequantized at once: four blocks of 32."""
+MOST_ROWS = 4
+"""Largest number of rows that are multiplied as the weight is read: each row reads it anew, from a cache."""
+_OUTPUTS, _BLOCKS, _WARPS = 4, 32, 2
+"""Rows of a weight and blocks of 32 columns that a program reads at once; half as many blocks where a table's addresses take
+registers."""
+_WIDE_OUTPUTS, _WIDE_BLOCKS, _WIDE_WARPS = 4, 16, 4
+"""The same of a program that widens."""
+PART_BYTES = 64 << 20
+"""Bytes of a widened part of a weight. A part that stays in the device's cache (50 MB on an H100) is read from there."""
 
 
 @triton.jit
 def _numbers(
-    scales, factors, output, column, there, COLUMNS: tl.constexpr, GROUP: tl.constexpr, NESTED: tl.constexpr
-):
-    """float32 [columns, outputs]: scales or minima of the columns."""
-    at = output[None, :] * (COLUMNS // GROUP) + (column // GROUP)[:, None]
+    scales, factors, output, block, half: tl.constexpr, there,
+    COLUMNS: tl.constexpr, GROUP: tl.constexpr, NESTED: tl.constexpr,
+):  # fmt: skip
+    """float32 [outputs, blocks]: scales or minima of the half blocks."""
+    column = block * 32 + 16 * half
+    at = output[:, None] * (COLUMNS // GROUP) + (column // GROUP)[None, :]
     found = tl.load(scales + at, mask=there, other=0.0 if not NESTED else 0).to(tl.float32)
     if NESTED:
-        at = output[None, :] * (COLUMNS // 256) + (column // 256)[:, None]
+        at = output[:, None] * (COLUMNS // 256) + (column // 256)[None, :]
         found = tl.load(factors + at, mask=there, other=0.0).to(tl.float32) * found
     return found
 
 
 @triton.jit
-def _values(
-    code, scales, factors, extras, extra_factors, table, output, column, there,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, NESTED: tl.constexpr, EXTRA: tl.constexpr,
-    TABLE: tl.constexpr,
+def _codes(
+    codes, high, table, output, block, half: tl.constexpr, there,
+    COLUMNS: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """float32 [columns, outputs] of codes. The products and the difference are those of the format's definition, in its order."""
-    if TABLE:
-        code = tl.load(table + code).to(tl.int32)
-    number = (code - OFFSET).to(tl.float32)
-    scale = _numbers(scales, factors, output, column, there, COLUMNS, GROUP, NESTED)
-    if EXTRA == 2:
-        number -= _numbers(extras, extra_factors, output, column, there, COLUMNS, GROUP, False)
-    number = scale * number
-    if EXTRA == 1:
-        number -= _numbers(extras, extra_factors, output, column, there, COLUMNS, GROUP, NESTED)
-    return number
+    """float32 [outputs, blocks, 16]: codes, or their values by the table, of the low or high halves of bytes; of 8 bits those of
+    the first or last 16 columns of a block."""
+    inner = tl.arange(0, 16)
+    if BITS == 8:
+        place = (block * 32 + 16 * half)[None, :, None] + inner[None, None, :]
+        code = tl.load(codes + output[:, None, None] * COLUMNS + place, mask=there[:, :, None], other=0)
+    else:
+        place = (block * 16)[None, :, None] + inner[None, None, :]
+        byte = tl.load(
+            codes + output[:, None, None] * (COLUMNS // 2) + place, mask=there[:, :, None], other=0
+        ).to(tl.int32)
+        code = (byte >> 4) if half else (byte & 15)
+        if BITS == 5:
+            word = tl.load(high + output[:, None] * (COLUMNS // 32) + block[None, :], mask=there, other=0)
+            code |= ((word[:, :, None] >> (inner + 16 * half)[None, None, :]) & 1) << 4
+        if BITS == 6:
+            at = output[:, None] * (COLUMNS // 16) + (2 * block + half)[None, :]
+            word = tl.load(high + at, mask=there, other=0)
+            code |= ((word[:, :, None] >> (2 * inner)[None, None, :]) & 3) << 4
+        if TABLE:
+            code = tl.load(table + code)
+    return code.to(tl.float32)
 
 
 @triton.jit
-def _tile(
-    codes, high, scales, factors, extras, extra_factors, table, output, is_output, tile, second: tl.constexpr,
-    COLUMNS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, NESTED: tl.constexpr,
-    EXTRA: tl.constexpr, TABLE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Half of a tile of 128 columns: those in the low halves of bytes, or the `second` ones; of 8 bits its first or last 64.
-
-    Returns the columns [64] and the weights, float32 [64, outputs].
-    """
-    inner = tl.arange(0, TILE // 2)
-    output = output.to(tl.int64)
-    if BITS == 8:
-        column = tile * TILE + inner + (TILE // 2 if second else 0)
-        there = (column < COLUMNS)[:, None] & is_output[None, :]
-        code = tl.load(codes + output[None, :] * COLUMNS + column[:, None], mask=there, other=0).to(tl.int32)
-    else:
-        block, place = tile * (TILE // 32) + inner // 16, inner % 16
-        column = block * 32 + place + (16 if second else 0)
-        there = (column < COLUMNS)[:, None] & is_output[None, :]
-        byte = tile * (TILE // 2) + inner
-        code = tl.load(codes + output[None, :] * (COLUMNS // 2) + byte[:, None], mask=there, other=0).to(
-            tl.int32
-        )
-        code = (code >> 4) if second else (code & 15)
-        if BITS == 5:
-            word = tl.load(high + output[None, :] * (COLUMNS // 32) + block[:, None], mask=there, other=0)
-            code |= ((word >> (place + (16 if second else 0))[:, None]) & 1) << 4
-        if BITS == 6:
-            word = tl.load(
-                high + output[None, :] * (COLUMNS // 16) + (2 * block + (1 if second else 0))[:, None],
-                mask=there,
-                other=0,
-            )
-            code |= ((word >> (2 * place)[:, None]) & 3) << 4
-    values = _values(
-        code, scales, factors, extras, extra_factors, table, output, column, there,
-        COLUMNS, GROUP, OFFSET, NESTED, EXTRA, TABLE,
-    )  # fmt: skip
-    return column, values
-
-
-@triton.jit(do_not_specialize=["rows"])  # it takes any value
-def _matmul_kernel(
-    x, codes, high, scales, factors, extras, extra_factors, table, bias, out, rows,
+def _row_kernel(
+    x, codes, high, scales, factors, extras, extra_factors, table, bias, out,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, OUT_STRIDE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     OFFSET: tl.constexpr, NESTED: tl.constexpr, EXTRA: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, TILE: tl.constexpr, SHARING: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result; columns are summed in order, whatever the number of rows."""
-    output_tiles: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
-    row_tile, output_tile = tile_of(tl.program_id(0), tl.cdiv(rows, TILE_ROWS), output_tiles, SHARING)
-    row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    output = output_tile * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
-    is_row, is_output = row < rows, output < OUTPUTS
-    x_at = x + row.to(tl.int64)[:, None] * COLUMNS
-    total = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
-    tiles: tl.constexpr = (COLUMNS + TILE - 1) // TILE
-    for tile in range(tiles):
-        for second in tl.static_range(2):
-            column, weights = _tile(
-                codes, high, scales, factors, extras, extra_factors, table, output, is_output, tile, second,
-                COLUMNS, BITS, GROUP, OFFSET, NESTED, EXTRA, TABLE, TILE,
-            )  # fmt: skip
-            a = tl.load(x_at + column[None, :], mask=is_row[:, None] & (column < COLUMNS)[None, :], other=0.0)
-            total = tl.dot(a, weights.to(a.dtype), total, input_precision="ieee")
+    """TILE_OUTPUTS results of a row; its blocks are summed in an order that no other row changes."""
+    row = tl.program_id(1).to(tl.int64)
+    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    is_output = output < OUTPUTS
+    output = output.to(tl.int64)
+    inner = tl.arange(0, 16)
+    total = tl.zeros((TILE_OUTPUTS, BLOCKS), tl.float32)
+    for start in range(0, COLUMNS // 32, BLOCKS):
+        block = start + tl.arange(0, BLOCKS)
+        is_block = block < COLUMNS // 32
+        there = is_output[:, None] & is_block[None, :]
+        for half in tl.static_range(2):
+            code = _codes(codes, high, table, output, block, half, there, COLUMNS, BITS, TABLE)
+            place = (block * 32 + 16 * half)[:, None] + inner[None, :]
+            a = tl.load(x + row * COLUMNS + place, mask=is_block[:, None], other=0.0).to(tl.float32)
+            product, plain = tl.sum(code * a[None, :, :], 2), tl.sum(a, 1)[None, :]
+            if OFFSET:
+                product -= OFFSET * plain
+            if EXTRA == 2:
+                product -= (
+                    _numbers(extras, extra_factors, output, block, half, there, COLUMNS, GROUP, False) * plain
+                )
+            total += _numbers(scales, factors, output, block, half, there, COLUMNS, GROUP, NESTED) * product
+            if EXTRA == 1:
+                total -= (
+                    _numbers(extras, extra_factors, output, block, half, there, COLUMNS, GROUP, NESTED)
+                    * plain
+                )
+    found = tl.sum(total, 1)
     if BIAS:
-        total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    at = out + row.to(tl.int64)[:, None] * OUT_STRIDE + output[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+        found += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + row * OUT_STRIDE + output, found.to(out.dtype.element_ty), mask=is_output)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "count"])  # they take any value
 def _widen_kernel(
-    ids, codes, high, scales, factors, extras, extra_factors, table, out, count,
+    ids, codes, high, scales, factors, extras, extra_factors, table, out, begin, count,
     COLUMNS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, NESTED: tl.constexpr,
-    EXTRA: tl.constexpr, TABLE: tl.constexpr, TILE_OUTPUTS: tl.constexpr, TILE: tl.constexpr,
+    EXTRA: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """128 columns of some rows."""
+    """BLOCKS of some rows: those of `ids`, or `count` from row `begin` on. The products and the difference are those of the
+    format's definition, in its order."""
     place = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_output = place < count
-    output = tl.load(ids + place, mask=is_output, other=0)
-    for second in tl.static_range(2):
-        column, weights = _tile(
-            codes, high, scales, factors, extras, extra_factors, table, output, is_output, tl.program_id(1), second,
-            COLUMNS, BITS, GROUP, OFFSET, NESTED, EXTRA, TABLE, TILE,
-        )  # fmt: skip
-        at = out + place.to(tl.int64)[None, :] * COLUMNS + column[:, None]
-        there = (column < COLUMNS)[:, None] & is_output[None, :]
-        tl.store(at, weights.to(out.dtype.element_ty), mask=there)
+    output = tl.load(ids + place, mask=is_output, other=0) if IDS else (begin + place).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    there = is_output[:, None] & (block < COLUMNS // 32)[None, :]
+    inner = tl.arange(0, 16)
+    for half in tl.static_range(2):
+        number = _codes(codes, high, table, output, block, half, there, COLUMNS, BITS, TABLE) - OFFSET
+        if EXTRA == 2:
+            number -= _numbers(extras, extra_factors, output, block, half, there, COLUMNS, GROUP, False)[
+                :, :, None
+            ]
+        number = (
+            _numbers(scales, factors, output, block, half, there, COLUMNS, GROUP, NESTED)[:, :, None] * number
+        )
+        if EXTRA == 1:
+            number -= _numbers(extras, extra_factors, output, block, half, there, COLUMNS, GROUP, NESTED)[
+                :, :, None
+            ]
+        column = (block * 32 + 16 * half)[None, :, None] + inner[None, None, :]
+        at = out + place.to(tl.int64)[:, None, None] * COLUMNS + column
+        tl.store(at, number.to(out.dtype.element_ty), mask=there[:, :, None])
 
 
 _EXTRAS = {"": 0, "minimum": 1, "zero": 2}
@@ -166,7 +170,7 @@ def _arguments(
     )
     return tensors, {
         "COLUMNS": weight.columns, "BITS": how.bits, "GROUP": how.group, "OFFSET": how.offset, "NESTED": how.nested,
-        "EXTRA": _EXTRAS[how.extra], "TABLE": bool(how.table), "TILE": _TILE,
+        "EXTRA": _EXTRAS[how.extra], "TABLE": bool(how.table),
     }  # fmt: skip
 
 
@@ -183,19 +187,47 @@ def matmul(
     [outputs] or None.
     """
     rows, outputs = len(x), weight.rows
-    if not rows:
-        return
+    if rows > MOST_ROWS:
+        _matmul_in_parts(x, weight, table, bias, out)
+    elif rows:
+        tensors, how = _arguments(weight, table)
+        _row_kernel[(triton.cdiv(outputs, _OUTPUTS), rows)](
+            x, *tensors, bias, out,
+            OUTPUTS=outputs, OUT_STRIDE=out.stride(0), BIAS=bias is not None, **how,
+            TILE_OUTPUTS=_OUTPUTS, BLOCKS=_BLOCKS // 2 if how["TABLE"] else _BLOCKS, num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def _matmul_in_parts(
+    x: torch.Tensor,
+    weight: DeviceRows,
+    table: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """As `matmul`, with a part of the weight widened at a time."""
+    outputs, columns = weight.rows, weight.columns
+    most = max(1, PART_BYTES // (columns * x.dtype.itemsize))
+    room = torch.empty(min(outputs, most), columns, dtype=x.dtype, device=x.device)
+    for begin in range(0, outputs, most):
+        end = min(begin + most, outputs)
+        part, into = room[: end - begin], out[:, begin:end]
+        _widen(weight, table, None, begin, part)
+        if bias is None:
+            torch.mm(x, part.T, out=into)
+        else:
+            torch.addmm(bias[begin:end], x, part.T, out=into)
+
+
+def _widen(
+    weight: DeviceRows, table: torch.Tensor | None, ids: torch.Tensor | None, begin: int, out: torch.Tensor
+) -> None:
     tensors, how = _arguments(weight, table)
-    # No instruction multiplies float32 exactly: threads hold what they multiply, and have room for little.
-    exact = x.dtype is torch.float32
-    tile_rows = max(16, min(32 if exact else 128, triton.next_power_of_2(rows)))
-    # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
-    tile_outputs = 32 if tile_rows <= 32 else 64
-    _matmul_kernel[(triton.cdiv(outputs, tile_outputs) * triton.cdiv(rows, tile_rows),)](
-        x, *tensors, bias, out, rows,
-        OUTPUTS=outputs, OUT_STRIDE=out.stride(0), BIAS=bias is not None, **how,
-        TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, SHARING=SHARING,
-        num_warps=8 if tile_rows >= 64 or exact else 4, num_stages=2 if exact else 4 if tile_rows <= 64 else 3,
+    outputs = min(_WIDE_OUTPUTS, triton.next_power_of_2(len(out)))
+    grid = triton.cdiv(len(out), outputs), triton.cdiv(weight.columns, 32 * _WIDE_BLOCKS)
+    _widen_kernel[grid](
+        ids, *tensors, out, begin, len(out), **how,
+        IDS=ids is not None, TILE_OUTPUTS=outputs, BLOCKS=_WIDE_BLOCKS, num_warps=_WIDE_WARPS,
     )  # fmt: skip
 
 
@@ -205,9 +237,5 @@ def widened(
     """Return the rows `ids`, int64 [count], of a weight in `dtype`: [count, columns]."""
     out = torch.empty(len(ids), weight.columns, dtype=dtype, device=weight.codes.device)
     if len(ids):
-        tensors, how = _arguments(weight, table)
-        tile_outputs = min(32, triton.next_power_of_2(len(ids)))
-        _widen_kernel[(triton.cdiv(len(ids), tile_outputs), triton.cdiv(weight.columns, _TILE))](
-            ids, *tensors, out, len(ids), **how, TILE_OUTPUTS=tile_outputs, num_warps=4
-        )
+        _widen(weight, table, ids, 0, out)
     return out

@@ -3,7 +3,8 @@
     residual | norm, qkv | (norm heads, rotate, write KV) | (attention) | residual += o
     residual | norm, gate and up, act(gate) * up | residual += down
 
-A layer takes six launches instead of nine. The two in brackets are those of `TritonForward`.
+A layer takes six launches instead of nine for one token. The two in brackets are those of `TritonForward`. For more tokens
+norms and activation are launches of their own, which is faster then, and only the residual is added by the products.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import (
     DTYPES,
     MOST_ROWS,
@@ -19,6 +21,7 @@ from executors.kernels.triton.few_rows import (
     added_product,
     normed_product,
 )
+from executors.kernels.triton.norms import rms_norm
 from executors.llm.model.modules import Mlp
 
 if TYPE_CHECKING:
@@ -77,9 +80,12 @@ class FewRows:
         self, norm: Norm | None, linear: Linear, x: torch.Tensor, activation: str | None
     ) -> torch.Tensor:
         assert norm is not None and linear.weight is not None
-        return normed_product(
-            x, norm.weight, norm.eps, linear.weight, bias=linear.bias, activation=activation, plus_one=self._plus_one
-        )  # fmt: skip
+        if len(x) == 1:
+            return normed_product(
+                x, norm.weight, norm.eps, linear.weight, bias=linear.bias, activation=activation, plus_one=self._plus_one
+            )  # fmt: skip
+        product = linear(rms_norm(x, norm.weight, norm.eps, plus_one=self._plus_one))
+        return product if activation is None else gated(product, activation)
 
     def _add(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> None:
         assert linear.weight is not None

@@ -3,7 +3,8 @@
     residual += last sublayer's output, norm | qkv | norm heads, rotate, write KV | attention | o
     residual += attention's output, norm     | gate and up | act(gate) * up | down, or experts
 
-Steps of at most 16 tokens take six launches if the decoder allows it: see `few_rows.py`.
+Steps of one token take six launches if the decoder allows it, and steps of at most 16 add to the residual in their products:
+see `few_rows.py`.
 """
 
 from __future__ import annotations

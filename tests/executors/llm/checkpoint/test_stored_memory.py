@@ -55,6 +55,7 @@ async def main():
         "peak": 1024 * kib("status", "VmHWM"),
         "logits": len(logits),
     }))
+    await executor.shutdown()
 
 asyncio.run(main())
 """

@@ -57,6 +57,11 @@ class EngineConfig:
     """Steps submitted before the first of them has answered: 1 waits for each, 2 overlaps the host's work with the
     executor's. At most what the executor can take. None: that, but 1 where the executor computes on the host's CPU."""
     num_speculative_tokens: int = 0
-    """Drafts a step, guessed from what followed the same words before; 0: none."""
+    """Most drafts of a sequence in a step; 0: none."""
+    speculative_method: Literal["ngram", "draft_model"] = "ngram"
+    """Where drafts come from: what followed the same tokens before, or the executor's draft model."""
+    prompt_lookup_max: int = 3
+    """Tokens of the longest run that is looked for, of "ngram", and `prompt_lookup_min` of the shortest."""
+    prompt_lookup_min: int = 1
     max_loras: int = 0
     """Distinct LoRA adapters that a step may have, and that the executor holds; 0: none."""

@@ -61,6 +61,8 @@ class Request:
     """Digest of the LoRA adapter to compute with; None: the model alone."""
     grammar: str | None = None
     """What the output must follow, in the form that `ModelExecutor.prepare_grammar` takes; None for free text."""
+    speculative: bool = True
+    """Whether drafts may be made for it, if the engine makes any."""
     prompt_logprobs: int | None = None
     """So many alternatives for each prompt token but the first; None: nothing is told of the prompt."""
     pooling: str | None = None
@@ -117,6 +119,16 @@ class Stage(enum.StrEnum):
     STOPPED = "stopped"
 
 
+@dataclass(slots=True)
+class DraftStats:
+    """Drafts that steps verified: proposals, their tokens, and how many of those were accepted, in all and by place."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, read between steps."""
@@ -140,6 +152,8 @@ class EngineStats:
     """Running sequences that went on after a failed step or a restart, ever."""
     step_tokens: int = 0
     """Tokens that a step may have by now: fewer than the configured number after there was no memory for one."""
+    drafts: DraftStats = field(default_factory=DraftStats)
+    """Drafts that steps verified, ever."""
     steps_cut: int = 0
     """Steps for which there was no memory and that were tried again in parts, ever."""
 

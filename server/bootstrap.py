@@ -59,6 +59,7 @@ from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.load import SettingsError
 from server.settings.table import Settings
+from server.speculation import check_vocabularies, draft_source, read_speculation
 from server.state import Progress, ServedModel, ServerState
 from server.system import gc_tuning, logs
 from server.system.worker_threads import DeadlineExceeded
@@ -106,6 +107,11 @@ class Bootstrap:
         self.modules = read_modules(settings.lora_modules)
         self.admin_key = settings.admin_key or secrets.token_urlsafe(24)
         check_adapter_settings(settings)
+        self.speculation = read_speculation(settings)
+        self.draft = (
+            draft_source(settings, self.speculation, embedded_directory()) if self.speculation.model else None
+        )
+        self.draft_dir: Path | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         self._file_warnings: tuple[str, ...] = ()
@@ -169,7 +175,14 @@ class Bootstrap:
         Raises ConfigError, ExecutorError or HubError.
         """
         self.model_dir = await self._find_model(state)
-        self.config = executor_config(self.settings, self.model_dir)
+        if self.draft is not None:
+            path = (
+                self.draft.path
+                if isinstance(self.draft, LocalModel)
+                else await self._fetch(self.draft, state, check=False)
+            )
+            self.draft_dir = await asyncio.to_thread(model_directory, path)
+        self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
         core.arrives(self._core(state))
         model = await self._load(core.core, state)
         tokenizer = Path(self.config.tokenizer or self.config.model)
@@ -231,7 +244,7 @@ class Bootstrap:
         )
         return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
 
-    async def _fetch(self, source: hub.HubModel, state: ServerState) -> Path:
+    async def _fetch(self, source: hub.HubModel, state: ServerState, check: bool = True) -> Path:
         display = banner.loading_display()
         report = _reporter(display, state, "downloading")
 
@@ -240,7 +253,7 @@ class Bootstrap:
 
         progress(0, 0)
         try:
-            return await hub.fetch(source, progress, self._check_small_files)
+            return await hub.fetch(source, progress, self._check_small_files if check else None)
         finally:
             display.close()
 
@@ -290,6 +303,8 @@ class Bootstrap:
             default_model.SAMPLING if self._is_default else None,
         )
         tokenizer = Tokenizer.load(directory)
+        if self.draft_dir is not None:
+            check_vocabularies(tokenizer, self.draft_dir, self.speculation.model)
         tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
         told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
         self._file_warnings = tuple(told.values())  # both have read the same file
@@ -334,6 +349,7 @@ class Bootstrap:
             pooling=default_pooling(self.model_dir),
             fingerprint=f"cohort-{digest}",
             salt_per_key=self.settings.cache_salt_per_key,
+            drafts=bool(self.speculation.num_tokens),
         )
 
     async def _notation(
@@ -389,8 +405,8 @@ def reasoning_fields(chosen: str) -> tuple[str, ...]:
     return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
 
 
-def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
-    """The executor's configuration."""
+def executor_config(settings: Settings, model_dir: Path, draft: Path | None = None) -> ExecutorConfig:
+    """The executor's configuration; `draft`: the directory of a draft model."""
     return ExecutorConfig(
         executor=settings.executor,
         model=str(model_dir),
@@ -414,6 +430,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
             deterministic=settings.deterministic,
             quantization=settings.quantization,
             cpu_isa=settings.cpu_isa,
+            draft_model="" if draft is None else str(draft),
             # One more than steps use: a new one is tried beside them.
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
         ),
@@ -423,7 +440,7 @@ def executor_config(settings: Settings, model_dir: Path) -> ExecutorConfig:
 
 def engine_config(settings: Settings) -> EngineConfig:
     """The engine's configuration."""
-    target = settings.target_itl_ms
+    target, speculation = settings.target_itl_ms, read_speculation(settings)
     return EngineConfig(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -435,7 +452,10 @@ def engine_config(settings: Settings) -> EngineConfig:
         target_itl=None if target is None else target / 1000,
         prefix_caching=settings.enable_prefix_caching,
         max_in_flight=settings.max_in_flight,
-        num_speculative_tokens=settings.num_speculative_tokens,
+        num_speculative_tokens=speculation.num_tokens,
+        speculative_method=speculation.method,
+        prompt_lookup_max=speculation.prompt_lookup_max,
+        prompt_lookup_min=speculation.prompt_lookup_min,
         max_loras=settings.max_loras if uses_adapters(settings) else 0,
     )
 

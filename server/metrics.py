@@ -19,7 +19,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.core.adapters import AdapterUse
-from engine.request import EngineStats, Observer, Stage
+from engine.request import DraftStats, EngineStats, Observer, Stage
 from executors.contract import MemoryStatus, ModelExecutor, SnapshotValue
 from server import __version__
 
@@ -260,6 +260,7 @@ class _EngineCollector(Collector):
             stats.steps_cut,
         )
         yield _gauge("cohort_step_tokens_limit", "Tokens that a step may have by now.", stats.step_tokens)
+        yield from _drafts(stats.drafts)
         yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
         yield _counter(
             "cohort_prefix_cache_queries",
@@ -281,6 +282,24 @@ class _EngineCollector(Collector):
         yield from _memory(executor.status().memory)
         yield from _snapshot("cohort_cache", executor.cache_metrics_snapshot())
         yield from _snapshot("cohort_lora", executor.lora_metrics_snapshot())
+
+
+def _drafts(drafts: DraftStats) -> Iterator[Metric]:
+    """What became of drafts, under the names of vLLM's metrics."""
+    prefix = "cohort_spec_decode_num"
+    yield _counter(f"{prefix}_drafts", "Times that a step verified drafts of a sequence.", drafts.num_drafts)
+    yield _counter(f"{prefix}_draft_tokens", "Draft tokens verified.", drafts.num_draft_tokens)
+    yield _counter(
+        f"{prefix}_accepted_tokens", "Those of them that were accepted.", drafts.num_accepted_tokens
+    )
+    by_place = CounterMetricFamily(
+        f"{prefix}_accepted_tokens_per_pos",
+        "Draft tokens accepted, by their place among the drafts of a step.",
+        labels=["position"],
+    )
+    for place, count in enumerate(drafts.accepted_at):
+        by_place.add_metric([str(place)], float(count))
+    yield by_place
 
 
 def _memory(memory: MemoryStatus) -> Iterator[Metric]:

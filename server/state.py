@@ -165,6 +165,8 @@ class ServedModel:
     fingerprint: str = "cohort"
     salt_per_key: bool = False
     """Whether KV of a common prefix is shared only between requests with the same API key."""
+    drafts: bool = False
+    """Whether steps verify drafts."""
     adapter: str | None = None
     """Digest of the LoRA adapter that is part of this model."""
 

@@ -28,6 +28,8 @@ def make_scheduler(
     limits = executor.capabilities()
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
+    if config.num_speculative_tokens and config.speculative_method == "draft_model" and not limits.drafts:
+        raise ConfigError("speculative_method draft_model: this executor has no draft model")
     if config.max_loras and not takes_adapters(executor):
         raise ConfigError("max_loras: this executor loads no LoRA adapters")
     most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens
@@ -37,12 +39,14 @@ def make_scheduler(
     if (pace := executor.pace()) is not None:
         shared = layout.block_size if layout.num_blocks and config.prefix_caching else 0
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
+    policies = Policies.of(config)
+    policies.lengths.expect(executor.pace())
     return Scheduler(
         KvCacheManager(layout, executor.info().name, config.prefix_caching),
         journal,
         max_num_seqs=num_slots,
         max_num_batched_tokens=step_tokens,
-        policies=Policies.of(config),
+        policies=policies,
         waiting=waiting,
         adapters=adapters,
     )

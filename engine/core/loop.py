@@ -35,7 +35,7 @@ from engine.core.spare_memory import SpareMemory
 from engine.core.steps import StepQueue
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.mailbox import Mailbox
-from engine.request import EngineStats, FinishReason, Observer, Request, Stage
+from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.admission import Admission
 from engine.waiting.order import QUEUE_POLICIES
@@ -310,6 +310,7 @@ class EngineCore:
             resumed=sequences.num_resumed if sequences else 0,
             step_tokens=scheduler.step_budget.tokens if scheduler else 0,
             steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
+            drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
         )
 
     def check_integrity(self) -> None:
@@ -402,7 +403,7 @@ class EngineCore:
             else:
                 scheduler.sequences.abandon(step.batch)
             return
-        scheduler.observe(step.batch, self._steps.seconds(step))
+        scheduler.observe(step.batch, output, self._steps.seconds(step))
         deltas = scheduler.commit(step.batch, output)
         if any(delta.error is None for _, delta in deltas):
             recovery.gave_something()

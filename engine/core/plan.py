@@ -26,6 +26,8 @@ class StepPlan:
     """Tokens of `budget` that prompts may take without delaying the running streams too long."""
     grants: dict[Sequence, int] = field(default_factory=dict)
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    drafts_wanted: dict[Sequence, int] = field(default_factory=dict)
+    """Drafts that the step is to bring for the next one."""
     preempted: bool = False
 
 
@@ -79,6 +81,9 @@ class StepPacker:
             starts=tuple(starts),
             tables=kv.take_updates(),
             block_copies=kv.take_copies(),
+            drafts_wanted=np.fromiter([plan.drafts_wanted.get(seq, 0) for seq in plan.grants], np.int32, n)
+            if plan.drafts_wanted
+            else None,
         )
 
     def _who(self, seqs: list[Sequence]) -> tuple[NDArray[np.int64], Int32Array]:

@@ -22,11 +22,11 @@ from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.budget import MIN_CHUNK
-from engine.policies.drafter import Drafter
+from engine.policies.drafter import Drafter, ModelDrafter
 from engine.request import FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.queue import WaitingQueue
-from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.contract import Drafts, ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
@@ -137,20 +137,27 @@ class Scheduler:
             elif uncomputed and not seq.drafting and seq.max_len > tokens:
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
-        drafter = self.policies.drafter
-        if drafter is None:
+        if self.policies.drafter is None or not self.policies.lengths.could_pay(len(decodes)):
             self._grant_one_each(decodes, plan)
-            return chunks
-        # Guesses take what is left when every stream has its token and prompts get on; nobody is preempted for them.
+        else:
+            self._grant_with_drafts(decodes, self.policies.drafter, bool(chunks), plan)
+        return chunks
+
+    def _grant_with_drafts(
+        self, decodes: SequenceOf[Sequence], drafter: Drafter, chunks: bool, plan: StepPlan
+    ) -> None:
+        """A token for each, and guesses of what follows it: they take what is left when every stream has its token and prompts
+        get on; nobody is preempted for them."""
+        decodes = [seq for seq in decodes if not seq.num_pending_tokens]
+        proposals = [(seq, drafter.propose(seq)) for seq in decodes if seq.request.speculative]
+        parts = self.policies.lengths.verified(len(decodes), proposals)
+        drafts = {seq: part for (seq, _), part in zip(proposals, parts, strict=True)}
         kept = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted a moment ago
-            if not seq.num_pending_tokens:
+            if seq.status is SequenceStatus.RUNNING:  # not preempted a moment ago
                 others = len(decodes) - number
                 room = min(plan.budget - others - kept, self.kv.room(seq, others))
-                self._draft(seq, drafter, room - 1, plan)
-        return chunks
+                self._draft(seq, drafts.get(seq, []), room - 1, plan)
 
     def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:
         """A token for each. Most need neither a block nor a name for one: their `_grant` comes down to this."""
@@ -181,12 +188,34 @@ class Scheduler:
         decodes.sort(key=lambda seq: seq.last_step)
         return list(self.waiting.policy.ordered(decodes))[:room]
 
-    def _draft(self, seq: Sequence, drafter: Drafter, most: int, plan: StepPlan) -> None:
+    def _draft(self, seq: Sequence, drafts: list[int], most: int, plan: StepPlan) -> None:
         """Grant the last token and at most so many guesses of what follows it, never past the sequence's end."""
-        drafts = drafter.propose(seq)[: max(0, min(seq.num_to_generate - 1, most))]
+        drafts = drafts[: max(0, min(seq.num_to_generate - 1, most))]
         if self._grant(seq, 1 + len(drafts), plan) and drafts:
             plan.drafts[seq] = drafts
             seq.verify_drafts()
+
+    def _want_drafts(self, plan: StepPlan) -> None:
+        """Ask the executor's draft model for guesses of what the next step may verify. Sequences grow for them as far as blocks
+        are free that no running sequence may need at once."""
+        if not isinstance(self.policies.drafter, ModelDrafter):
+            return
+        lengths, num_seqs = self.policies.lengths, len(self.running)
+        if self.waiting:
+            num_seqs = min(self.sequences.num_slots, num_seqs + len(self.waiting))
+        if not lengths.could_pay(num_seqs):
+            return
+        sampling = [seq for seq in plan.grants if seq.request.speculative and seq.request.pooling is None]
+        for seq, most in zip(sampling, lengths.wanted(num_seqs, sampling), strict=True):
+            count = plan.grants[seq]
+            end = seq.num_computed_tokens + count
+            if end < seq.num_tokens:
+                if most:
+                    plan.drafts_wanted[seq] = most
+                continue
+            wanted = min(most, seq.max_len - end - 2, self.kv.room(seq, len(self.running)) - count)
+            if wanted > 0 and self.kv.grow(seq, end + wanted):
+                plan.drafts_wanted[seq] = wanted
 
     def _grant(self, seq: Sequence, count: int, plan: StepPlan) -> bool:
         """Let the step compute the next `count` tokens of a running sequence, if there is budget and room."""
@@ -256,6 +285,7 @@ class Scheduler:
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""
         self.num_steps += 1
+        self._want_drafts(plan)
         self.sequences.submitted(self.num_steps, list(plan.grants))
         batch = self._packer.pack(plan, self.num_steps, self.journal.epoch, self.kv)
         self.waiting.estimate.submitted(batch)
@@ -263,14 +293,20 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def observe(self, batch: UnifiedBatch, seconds: float) -> None:
-        """A step took `seconds`: the budget policy and the wait estimate learn from it. A step of an older epoch tells nothing:
-        its time is that of a restart."""
+    def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
+        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it. A step of an older epoch
+        tells nothing: its time is that of a restart."""
         spared = self.sequences.spared_by(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return
         self.policies.budget.observe(batch.num_decodes, batch.num_prompt_tokens, seconds)
         self.waiting.estimate.observe(seconds, batch.num_prompt_tokens + spared)
+        if self.policies.drafter is not None and not batch.num_prompt_tokens:
+            lengths, drafts = self.policies.lengths, output.drafts
+            drafting = 0.0 if drafts is None else drafts.seconds
+            lengths.observe(len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting))
+            if drafts is not None and batch.drafts_wanted is not None:
+                lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
         """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
@@ -294,6 +330,7 @@ class Scheduler:
                 computed = int(batch.pos_offsets[i]) + count
                 seq.settle(computed)
                 self._charge(seq, 0, computed)
+                self.policies.lengths.verdict(drafts[i], max(0, count - 1))
             detail = details.get(i) if details else None
             if detail is None and count == 1:
                 deltas.append((seq, self._append_plain(seq, ids[begin])))
@@ -313,7 +350,16 @@ class Scheduler:
                     failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
                 ) is not None:
                     deltas.append((seq, failed))
+        if output.drafts is not None:
+            self._receive_drafts(seqs, output.drafts)
         return deltas
+
+    def _receive_drafts(self, seqs: SequenceOf[Sequence], drafts: Drafts) -> None:
+        """Keep the draft model's guesses for the next step."""
+        if isinstance(drafter := self.policies.drafter, ModelDrafter):
+            for i, token_ids in drafts.by_item().items():
+                if seqs[i].status is SequenceStatus.RUNNING:
+                    drafter.receive(seqs[i], token_ids)
 
     def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
         """`_append` of one token of which nothing more is told, as nearly all are."""

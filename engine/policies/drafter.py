@@ -1,15 +1,23 @@
-"""Drafters guess the next tokens; a step verifies the guesses, so that a good one saves steps and a bad one changes nothing."""
+"""Drafters guess the next tokens; a step verifies the guesses, so that a good one saves steps and a bad one changes nothing.
+
+`DraftLengths` (draft_length.py) decides how many of a drafter's guesses a step verifies.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.sequence import Sequence
 
-_WINDOW = 1024
-_KEPT = 4096
+_INDEXED = 4096
+"""Tokens of a sequence that are looked at, the last ones: the index of a long output would take megabytes."""
+_AT_ONCE = 512
+"""Tokens that one call adds to an index, so that a long prompt holds up no step."""
+_ID_BITS = 32
+"""Bits of a token id in a key of the index."""
 
 
 class Drafter(Protocol):
@@ -20,48 +28,88 @@ class Drafter(Protocol):
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What was seen of one sequence: the position after each short run of tokens, from the first `num_tokens` tokens."""
+class _Index:
+    """The tokens of one sequence, by the runs that come before them.
 
-    runs: dict[tuple[int, ...], int] = field(default_factory=dict)
+    `followed_by`: a run, as one number, and the position after its last occurrence, those seen last at the end. `num_tokens`: the
+    first ones, which are looked at. `run`: the last `longest` of those tokens as one number, fewer where `run_length` says so.
+    """
+
+    followed_by: dict[int, int] = field(default_factory=dict)
     num_tokens: int = 0
+    run: int = 0
+    run_length: int = 0
 
 
 class NgramDrafter:
     """What followed the last few tokens when they occurred before (prompt lookup).
 
-    Source of the idea: A. Saxena, "Prompt Lookup Decoding" (2023). The position where each run of tokens was seen last is kept
-    as long as the sequence exists, and brought up to date by the tokens that are new.
+    Source of the idea: A. Saxena, "Prompt Lookup Decoding" (2023). Runs of `shortest` to `longest` tokens are kept with the
+    position after their last occurrence, and a new token adds as many entries as there are lengths, whatever the sequence's
+    length. An index lives as long as its sequence: preemption and a restart of the executor leave it as it is.
     """
 
-    def __init__(self, num_tokens: int, longest: int = 3) -> None:
-        """Propose up to `num_tokens`, after a match of `longest` tokens if there is one, else of fewer."""
+    def __init__(self, num_tokens: int, longest: int = 3, shortest: int = 1) -> None:
+        """Propose up to `num_tokens`, after a match of `longest` tokens if there is one, else of fewer, at least `shortest`."""
         self.num_tokens = num_tokens
-        self.longest = longest
-        self._seen: weakref.WeakKeyDictionary[Sequence, _Seen] = weakref.WeakKeyDictionary()
+        self._lengths = range(longest, shortest - 1, -1)
+        self._masks = {length: (1 << (_ID_BITS * length)) - 1 for length in self._lengths}
+        self._most = _INDEXED * len(self._lengths)
+        self._indexes: weakref.WeakKeyDictionary[Sequence, _Index] = weakref.WeakKeyDictionary()
 
     def propose(self, seq: Sequence) -> list[int]:
-        """The last match counts. Of a prompt the last 1,024 tokens are looked at, and of all tokens what was seen in the last
-        4,096 or more: 160 bytes a run are too much for a long output."""
-        seen = self._seen.get(seq)
-        if seen is None:
-            seen = self._seen[seq] = _Seen()
-        runs = seen.runs
+        """What followed the last match. Of a prompt the last 4,096 tokens are looked at, and of all tokens what was seen in the
+        last 4,096 or more."""
+        index = self._indexes.get(seq)
+        if index is None:
+            index = self._indexes[seq] = _Index(num_tokens=max(0, seq.prompt_len - _INDEXED))
         known = seq.num_known_tokens
-        first = max(0, seq.prompt_len - _WINDOW)
-        begin = max(first, seen.num_tokens - self.longest)
-        tokens = seq.token_ids(begin, known)
-        # Runs that end before the last token: what follows them is known.
-        for end in range(max(seen.num_tokens, first + 1), known):
-            for length in range(1, min(self.longest, end - begin) + 1):
-                run = tuple(tokens[end - length - begin : end - begin])
-                runs.pop(run, None)  # so that the run seen last stands last
-                runs[run] = end
-        while len(runs) > _KEPT * self.longest:
-            del runs[next(iter(runs))]
-        seen.num_tokens = known
-        for length in range(min(self.longest, len(tokens)), 0, -1):
-            following = runs.get(tuple(tokens[-length:]))
-            if following is not None:
+        end = min(known, index.num_tokens + _AT_ONCE)
+        self._extend(index, seq.token_ids(index.num_tokens, end))
+        if end < known:
+            return []
+        for length in self._lengths:
+            following = index.followed_by.get(self._key(index.run, length))
+            if following is not None and length <= index.run_length:
                 return seq.token_ids(following, min(following + self.num_tokens, known))
         return []
+
+    def _extend(self, index: _Index, tokens: SequenceOf[int]) -> None:
+        """Add the tokens behind those that are indexed. The run that ends with a token is entered with the next one: with what
+        follows it."""
+        followed_by, run, at = index.followed_by, index.run, index.num_tokens
+        longest = self._lengths[0]
+        for token in tokens:
+            for length in self._lengths:
+                if length <= index.run_length:
+                    key = self._key(run, length)
+                    followed_by.pop(key, None)  # so that the run seen last stands last
+                    followed_by[key] = at
+            run = ((run << _ID_BITS) | token) & self._masks[longest]
+            index.run_length = min(index.run_length + 1, longest)
+            at += 1
+        while len(followed_by) > self._most:
+            del followed_by[next(iter(followed_by))]
+        index.num_tokens, index.run = at, run
+
+    def _key(self, run: int, length: int) -> int:
+        """The last `length` tokens of a run as a number that no run of another length has."""
+        return (run & self._masks[length]) | (1 << (_ID_BITS * length))
+
+
+class ModelDrafter:
+    """Guesses of the executor's draft model, which come with the step before the one that verifies them."""
+
+    def __init__(self) -> None:
+        self._received: weakref.WeakKeyDictionary[Sequence, tuple[int, list[int]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def receive(self, seq: Sequence, token_ids: list[int]) -> None:
+        """A step brought these guesses of what follows the tokens that are known now."""
+        self._received[seq] = seq.num_known_tokens, token_ids
+
+    def propose(self, seq: Sequence) -> list[int]:
+        """See Drafter. Guesses count for the tokens that they were made for."""
+        known, token_ids = self._received.pop(seq, (0, []))
+        return token_ids if known == seq.num_known_tokens else []

@@ -66,6 +66,8 @@ class TextRequest:
     it. False for a separate answer."""
     adapter: str | None = None
     """Digest of the LoRA adapter to compute with, known to the engine."""
+    speculative: bool = True
+    """Whether drafts may be made for it."""
     grammar: str | None = None
     """As in `engine.request.Request`; best compiled before by `TextEngine.prepare_grammar`."""
     prompt_logprobs: int | None = None
@@ -192,6 +194,7 @@ class Generation:
             max_tokens,
             self._stop_token_ids,
             adapter=asked.adapter,
+            speculative=asked.speculative,
             grammar=asked.grammar,
             prompt_logprobs=None if choice else asked.prompt_logprobs,
         )

@@ -102,6 +102,10 @@ class Tokenizer:
         tokens = (token for i in shown if (token := self.raw.id_to_token(i)) is not None)
         return "".join([stream.push(token) for token in tokens]) + stream.end()
 
+    def has_tokens_of(self, other: Tokenizer) -> bool:
+        """Whether every id means the same token in both."""
+        return bool(self.raw.get_vocab(True) == other.raw.get_vocab(True))
+
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special_tokens` hides."""
         return token_id in self._special_ids

@@ -28,6 +28,7 @@ from dataclasses import replace
 
 from executors.contract.batch import (
     BatchItem,
+    Drafts,
     Int32Array,
     ItemOutput,
     KvCacheHandle,
@@ -66,8 +67,16 @@ from executors.contract.interface import (
     ModelExecutorFactory,
     ProgressCallback,
     SnapshotValue,
+    SpeculativeExecutor,
 )
-from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
+from executors.contract.records import (
+    DecodeInput,
+    DecodeOutput,
+    LogitsMode,
+    PrefillInput,
+    PrefillOutput,
+    SpeculativeDecodeOutput,
+)
 from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
@@ -81,17 +90,19 @@ from executors.contract.status import (
     MemoryStatus,
     ModelInfo,
     Pace,
+    interpolated,
 )
 from executors.contract.tensor import Tensor
 
 __all__ = [
     "MAX_REPETITION_PENALTY", "MIN_REPETITION_PENALTY",
-    "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput",
+    "AdapterExecutor", "AttentionType", "BatchItem", "BatchModelExecutor", "ConfigError", "DecodeInput", "DecodeOutput", "Drafts",
     "ExecutorAttentionConfig", "ExecutorCapabilities", "ExecutorConfig", "ExecutorDied", "ExecutorError",
     "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
     "InvalidInput", "ItemFault", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
     "Pace", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
-    "SlotTable", "SnapshotValue", "StepFailed", "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
-    "check_output", "from_kind", "replace",
+    "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StepFailed", "TableUpdates",
+    "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
+    "check_output", "from_kind", "interpolated", "replace",
 ]  # fmt: skip

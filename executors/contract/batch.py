@@ -14,7 +14,7 @@ free again once `release_cache` of its sequence was sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -130,6 +130,9 @@ class UnifiedBatch:
       which was unknown when the step was submitted, any valid id will do, because the item's result is not used.
     - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 2]:
       (source, destination) blocks copied before the forward.
+    - `drafts_wanted` int32 [n] or None: as many drafts the item's output should bring for the sequence's next step, from a draft
+      model; of an intermediate chunk a number above 0 asks the draft model to compute the chunk too. Its block table covers the
+      tokens after this step and all these drafts but the last. None, or fewer drafts, is always a valid answer.
     - `epoch` of the executor's life, `step_id` rising by one per step within the engine's life.
     """
 
@@ -146,6 +149,7 @@ class UnifiedBatch:
     starts: tuple[SequenceStart, ...] = ()
     tables: TableUpdates = field(default_factory=TableUpdates.empty)
     block_copies: Int32Array = field(default_factory=_no_copies)
+    drafts_wanted: Int32Array | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -218,6 +222,7 @@ class ItemOutput:
     `tokens`: one sampled token, or up to `num_draft_tokens + 1` with verification; empty for pooled output.
     `prompt_logprobs`: one entry per *input* position p of this chunk whose next prompt token p + 1 is known, describing
     token p + 1 (`SampledToken` with its alternatives). `pooled` float32 [hidden]. `logits` only if requested.
+    `drafts`: token ids that a draft model expects after the last of `tokens`, for the sequence's next step.
     `error`: a message, set if this item failed alone (its logits were NaN, say); the other items have their results. `fault`:
     the kind of failure, without meaning if there is no `error`.
     """
@@ -228,11 +233,31 @@ class ItemOutput:
     logits: Tensor | None = None
     error: str | None = None
     fault: ItemFault = ItemFault.EXECUTOR
+    drafts: tuple[int, ...] = ()
 
     @staticmethod
     def failed(fault: ItemFault, detail: str = "") -> ItemOutput:
         """The output of an item that failed; `detail` is added to the fault's message."""
         return ItemOutput(error=f"{fault.message}: {detail}" if detail else fault.message, fault=fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a draft model proposes after a step: `counts` int32 [n] for each item, `token_ids` int32 [sum of counts].
+
+    `rounds`: forwards of the draft model, one after the other. `seconds`: the time they took, part of the step's.
+    """
+
+    counts: Int32Array
+    token_ids: Int32Array
+    rounds: int = 0
+    seconds: float = 0.0
+
+    def by_item(self) -> dict[int, list[int]]:
+        """The drafts of each item that has some."""
+        ends = np.cumsum(self.counts)
+        ids = self.token_ids.tolist()
+        return {i: ids[ends[i] - self.counts[i] : ends[i]] for i in np.flatnonzero(self.counts).tolist()}
 
 
 @dataclass(slots=True)
@@ -246,6 +271,8 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
     num_tokens: Int32Array
     token_ids: Int32Array
     details: dict[int, ItemOutput] = field(default_factory=dict)
+    drafts: Drafts | None = None
+    """Where the step asked for some."""
 
     @staticmethod
     def from_items(items: Sequence[ItemOutput | None]) -> UnifiedOutput:
@@ -253,7 +280,14 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
         counts = np.array([len(it.tokens) if it else 0 for it in items], np.int32)
         ids = np.array([t.token_id for it in items if it for t in it.tokens], np.int32)
         details = {i: it for i, it in enumerate(items) if it is not None and not _is_plain(it)}
-        return UnifiedOutput(counts, ids, details)
+        proposed = [it.drafts if it else () for it in items]
+        drafts = None
+        if any(proposed):
+            drafts = Drafts(
+                np.array([len(one) for one in proposed], np.int32),
+                np.array([token for one in proposed for token in one], np.int32),
+            )
+        return UnifiedOutput(counts, ids, details, drafts)
 
     def __len__(self) -> int:
         return len(self.num_tokens)
@@ -261,13 +295,15 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
     def __getitem__(self, i):  # type: ignore[no-untyped-def]  # int only; Sequence's overload for slices is not offered
         if i < 0 or i >= len(self.num_tokens):
             raise IndexError(i)
+        drafts = () if self.drafts is None else tuple(self.drafts.by_item().get(i, ()))
         if i in self.details:
-            return self.details[i]
+            return replace(self.details[i], drafts=drafts)
         count = int(self.num_tokens[i])
         if not count:
             return None
         begin = int(self.num_tokens[:i].sum())
-        return ItemOutput(tuple(SampledToken(int(t)) for t in self.token_ids[begin : begin + count]))
+        tokens = tuple(SampledToken(int(t)) for t in self.token_ids[begin : begin + count])
+        return ItemOutput(tokens, drafts=drafts)
 
 
 def _is_plain(item: ItemOutput) -> bool:

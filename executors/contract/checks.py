@@ -32,6 +32,8 @@ def check_arrays(batch: UnifiedBatch) -> None:
         raise InvalidInput(f"pending has {len(batch.pending)} entries for {total} tokens")
     if n > 1 and (len(set(batch.seq_ids.tolist())) != n or len(set(batch.slots.tolist())) != n):
         raise InvalidInput("a sequence or slot occurs twice in one step")
+    if (wanted := batch.drafts_wanted) is not None and (len(wanted) != n or wanted.min() < 0):
+        raise InvalidInput(f"drafts_wanted has {len(wanted)} entries for {n} items, or one below 0")
     drafts = batch.num_draft_tokens
     if not drafts.any():
         return
@@ -92,10 +94,24 @@ def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:
     if len(ids) and ids.min() < 0:
         raise StepFailed(f"an answer with {ids.min()} for a token id")
     _check_details(output)
+    _check_drafts(batch, output)
     for i in np.flatnonzero(final & (counts == 0)).tolist():
         detail = output.details.get(i)
         if detail is None or (detail.error is None and detail.pooled is None):
             raise StepFailed(f"an answer with neither a token nor a result for item {i}, a final chunk")
+
+
+def _check_drafts(batch: UnifiedBatch, output: UnifiedOutput) -> None:
+    drafts = output.drafts
+    if drafts is None:
+        return
+    counts, ids, wanted = drafts.counts, drafts.token_ids, batch.drafts_wanted
+    if wanted is None or len(counts) != len(batch) or (counts < 0).any() or (counts > wanted).any():
+        raise StepFailed("an answer with drafts that were not asked for")
+    if (counts[~batch.is_final_chunk] > 0).any():
+        raise StepFailed("an answer with drafts for an intermediate chunk")
+    if int(counts.sum(dtype=np.int64)) != len(ids) or (len(ids) and ids.min() < 0):
+        raise StepFailed(f"an answer with {len(ids)} drafts, where counts add up to {int(counts.sum())}")
 
 
 def _check_details(output: UnifiedOutput) -> None:

@@ -57,6 +57,8 @@ class OptimizationConfig:
     num_threads: int | None = None
     cpu_isa: str | None = None
     """Instruction set of the CPU kernels; None: the best one that the CPU has."""
+    draft_model: str = ""
+    """Directory of a smaller model with the same vocabulary, whose guesses steps verify; empty: none."""
     max_loras: int = 0
     """LoRA adapters that may be loaded at once; 0: none, and the executor is no `AdapterExecutor`."""
 

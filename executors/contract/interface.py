@@ -24,7 +24,13 @@ from executors.contract.errors import (
     InvalidInput,
     Unsupported,
 )
-from executors.contract.records import DecodeInput, DecodeOutput, LogitsMode, PrefillInput, PrefillOutput
+from executors.contract.records import (
+    DecodeInput,
+    DecodeOutput,
+    PrefillInput,
+    PrefillOutput,
+    SpeculativeDecodeOutput,
+)
 from executors.contract.slots import SlotTable
 from executors.contract.split import split_unified_decode
 from executors.contract.status import (
@@ -192,8 +198,8 @@ class ModelExecutor(ABC):
 
     async def speculative_decode(
         self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
-    ) -> list[SampledToken]:
-        """Verify drafts for one sequence: the accepted drafts and then one token of the executor's own, N + 1 at most.
+    ) -> SpeculativeDecodeOutput:
+        """Verify drafts for one sequence: see `SpeculativeDecodeOutput`.
 
         A draft is accepted iff it equals the token that sampling at its position gives, hence only
         `acceptance_threshold == 1.0` is supported. KV beyond the accepted tokens is rolled back.
@@ -206,17 +212,18 @@ class ModelExecutor(ABC):
         if request.sampling is None:
             raise InvalidInput("speculative_decode needs sampling parameters")
         accepted: list[SampledToken] = []
+        logits: Tensor | None = None
         token, pos, handle = request.input_ids, request.pos_offset, request.kv_cache
         for draft in (*draft_tokens, None):
-            one = replace(request, input_ids=token, pos_offset=pos, kv_cache=handle, logits=LogitsMode.NONE)
-            output = await self.decode(one)
+            output = await self.decode(replace(request, input_ids=token, pos_offset=pos, kv_cache=handle))
             if output.sampled is None:
                 raise Unsupported(f"{type(self).__name__} does not sample; wrap it in SamplingAdapter")
             accepted.append(output.sampled)
+            logits, written = output.logits, output.kv_cache
             if draft is None or draft != output.sampled.token_id:
                 break
             token, pos, handle = Tensor.of([[draft]], "int32"), pos + 1, output.kv_cache
-        return accepted
+        return SpeculativeDecodeOutput(tuple(accepted), logits, written, len(accepted) - 1)
 
     # -- other ---------------------------------------------------------------------------------------------------------
 
@@ -255,6 +262,19 @@ class AdapterExecutor(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter once no sequence uses it. Unknown names are harmless."""
+
+
+@runtime_checkable
+class SpeculativeExecutor(Protocol):
+    """An executor that verifies drafts of one sequence. Every `ModelExecutor` is one, by its defaults."""
+
+    async def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """See `ModelExecutor`."""
+
+    async def speculative_decode(
+        self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
+    ) -> SpeculativeDecodeOutput:
+        """See `ModelExecutor`."""
 
 
 class ModelExecutorFactory(ABC):

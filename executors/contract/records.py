@@ -110,3 +110,19 @@ class DecodeOutput:
             raise InvalidInput("no logits were asked for")
         row: NDArray[np.float32] = self.logits.numpy().reshape(-1).astype(np.float32)
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeDecodeOutput:
+    """The result of `speculative_decode`.
+
+    - `accepted_tokens`: the accepted drafts, then one token of the executor's own: N + 1 at most.
+    - `next_logits` float32 [1, 1, V]: those that the last of these tokens was sampled from; None if the request asked for none.
+    - `kv_cache`: the handle; `num_tokens` counts the KV of the input and of the accepted drafts, the last token has none yet.
+    - `acceptance_count`: how many drafts were accepted.
+    """
+
+    accepted_tokens: tuple[SampledToken, ...]
+    next_logits: Tensor | None
+    kv_cache: KvCacheHandle
+    acceptance_count: int

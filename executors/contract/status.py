@@ -6,6 +6,7 @@ Immutable records that travel whole over the wire. Units are in the field names 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -103,6 +104,8 @@ class ExecutorCapabilities:
     pipeline_parallel: bool = False
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
+    drafts: bool = False
+    """Whether steps may ask for drafts: see `UnifiedBatch.drafts_wanted`."""
     grammars: bool = False
     """Whether sequences may have a grammar: see `SequenceStart.grammar`."""
 
@@ -156,21 +159,30 @@ class Pace:
     decode_steps: tuple[tuple[int, float], ...]
     """Pairs (sequences, seconds of a step with one token of each), by rising number; at least one."""
 
+    draft_steps: tuple[tuple[int, float], ...] = ()
+    """The same of the draft model alone; () if there is none."""
+
     def decode_step(self, num_seqs: int) -> float:
         """Seconds of a step with one token of each of `num_seqs` sequences: by linear interpolation between two measurements;
         outside their range, the nearest one; 0 for no sequences."""
-        if num_seqs <= 0:
-            return 0.0
-        before, after = self.decode_steps[0], self.decode_steps[-1]
-        for known in self.decode_steps:
-            if known[0] <= num_seqs:
-                before = known
-            else:
-                after = known
-                break
-        if num_seqs <= before[0] or num_seqs >= after[0]:
-            return before[1] if num_seqs <= before[0] else after[1]
-        return before[1] + (after[1] - before[1]) * (num_seqs - before[0]) / (after[0] - before[0])
+        return interpolated(self.decode_steps, num_seqs)
+
+
+def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
+    """The value of a piecewise linear function at `at`, given by (place, value) with rising places, at least one; outside their
+    range, the nearest one's; 0 for `at` below 1."""
+    if at <= 0:
+        return 0.0
+    before, after = points[0], points[-1]
+    for known in points:
+        if known[0] <= at:
+            before = known
+        else:
+            after = known
+            break
+    if at <= before[0] or at >= after[0]:
+        return before[1] if at <= before[0] else after[1]
+    return before[1] + (after[1] - before[1]) * (at - before[0]) / (after[0] - before[0])
 
 
 @dataclass(frozen=True, slots=True)

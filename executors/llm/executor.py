@@ -48,6 +48,7 @@ from executors.contract import (
     Skipped,
     SlotTable,
     SnapshotValue,
+    SpeculativeDecodeOutput,
     StepFailed,
     Tensor,
     UnifiedBatch,
@@ -57,6 +58,7 @@ from executors.contract import (
 from executors.contract.stats import StepStats
 from executors.llm.adapters.table import AdapterTable, adapter_loader
 from executors.llm.attention.backend import AttentionBackend
+from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
@@ -72,6 +74,7 @@ from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.decoder import Decoder
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.grammar import GrammarCompiler
+from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.idle import IdleWork
 from executors.llm.step.pending_steps import StepQueue
@@ -181,7 +184,8 @@ class LlmExecutor(BatchModelExecutor):
             return
         torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
-            self._runtime = self._build(self._load(self._progress))
+            source = self._load(self._progress)
+            self._runtime = self._build(source, load_draft(self.config, source.info, self._progress))
             try:
                 self._runtime.try_out(self._progress)
                 self._runtime.measure(self.config)
@@ -205,7 +209,7 @@ class LlmExecutor(BatchModelExecutor):
         fuse(attention, model)
         return ModelRunner(model, attention, cache)
 
-    def _build(self, source: LoadedModel) -> ExecutorRuntime:
+    def _build(self, source: LoadedModel, draft: LoadedModel | None) -> ExecutorRuntime:
         self._check(source)
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
@@ -218,8 +222,13 @@ class LlmExecutor(BatchModelExecutor):
             return DeviceSizing(
                 source, config, memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
             ).make()
-        plan = plan_kv(spec, config, source.info.max_model_len, sizing.claims(config, source))
-        return self._assemble(source, plan)
+        plan = plan_kv(
+            spec, config, source.info.max_model_len, sizing.claims(config, source), beside=sizing.kv_bytes_beside(draft)
+        )  # fmt: skip
+        runtime = self._assemble(source, plan)
+        if draft is not None:
+            runtime.draft, runtime.companion = draft, self._companion(runtime, draft)
+        return runtime
 
     def _device_memory(self, device: torch.device) -> DeviceMemory | None:
         """Return the device's own memory, or None if the device uses the machine's memory."""
@@ -243,6 +252,22 @@ class LlmExecutor(BatchModelExecutor):
         unified.adapters = direct.adapters = self._adapters(source.model, unified.slots.num_slots)
         unified.report = lambda stage, done, total: self._progress(stage, done, total)
         return ExecutorRuntime(source, info, plan, runner, unified, direct)
+
+    def _companion(self, runtime: ExecutorRuntime, draft: LoadedModel) -> DraftCompanion:
+        """Make what runs the draft model, with KV in the blocks of the model's, and let steps use it."""
+        model, layout, unified = draft.model, runtime.plan.layout, runtime.unified
+        length = min(draft.info.max_model_len, runtime.info.max_model_len)
+        if isinstance(model, PreparedModel):
+            model.prepare(length)
+        cache = KvCache(model.kv_spec, layout.num_blocks, layout.block_size)
+        attention = self._attention(cache)
+        fuse(attention, model)
+        companion = DraftCompanion(
+            ModelRunner(model, attention, cache), unified.slots, unified.sampling, unified.pool.numpy(), length,
+            runtime.info.logits_width, self.config.max_num_batched_tokens,
+        )  # fmt: skip
+        unified.companion = companion
+        return companion
 
     def _adapters(self, model: DecoderOnlyLLM, num_slots: int) -> AdapterTable | None:
         """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
@@ -390,7 +415,7 @@ class LlmExecutor(BatchModelExecutor):
 
     async def speculative_decode(
         self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
-    ) -> list[SampledToken]:
+    ) -> SpeculativeDecodeOutput:
         """See the contract: one forward. The handle's table must cover the drafts."""
         if acceptance_threshold != 1.0:
             raise Unsupported(
@@ -398,18 +423,20 @@ class LlmExecutor(BatchModelExecutor):
             )
         if request.sampling is None:
             raise InvalidInput("speculative_decode needs sampling parameters")
-        inputs = [replace(request, logits=LogitsMode.NONE)]
+        inputs = [request]
         for n, draft in enumerate(draft_tokens, 1):
             inputs.append(
                 replace(inputs[0], input_ids=Tensor.of([[draft]], "int32"), pos_offset=request.pos_offset + n)
             )
         accepted: list[SampledToken] = []
-        for i, output in enumerate(await self.forward_verify(inputs)):
+        outputs = await self.forward_verify(inputs)
+        for i, output in enumerate(outputs):
             assert output.sampled is not None  # asked for
             accepted.append(output.sampled)
             if i == len(draft_tokens) or draft_tokens[i] != output.sampled.token_id:
                 break
-        return accepted
+        last = outputs[len(accepted) - 1]
+        return SpeculativeDecodeOutput(tuple(accepted), last.logits, last.kv_cache, len(accepted) - 1)
 
     # -- sequence state --------------------------------------------------------------------------------------------------
 
@@ -431,7 +458,7 @@ class LlmExecutor(BatchModelExecutor):
     def release_memory(self, block_ids: Int32Array) -> None:
         """See the contract."""
         if self._runtime is not None:
-            self._runtime.runner.cache.give_back(block_ids)
+            self._runtime.release_memory(block_ids)
 
 
 class LlmAdapterExecutor(LlmExecutor):

@@ -64,6 +64,10 @@ class LlmFactory(ModelExecutorFactory):
                 f"model {config.model!r}: no such directory; a Hugging Face checkpoint directory is needed"
             )
         check_length(config.max_model_len, read_config(directory), directory)
+        if draft := config.optimization.draft_model:
+            if not Path(draft).is_dir():
+                raise ConfigError(f"draft_model {draft!r}: no such directory")
+            read_config(Path(draft))
 
 
 def _check_choices(config: ExecutorConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from executors.contract import (
     AttentionType,
     ExecutorCapabilities,
     ExecutorConfig,
+    Int32Array,
     MemoryStatus,
     ModelInfo,
     OutOfMemory,
@@ -29,11 +30,14 @@ from executors.llm.memory.cgroup import PressureGauge, memory_limit
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.memory.status import memory_status
 from executors.llm.model.api import LoadedModel
+from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.pace import measure_pace
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.unified import UnifiedRunner
 
+_DRAFT_PAST = 32
+"""Context length at which the draft model is timed, in tokens."""
 _TOUCH_MOST = 4 << 30
 """Largest amount of KV to make resident ahead of requests, in bytes; a quarter of the free memory is a second limit."""
 
@@ -48,6 +52,9 @@ class ExecutorRuntime:
     runner: ModelRunner
     unified: UnifiedRunner
     direct: DirectRunner
+    draft: LoadedModel | None = None
+    """The draft model, and `companion`, which runs it; None without one."""
+    companion: DraftCompanion | None = None
     dropped: bool = False
     pace: Pace | None = None
     """Pace of steps, as `measure` found it; None until then."""
@@ -62,10 +69,11 @@ class ExecutorRuntime:
                 AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY, AttentionType.PAGED,
                 AttentionType.SLIDING_WINDOW,
             ),
-            memory=sizing.requirements(config, self.source),
+            memory=sizing.requirements(config, self.source, self.draft),
             dynamic_batching=True,
             continuous_batching=True,
             speculative=True,
+            drafts=self.companion is not None,
             dtypes=("float32", "bfloat16", "float16"),
             devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
             grammars=self.unified.grammars.compiler.unsupported is None,
@@ -88,9 +96,10 @@ class ExecutorRuntime:
 
     def memory(self, gauge: PressureGauge) -> MemoryStatus:
         """Return the current memory use."""
-        return memory_status(
-            self.runner.device, self.source.parameter_bytes + self.runner.cache.num_bytes, gauge
-        )
+        held = self.source.parameter_bytes + self.runner.cache.num_bytes
+        if self.draft is not None and self.companion is not None:
+            held += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
+        return memory_status(self.runner.device, held, gauge)
 
     def blocks_used(self) -> int:
         """Count the entries of all block tables. A shared block counts once for each sequence that uses it."""
@@ -140,9 +149,24 @@ class ExecutorRuntime:
                 layout.num_blocks,
                 self.info.generates,
             )
+            if self.companion is not None:
+                self.pace = replace(self.pace, draft_steps=self._draft_pace(self.companion, config))
         except OutOfMemory:
             self.pace = None
         self.runner.forwards = 0
+
+    def _draft_pace(self, companion: DraftCompanion, config: ExecutorConfig) -> tuple[tuple[int, float], ...]:
+        """Seconds of the draft model's forwards for one sequence, 8 and all: the shortest of three each."""
+        past = min(_DRAFT_PAST, self.info.max_model_len, companion.max_model_len) - 1
+        counts = sorted({1, min(8, config.max_num_seqs), config.max_num_seqs})
+        took = ((count, min(companion.time_forward(count, past) for _ in range(3))) for count in counts)
+        return tuple(took)
+
+    def release_memory(self, block_ids: Int32Array) -> None:
+        """See the contract."""
+        self.runner.cache.give_back(block_ids)
+        if self.companion is not None:
+            self.companion.give_back(block_ids)
 
     def run_alone(self, batch: UnifiedBatch) -> None:
         """Compute a step whose sequences are unknown before and after it. Raises as `UnifiedRunner.run`."""

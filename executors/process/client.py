@@ -32,8 +32,8 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
-    SampledToken,
     SnapshotValue,
+    SpeculativeDecodeOutput,
     Tensor,
     UnifiedBatch,
     UnifiedOutput,
@@ -252,14 +252,14 @@ class RemoteExecutor(BatchModelExecutor):
 
     async def speculative_decode(
         self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
-    ) -> list[SampledToken]:
+    ) -> SpeculativeDecodeOutput:
         drafts = [int(token) for token in draft_tokens]
         answer = await self._ask(
             m.SpeculateDone,
             lambda call: m.Speculate(call, request, drafts, acceptance_threshold),
             len(drafts) + 1,
         )
-        return answer.tokens
+        return m.own(answer.output)
 
     async def forward(self, tensor: Tensor) -> Tensor:
         answer = await self._ask(m.ForwardDone, lambda call: m.Forward(call, tensor))

@@ -37,8 +37,8 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
-    SampledToken,
     SnapshotValue,
+    SpeculativeDecodeOutput,
     Tensor,
     UnifiedBatch,
     UnifiedOutput,
@@ -332,7 +332,7 @@ class InlineExecutor(BatchModelExecutor):
 
     async def speculative_decode(
         self, request: DecodeInput, draft_tokens: Sequence[int], acceptance_threshold: float = 1.0
-    ) -> list[SampledToken]:
+    ) -> SpeculativeDecodeOutput:
         return await self._run(
             lambda guard: guard.executor.speculative_decode(request, draft_tokens, acceptance_threshold)
         )

@@ -19,6 +19,7 @@ import numpy as np
 from executors.contract import (
     DecodeInput,
     DecodeOutput,
+    Drafts,
     ExecutorCapabilities,
     ExecutorConfig,
     ExecutorMetrics,
@@ -34,6 +35,7 @@ from executors.contract import (
     PrefillOutput,
     SampledToken,
     SequenceStart,
+    SpeculativeDecodeOutput,
     StepFailed,
     TableUpdates,
     Tensor,
@@ -64,6 +66,7 @@ class Step(msgspec.Struct, tag=2, array_like=True):
     step_id: int
     arrays: list[Array]
     pending: Array | None
+    drafts_wanted: Array | None
     block_copies: Array
     tables: TableUpdates
     starts: tuple[SequenceStart, ...]
@@ -220,6 +223,7 @@ class StepDone(msgspec.Struct, tag=5, array_like=True):
     num_tokens: Array
     token_ids: Array
     details: dict[int, Item]
+    drafts: Drafts | None
 
 
 class Item(msgspec.Struct, array_like=True):
@@ -254,7 +258,7 @@ class SpeculateDone(msgspec.Struct, tag=8, array_like=True):
 
     call: int
     seconds: float
-    tokens: list[SampledToken]
+    output: SpeculativeDecodeOutput
 
 
 class ForwardDone(msgspec.Struct, tag=9, array_like=True):
@@ -326,7 +330,7 @@ _BATCH_ARRAYS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("token_ids", np.dtype(np.int32)),
 )
 _INT32 = np.dtype(np.int32)
-R = TypeVar("R", PrefillInput, PrefillOutput, DecodeInput, DecodeOutput)
+R = TypeVar("R", PrefillInput, PrefillOutput, DecodeInput, DecodeOutput, SpeculativeDecodeOutput)
 In = TypeVar("In", PrefillInput, DecodeInput)
 
 
@@ -340,6 +344,8 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
         arrays.append(array)
     if batch.pending is not None and batch.pending.dtype != np.bool_:
         raise InvalidInput(f"pending is {batch.pending.dtype}, not bool")
+    if (wanted := batch.drafts_wanted) is not None and wanted.dtype != _INT32:
+        raise InvalidInput(f"drafts_wanted is {wanted.dtype}, not int32")
     copies = batch.block_copies
     if copies.dtype != _INT32 or copies.shape[1:] != (2,):
         raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 2]")
@@ -349,6 +355,7 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
         step_id=batch.step_id,
         arrays=arrays,
         pending=batch.pending,
+        drafts_wanted=batch.drafts_wanted,
         block_copies=copies.reshape(-1),
         tables=batch.tables,
         starts=tuple(batch.starts),
@@ -374,6 +381,7 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         num_draft_tokens=num_draft_tokens,
         token_ids=token_ids,
         pending=step.pending,
+        drafts_wanted=step.drafts_wanted,
         starts=step.starts,
         tables=step.tables,
         block_copies=step.block_copies.reshape(-1, 2),
@@ -389,7 +397,7 @@ def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
         int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error, one.fault)
         for i, one in output.details.items()
     }
-    return StepDone(call, seconds, output.num_tokens, output.token_ids, details)
+    return StepDone(call, seconds, output.num_tokens, output.token_ids, details, output.drafts)
 
 
 def unpack_output(done: StepDone) -> UnifiedOutput:
@@ -405,7 +413,7 @@ def unpack_output(done: StepDone) -> UnifiedOutput:
         )
         for i, one in done.details.items()
     }
-    return UnifiedOutput(done.num_tokens, done.token_ids, details)
+    return UnifiedOutput(done.num_tokens, done.token_ids, details, done.drafts)
 
 
 def own(record: R) -> R:

@@ -258,8 +258,8 @@ async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
             )
         case m.Speculate():
             request = m.own(call.request)
-            tokens = await executor.speculative_decode(request, call.draft_tokens, call.acceptance_threshold)
-            return m.SpeculateDone(number, 0.0, tokens)
+            output = await executor.speculative_decode(request, call.draft_tokens, call.acceptance_threshold)
+            return m.SpeculateDone(number, 0.0, output)
         case m.Forward():
             return m.ForwardDone(number, 0.0, await executor.forward(m.own_tensor(call.tensor)))
         case m.LoadAdapter():

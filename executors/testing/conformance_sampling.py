@@ -260,7 +260,16 @@ async def single_sequence_verification(kit: Kit) -> None:
         drafts = fed[1:3]
         if wrong_at is not None and wrong_at < 2:
             drafts[wrong_at] = (drafts[wrong_at] + 1) % kit.info.vocab_size
-        seq.samples[:] = await kit.executor.speculative_decode(first, drafts)
+        verified = await kit.executor.speculative_decode(first, drafts)
+        seq.samples[:] = verified.accepted_tokens
+        require(
+            verified.acceptance_count == len(seq.samples) - 1,
+            f"{verified.acceptance_count} drafts accepted, {len(seq.samples)} tokens",
+        )
+        require(
+            verified.kv_cache.num_tokens == first.pos_offset + len(seq.samples),
+            f"KV of {verified.kv_cache.num_tokens} tokens after {len(seq.samples)} at {first.pos_offset}",
+        )
         kit.same(plain, seq, f"speculative_decode, draft {wrong_at} wrong", offset=1)
         if kit.exact and wrong_at is not None:
             require(

@@ -61,8 +61,8 @@ def text_request(
 ) -> TextRequest:
     """The engine's form of a call. Fields that the client omitted come from the model's defaults.
 
-    Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, and for a `do_sample` that
-    the temperature contradicts.
+    Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, for a `do_sample` that the
+    temperature contradicts, and for drafts that the server does not make.
     """
     defaults = model.defaults
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
@@ -74,6 +74,9 @@ def text_request(
     if grammar is not None and fields.include_stop_str_in_output:
         message = "'include_stop_str_in_output' would add text after the constrained answer; leave it out."
         raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
+    if fields.speculative and not model.drafts:
+        message = "'speculative' is true, and this server makes no drafts: it was started without --speculative-config."
+        raise InvalidRequest(message, param="speculative", code="unsupported_value")
     sampling = SamplingParams(
         temperature=temperature,
         top_k=max(top_k, 0),  # -1 is vLLM's "all", which is 0 here
@@ -96,6 +99,7 @@ def text_request(
     return TextRequest(
         context=context,
         adapter=model.adapter,
+        speculative=fields.speculative is not False,
         continues_prompt=continues_prompt,
         prompts=prompts,
         n=fields.n or 1,

@@ -190,6 +190,9 @@ class GenerationFields(RequestFields):
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     """OpenAI: Seed of sampling: the same request with the same seed gets the same answer. Equal prompts in one request get
     different answers. -1 means no seed. The answer contains the seed that was used. Default: random."""
+    speculative: bool | None = None
+    """Cohort: Whether drafts may speed up the answer, which they do not change. false makes none for this request; true is an
+    error on a server without drafts. Default: what the server was started with."""
     stream: bool | None = None
     """OpenAI: Whether the answer is sent as server-sent events while it is generated. Default: false."""
     stream_options: StreamOptions | None = None

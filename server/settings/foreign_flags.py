@@ -13,9 +13,8 @@ VLLM: dict[str, str] = {
     "--disable-log-requests": "--log-level warning", "--enable-log-requests": "--log-level info",
     "--kv-cache-memory": "--kv-cache-memory-bytes", "--max-seq-len": "--max-model-len",
     "--async-scheduling": "--max-in-flight 2", "--no-async-scheduling": "--max-in-flight 1",
-    "--speculative-config": "--num-speculative-tokens N",
     "--enable-deterministic-inference": "--deterministic",
-    "-q": "--quantization", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
+    "--speculative-model": "--speculative-config", "-q": "--quantization", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
 }  # fmt: skip
 
 SGLANG: dict[str, str] = {
@@ -28,7 +27,8 @@ SGLANG: dict[str, str] = {
     "--enable-priority-scheduling": "--scheduling-policy priority",
     "--disable-radix-cache": "--no-enable-prefix-caching", "--disable-overlap-schedule": "--max-in-flight 1",
     "--disable-cuda-graph": "--enforce-eager",
-    "--speculative-num-draft-tokens": "--num-speculative-tokens", "--lora-paths": "--lora-modules",
+    "--speculative-num-draft-tokens": "--num-speculative-tokens", "--speculative-algorithm": "--speculative-config",
+    "--speculative-draft-model-path": "--speculative-config", "--lora-paths": "--lora-modules",
     "--max-loras-per-batch": "--max-loras",
 }  # fmt: skip
 
@@ -42,7 +42,9 @@ LLAMA_CPP: dict[str, str] = {
     "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len", "--cache-prompt": "--enable-prefix-caching",
     "--no-cache-prompt": "--no-enable-prefix-caching", "-fa": "--attention-backend", "--flash-attn": "--attention-backend",
     "-ctk": "--kv-cache-dtype", "--cache-type-k": "--kv-cache-dtype", "-ctv": "--kv-cache-dtype",
-    "--cache-type-v": "--kv-cache-dtype", "--lora": "--lora-modules NAME=PATH, with an adapter in PEFT's format",
+    "--model-draft": "--speculative-config", "-md": "--speculative-config", "--draft": "--num-speculative-tokens",
+    "--draft-max": "--num-speculative-tokens", "--cache-type-v": "--kv-cache-dtype",
+    "--lora": "--lora-modules NAME=PATH, with an adapter in PEFT's format",
 }  # fmt: skip
 
 HABIT: dict[str, str] = {
@@ -74,8 +76,7 @@ NOT_YET = frozenset(
     {
         "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--enable-expert-parallel", "--calculate-kv-scales",
-        "--speculative-model", "--speculative-algorithm",
-        "--model-draft", "-md", "--draft", "--tokenizer-revision",
+        "--tokenizer-revision",
         "--api-server-count",
         "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
         "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",

@@ -200,10 +200,15 @@ class Settings:
     # Each proposed token is computed, and most of a long guess is wrong: hence the limit.
     num_speculative_tokens: int = integer(
         0,
-        "Number of tokens to propose and verify per step. Proposed are the tokens that followed an earlier occurrence of the "
-        "last tokens; 0 turns proposals off.",
+        "Most tokens to propose and verify per step and sequence; fewer where more do not pay. Proposed are the tokens that "
+        "followed an earlier occurrence of the last tokens, unless --speculative-config says otherwise; 0 turns proposals off.",
         low=0,
         high=32,
+    )
+    speculative_config: Mapping[str, Any] = json_object(
+        "How tokens are proposed, as a JSON object: method (ngram or draft_model), num_speculative_tokens, for ngram "
+        "prompt_lookup_min and prompt_lookup_max, for draft_model the model, a smaller one with the same vocabulary.",
+        shown="none",
     )
     enable_lora: bool = switch(
         False,

@@ -313,7 +313,7 @@ def test_what_ngrams_remember_has_a_limit() -> None:
         seq.num_known_tokens += 1
         found = drafter.propose(seq)
     assert found == [9_003, 9_004, 9_005]
-    assert len(drafter._seen[seq].runs) <= 3 * 4096
+    assert len(drafter._indexes[seq].followed_by) <= 3 * 4096
     seq.output_token_ids += [5, 6, 7]
     seq.num_known_tokens += 3
     assert drafter.propose(seq) == [], "too long ago"

@@ -173,11 +173,13 @@ class KvPlan:
 
 
 def plan_kv(
-    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None
+    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None,
+    beside: int = 0,
 ) -> KvPlan:  # fmt: skip
     """Compute how many blocks to allocate. Called once the weights are in memory.
 
     The number never exceeds what `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other uses.
+    `beside`: bytes per token of a draft model's KV, which has the same blocks.
     `found`: bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
 
     Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
@@ -185,7 +187,7 @@ def plan_kv(
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
-    bytes_per_block = spec.bytes_per_token() * block_size
+    bytes_per_block = (spec.bytes_per_token() + beside) * block_size
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
     given = found if explicit is None else explicit

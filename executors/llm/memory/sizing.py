@@ -77,22 +77,31 @@ def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorC
     return chosen
 
 
-def requirements(config: ExecutorConfig, source: LoadedModel) -> MemoryRequirements:
-    """Return the memory figures of the contract's capabilities. A test compares them with measured memory.
+def requirements(
+    config: ExecutorConfig, source: LoadedModel, draft: LoadedModel | None = None
+) -> MemoryRequirements:
+    """Return the memory figures of the contract's capabilities, a draft model's included. A test compares them with measured
+    memory.
 
     The heap keeps about as much again as a step's activations: blocks that one layer frees do not fit the requests of the
     next (measured: 97 MB resident for 49 MB of tensors).
     """
     spec, tokens = source.model.kv_spec, config.max_num_batched_tokens
+    kv_bytes = spec.bytes_per_token() + kv_bytes_beside(draft)
     return MemoryRequirements(
-        parameter_memory=source.parameter_bytes,
+        parameter_memory=source.parameter_bytes + (draft.parameter_bytes if draft else 0),
         activation_memory_per_token=source.activation_bytes_per_token,
-        kv_memory_per_token_per_layer=spec.bytes_per_token() // spec.num_layers,
+        kv_memory_per_token_per_layer=kv_bytes // spec.num_layers,
         overhead_memory=_RUNTIME_BYTES
         + _logits_bytes(config, source)
         + tokens * source.activation_bytes_per_token,
         max_batched_tokens=tokens,
     )
+
+
+def kv_bytes_beside(draft: LoadedModel | None) -> int:
+    """Return the bytes per token of a draft model's KV."""
+    return draft.model.kv_spec.bytes_per_token() if draft is not None else 0
 
 
 def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:

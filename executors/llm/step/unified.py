@@ -6,13 +6,20 @@ The stages of a step: check, take in what is new, forward, sample, pack.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from executors.contract import ProgressCallback
-from executors.contract.batch import ItemOutput, SampledToken, SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.batch import (
+    Drafts,
+    ItemOutput,
+    SampledToken,
+    SequenceStart,
+    UnifiedBatch,
+    UnifiedOutput,
+)
 from executors.contract.checks import check_arrays, check_blocks, check_limits
 from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
@@ -45,6 +52,18 @@ class _SampledRows(NamedTuple):
     masks: Future[dict[int, ItemMasks]] | None
 
 
+class Companion(Protocol):
+    """What guesses the next tokens of sequences: `spec.companion.DraftCompanion`."""
+
+    def note(self, batch: UnifiedBatch) -> None: ...
+
+    def draft(self, batch: UnifiedBatch, output: UnifiedOutput) -> Drafts | None: ...
+
+    def forget(self, slot: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class UnifiedRunner:
     """State by slot: block tables and starts (`slots`), sampling settings, and the token pool.
 
@@ -69,6 +88,8 @@ class UnifiedRunner:
         self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, runner.device)
         self.adapters: AdapterTable | None = None
         """LoRA adapters, if the executor has any."""
+        self.companion: Companion | None = None
+        """A draft model, if the executor has one; the token pool then holds all tokens of a slot, not only those sampled."""
         self._samples = np.zeros(num_slots, np.bool_)
         self._special = np.zeros(num_slots, np.bool_)
         """Marks slots that need more than tokens: prompt logprobs or pooled output."""
@@ -120,6 +141,8 @@ class UnifiedRunner:
         self.grammars.drop(slot)
         if self.adapters is not None:
             self.adapters.drop(slot)
+        if self.companion is not None:
+            self.companion.forget(slot)
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -129,6 +152,8 @@ class UnifiedRunner:
         self._pooled_sums.clear()
         if self.adapters is not None:
             self.adapters.clear()
+        if self.companion is not None:
+            self.companion.clear()
 
     def _begin(self, start: SequenceStart) -> None:
         slot = start.slot
@@ -140,6 +165,10 @@ class UnifiedRunner:
         self.grammars.begin(start)
         if self.adapters is not None:
             self.adapters.begin(slot, start.adapter)
+        if self.companion is not None:
+            self.companion.forget(slot)
+            known = np.concatenate((start.prompt_token_ids, start.output_token_ids))
+            self.pool[slot, : len(known)] = torch.from_numpy(known)
         self._special[slot] = start.prompt_logprobs is not None or start.pooling is not None
 
     def _follows(self, start: SequenceStart) -> bool:
@@ -174,10 +203,15 @@ class UnifiedRunner:
         if not len(special) and len(sampled.rows) < len(step.token_ids):
             step.wanted = sampled.rows
         self.runner.cache.copy_blocks(batch.block_copies)
+        if self.companion is not None:
+            self.companion.note(batch)
         hidden = retried(self.memory, lambda: self.runner.forward(step, self._token_ids(batch, step)))
         output = self._sample(batch, step, hidden, sampled)
         for i in special.tolist():
             self._add_special(output, batch, step, hidden, i)
+        if self.companion is not None:
+            companion = self.companion
+            output.drafts = retried(self.memory, lambda: companion.draft(batch, output))
         return output
 
     def _check(self, batch: UnifiedBatch) -> None:

@@ -79,7 +79,9 @@ async def test_all_members_are_forwarded(remote: Make) -> None:
     assert np.array_equal(decoded.kv_cache.block_tables[0], HANDLE.block_tables[0])
     assert len(await executor.batch_decode([request] * 2)) == 2
     assert len(await executor.forward_verify([request] * 3)) == 3
-    assert [token.token_id for token in await executor.speculative_decode(request, [10, 77, 5])] == [10, 11]
+    verified = await executor.speculative_decode(request, [10, 77, 5])
+    assert [token.token_id for token in verified.accepted_tokens] == [10, 11]
+    assert verified.acceptance_count == 1
     with pytest.raises(Unsupported, match=r"1\.0"):
         await executor.speculative_decode(request, [10], 0.5)
     assert (await executor.forward(Tensor.of(np.ones(3, np.float32)))).numpy().tolist() == [2, 2, 2]

@@ -323,7 +323,9 @@ async def test_verification_of_one_sequence(driver):
     for a, b in zip(one_by_one, together, strict=True):
         assert np.abs(a.last_token_logits() - b.last_token_logits()).max() < 1e-4
         assert a.sampled == b.sampled and a.kv_cache.num_tokens == b.kv_cache.num_tokens
-    accepted = await executor.speculative_decode(token(expected[0], 0), [*expected[1:3], 0, 0])
+    accepted = (
+        await executor.speculative_decode(token(expected[0], 0), [*expected[1:3], 0, 0])
+    ).accepted_tokens
     assert [t.token_id for t in accepted] == expected[1:4]
     with pytest.raises(Unsupported):
         await executor.speculative_decode(token(1, 0), [1], acceptance_threshold=0.5)

@@ -1,0 +1,274 @@
+"""`DraftCompanion`: a smaller model that guesses the next tokens of sequences, for the next step to verify.
+
+Its keys and values lie in tensors of their own under the block ids and block tables of the model's: a block that is shared,
+copied or found again by its prefix has the draft model's KV too, if it was computed. What is missing is computed when a step asks
+for drafts.
+
+    filled[block]   how many of the block's first cells hold KV of the tokens that the model has there
+    ahead[slot]     the tokens behind the known ones whose KV the last drafting wrote: those that were accepted are filled, too
+
+    known tokens    t0 .. t6 | x          x: sampled by this very step, at the position `known - 1`
+    filled          t0 .. t4
+    first forward   t5 t6 x               -> d1
+    second forward  d1                    -> d2, and so on: the KV of the last draft is not computed
+
+A draft is chosen with the settings and the noise of the token that it guesses. Penalties and grammars are left out: a draft that
+they forbid is not accepted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
+from executors.contract.slots import SlotTable
+from executors.llm.sampling.sampler import SamplingTable, sample
+from executors.llm.step.runner import ModelRunner
+from executors.llm.step_arrays import StepArrays
+
+CATCH_UP = 256
+"""Tokens that a sequence may compute in a step beside those that the step itself adds to it."""
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Token ids at positions `begin`, `begin + 1`, ... whose KV was computed before they were known."""
+
+    begin: int
+    token_ids: list[int]
+
+
+@dataclass(slots=True)
+class _Wish:
+    """An item that wants drafts: its known tokens end at `known`, those before `begin` are filled, and its first forward computes
+    those before `end`. `count`: drafts, 0 if `end` is before `known`."""
+
+    item: int
+    slot: int
+    known: int
+    begin: int
+    end: int
+    count: int
+
+
+class DraftCompanion:
+    """See the module. `history` int32 [slots, positions] holds the tokens of each slot, up to the last one sampled; its owner
+    writes it. Only `note`, `draft`, `forget`, `give_back` and `clear` write the state here."""
+
+    def __init__(
+        self, runner: ModelRunner, slots: SlotTable, sampling: SamplingTable, history: np.ndarray, max_model_len: int,
+        width: int, max_tokens: int,
+    ) -> None:  # fmt: skip
+        """`max_model_len`: of the draft model. `width`: of the model's logits, which a draft must be below. `max_tokens` of a
+        forward."""
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self._slots = slots
+        self._sampling = sampling
+        self._history = history
+        self._width = width
+        self._max_tokens = max_tokens
+        self._block_size = runner.cache.block_size
+        self._filled = np.zeros(runner.cache.num_blocks, np.int32)
+        self._ahead: dict[int, _Ahead] = {}
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def note(self, batch: UnifiedBatch) -> None:
+        """Take in which blocks change hands and which are copied, before the step's forward; the tables are those of the step."""
+        if len(batch.tables.slots):
+            self._note_tables(batch)
+        if len(batch.block_copies):
+            source, destination = batch.block_copies.T
+            self._filled[destination] = self._filled[source]
+            self.runner.cache.copy_blocks(batch.block_copies)
+            self._cut_copies(batch)
+
+    def _note_tables(self, batch: UnifiedBatch) -> None:
+        """Blocks that a table got for tokens still to be computed hold those of another sequence; those before are shared."""
+        computed = dict(zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True))
+        tables, size, at = batch.tables, self._block_size, 0
+        for slot, first, count in zip(
+            tables.slots.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
+        ):
+            blocks, at = tables.block_ids[at : at + count], at + count
+            fresh = max(0, -(-computed.get(slot, 0) // size) - first)
+            self._filled[blocks[fresh:]] = 0
+            if first == 0:
+                self._ahead.pop(slot, None)
+
+    def _cut_copies(self, batch: UnifiedBatch) -> None:
+        """A copied block's cells from the first token that its new owner computes on are not its own."""
+        size, copied = self._block_size, set(batch.block_copies[:, 1].tolist())
+        for slot, begin in zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True):
+            block = int(self._slots.block_tables[0][slot, begin // size])
+            if block in copied:
+                self._filled[block] = min(int(self._filled[block]), begin % size)
+
+    def forget(self, slot: int) -> None:
+        """A sequence is gone from its slot, or begins in it."""
+        self._ahead.pop(slot, None)
+
+    def give_back(self, block_ids: np.ndarray) -> None:
+        """Return the memory of these blocks."""
+        self.runner.cache.give_back(block_ids)
+        self._filled[block_ids] = 0
+
+    def clear(self) -> None:
+        """Forget every sequence and all KV."""
+        self._filled[:] = 0
+        self._ahead.clear()
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def draft(self, batch: UnifiedBatch, output: UnifiedOutput) -> Drafts | None:
+        """Guess the tokens after those that the step gave, for items that want it. None if no item does."""
+        if batch.drafts_wanted is None or not batch.drafts_wanted.any():
+            return None
+        began = time.perf_counter()
+        wishes = self._wishes(batch, output)
+        found: dict[int, list[int]] = {wish.item: [] for wish in wishes if wish.count}
+        rounds = 0
+        if wishes:
+            self._rounds(wishes, found)
+            rounds = max(1, *(wish.count for wish in wishes))
+        counts = np.zeros(len(batch), np.int32)
+        for item, tokens in found.items():
+            counts[item] = len(tokens)
+        ids = [token for item in sorted(found) for token in found[item]]
+        return Drafts(counts, np.array(ids, np.int32), rounds, time.perf_counter() - began)
+
+    def _wishes(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[_Wish]:
+        """What each item that wants drafts has to compute, at most `max_tokens` in all."""
+        wishes, room = [], self._max_tokens
+        assert batch.drafts_wanted is not None
+        for item in np.flatnonzero(batch.drafts_wanted).tolist():
+            slot, final = int(batch.slots[item]), bool(batch.is_final_chunk[item])
+            computed = int(batch.num_q_tokens[item])
+            known = int(batch.pos_offsets[item]) + computed
+            if final:
+                if not output.num_tokens[item]:
+                    continue  # it failed, or is pooled
+                known += int(output.num_tokens[item]) - int(batch.num_draft_tokens[item])
+            blocks = self._slots.block_tables[0][slot, : self._slots.num_blocks[0, slot]]
+            cells = min(len(blocks) * self._block_size, self.max_model_len)
+            if known > cells:
+                continue
+            begin = self._first_missing(slot, blocks, known)
+            end = min(known, begin + computed + CATCH_UP, begin + room)
+            if end <= begin:
+                continue
+            room -= end - begin
+            whole = final and end == known
+            count = min(int(batch.drafts_wanted[item]), 1 + cells - known) if whole else 0
+            wishes.append(_Wish(item, slot, known, begin, end, count))
+        return wishes
+
+    def _first_missing(self, slot: int, blocks: np.ndarray, known: int) -> int:
+        """The first of a sequence's known positions without KV here; the last one is never counted as computed."""
+        size = self._block_size
+        ahead = self._ahead.pop(slot, None)
+        if ahead is not None and ahead.begin <= known:
+            tokens = self._history[slot, ahead.begin : known].tolist()
+            right = 0
+            while right < min(len(tokens), len(ahead.token_ids)) and tokens[right] == ahead.token_ids[right]:
+                right += 1
+            if self._is_filled(blocks, ahead.begin):
+                self._fill(blocks, ahead.begin, ahead.begin + right)
+        whole = (known - 1) // size
+        missing = np.flatnonzero(self._filled[blocks[:whole]] < size)
+        block = int(missing[0]) if len(missing) else whole
+        return min(block * size + int(self._filled[blocks[block]]), known - 1)
+
+    def _is_filled(self, blocks: np.ndarray, end: int) -> bool:
+        """Whether the block of the position before `end` is filled so far."""
+        last = end - 1
+        return end == 0 or bool(self._filled[blocks[last // self._block_size]] > last % self._block_size)
+
+    def _fill(self, blocks: np.ndarray, begin: int, end: int) -> None:
+        """The KV of positions begin .. end - 1 is there."""
+        if end <= begin:
+            return
+        first, last = begin // self._block_size, (end - 1) // self._block_size
+        self._filled[blocks[first:last]] = self._block_size
+        self._filled[blocks[last]] = end - last * self._block_size
+
+    def _rounds(self, wishes: list[_Wish], found: dict[int, list[int]]) -> None:
+        """Compute what is missing, then draft after draft; writes `found`."""
+        hidden = self._forward(
+            [self._history[wish.slot, wish.begin : wish.end] for wish in wishes], wishes, [w.begin for w in wishes]
+        )  # fmt: skip
+        tables, held = self._slots.block_tables[0], self._slots.num_blocks[0]
+        for wish in wishes:
+            self._fill(tables[wish.slot, : held[wish.slot]], wish.begin, wish.end)
+        ends = np.cumsum([wish.end - wish.begin for wish in wishes]) - 1
+        rows = np.array(
+            [end for end, wish in zip(ends.tolist(), wishes, strict=True) if wish.count], np.int64
+        )
+        drafting = [wish for wish in wishes if wish.count]
+        place = 0
+        while drafting:
+            tokens = self._choose(hidden, rows, drafting, place)
+            for wish, token in zip(drafting, tokens, strict=True):
+                if token is not None:
+                    found[wish.item].append(token)
+            place += 1
+            drafting = [wish for wish in drafting if len(found[wish.item]) == place < wish.count]
+            if drafting:
+                inputs = [np.array(found[wish.item][-1:], np.int64) for wish in drafting]
+                hidden = self._forward(inputs, drafting, [wish.known + place - 1 for wish in drafting])
+                rows = np.arange(len(drafting))
+        for wish in wishes:
+            if wish.count:
+                self._ahead[wish.slot] = _Ahead(wish.known, found[wish.item][: max(0, wish.count - 1)])
+
+    def _forward(self, tokens: list[np.ndarray], wishes: list[_Wish], begins: list[int]) -> torch.Tensor:
+        """Hidden states of these tokens, whose KV is written. The rows behind each sequence's last one hold nothing."""
+        lens = np.array([len(one) for one in tokens], np.int64)
+        offsets = np.array(begins, np.int64)
+        width = -(-int((offsets + lens).max()) // self._block_size)
+        slots = np.array([wish.slot for wish in wishes], np.int64)
+        step = StepArrays(
+            np.concatenate(tokens).astype(np.int64),
+            lens,
+            offsets,
+            self._slots.block_tables[0][:, :width][slots],
+        )
+        if lens.max() > 1:
+            step.wanted = np.cumsum(lens) - 1
+        return self.runner.forward(step)
+
+    def _choose(
+        self, hidden: torch.Tensor, rows: np.ndarray, wishes: list[_Wish], place: int
+    ) -> list[int | None]:
+        """The draft of each wish's place; None if the draft model has none."""
+        logits, maxima = self.runner.logits_for_sampling(hidden, rows)
+        slots = np.array([wish.slot for wish in wishes], np.int64)
+        positions = np.array([wish.known + place for wish in wishes], np.int64)
+        settings = self._sampling.rows(slots, positions)
+        settings.logprobs[:] = -1
+        sampled = sample(logits, settings, None, maxima)
+        return [
+            None if bad or token >= self._width else token
+            for token, bad in zip(sampled.tokens.tolist(), sampled.bad.tolist(), strict=True)
+        ]
+
+    def time_forward(self, count: int, past: int) -> float:
+        """Seconds of a forward of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
+        blocks = -(-(past + 1) // self._block_size)
+        tables = np.tile(np.arange(blocks, dtype=np.int32) % self.runner.cache.num_blocks, (count, 1))
+        step = StepArrays(
+            np.zeros(count, np.int64), np.ones(count, np.int64), np.full(count, past, np.int64), tables
+        )
+        began = time.perf_counter()
+        with torch.inference_mode():
+            logits, maxima = self.runner.logits_for_sampling(self.runner.forward(step), np.arange(count))
+            sample(
+                logits, SamplingTable(count).rows(np.arange(count), np.full(count, past + 1)), None, maxima
+            )
+        return time.perf_counter() - began

@@ -79,13 +79,15 @@ class DrivenSequence:
 class Feed:
     """What one sequence computes in a step: `count` of its uncomputed tokens (None: all), then `drafts`.
 
-    `pending`: hide the id of the last known token, as when the host does not know it yet.
+    `pending`: hide the id of the last known token, as when the host does not know it yet. `wanted`: drafts to ask of the
+    executor's draft model, see `UnifiedBatch.drafts_wanted`.
     """
 
     seq: DrivenSequence
     count: int | None = None
     drafts: Sequence[int] = ()
     pending: bool = False
+    wanted: int = 0
 
 
 class Driver:
@@ -182,7 +184,7 @@ class Driver:
             seq = feed.seq
             end = len(seq.tokens) if feed.count is None else seq.num_computed + feed.count
             chunk = [*seq.tokens[seq.num_computed : end], *feed.drafts]
-            self.grow(seq, seq.num_computed + len(chunk))
+            self.grow(seq, seq.num_computed + len(chunk) + feed.wanted)
             last = len(chunk) - len(feed.drafts) - 1
             tokens += [-1 if feed.pending and i == last else token for i, token in enumerate(chunk)]
             hidden += [feed.pending and i == last for i in range(len(chunk))]
@@ -204,6 +206,7 @@ class Driver:
             starts=starts,
             tables=self._updates(feeds),
             block_copies=np.array(copies, np.int32).reshape(-1, 2),
+            drafts_wanted=_ids(feed.wanted for feed in feeds) if any(feed.wanted for feed in feeds) else None,
         )
 
     def _updates(self, feeds: Sequence[Feed]) -> TableUpdates:

@@ -96,8 +96,10 @@ class DraftCompanion:
             tables.slots.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
         ):
             blocks, at = tables.block_ids[at : at + count], at + count
-            fresh = max(0, -(-computed.get(slot, 0) // size) - first)
-            self._filled[blocks[fresh:]] = 0
+            shared = computed.get(slot, 0)
+            self._filled[blocks[max(0, -(-shared // size) - first) :]] = 0
+            if shared % size and first <= shared // size < first + count:
+                self._cut(int(blocks[shared // size - first]), shared)
             if first == 0:
                 self._ahead.pop(slot, None)
 
@@ -107,7 +109,11 @@ class DraftCompanion:
         for slot, begin in zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True):
             block = int(self._slots.block_tables[0][slot, begin // size])
             if block in copied:
-                self._filled[block] = min(int(self._filled[block]), begin % size)
+                self._cut(block, begin)
+
+    def _cut(self, block: int, position: int) -> None:
+        """The block's cells from a position on are not filled."""
+        self._filled[block] = min(int(self._filled[block]), position % self._block_size)
 
     def forget(self, slot: int) -> None:
         """A sequence is gone from its slot, or begins in it."""

@@ -1,0 +1,193 @@
+"""A draft model beside the model. Where both are the same model, every draft must be the token that comes: one that is not shows
+wrong KV, a wrong position or a wrong row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executors.contract import ConfigError, ExecutorConfig, OptimizationConfig, SamplingParams
+from executors.llm.executor import LlmExecutor
+from executors.testing.driver import DrivenSequence, Driver, Feed
+from tests.executors.llm.models import build
+
+OUTPUT = 40
+SETTINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=5),
+    SamplingParams(temperature=0.8, seed=9, top_k=20, top_p=0.9),
+]
+
+
+def config(model: Path, draft: Path | None, **changes: object) -> ExecutorConfig:
+    optimization = OptimizationConfig(deterministic=True, draft_model=str(draft or ""))
+    return replace(
+        ExecutorConfig(
+            "llm", str(model), dtype="float32", max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256
+        ),
+        optimization=optimization,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+async def driver_of(model: Path, draft: Path | None) -> Driver:
+    return await Driver.start(LlmExecutor.from_config(config(model, draft)))
+
+
+async def expected(model: Path, prompt: list[int], sampling: SamplingParams, count: int = OUTPUT) -> list[int]:
+    driver = await driver_of(model, None)
+    seq = driver.add(prompt, sampling)
+    await driver.decode(count, seq)
+    return seq.output
+
+
+def drafts_of(seq: DrivenSequence) -> list[int]:
+    last = seq.outputs[-1]
+    return [] if last is None else list(last.drafts)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+async def test_drafts_of_the_same_model_are_the_tokens_that_come(qwen3: Path, sampling: SamplingParams) -> None:
+    prompt = list(range(3, 40))
+    truth = await expected(qwen3, prompt, sampling)
+    driver = await driver_of(qwen3, qwen3)
+    assert driver.executor.capabilities().drafts
+    seq = driver.add(prompt, sampling)
+    await driver.step(Feed(seq, 20, wanted=1))
+    assert drafts_of(seq) == []
+    steps = 0
+    await driver.step(Feed(seq, wanted=3))
+    while len(seq.output) < OUTPUT - 4:
+        drafts = drafts_of(seq)
+        assert drafts == truth[len(seq.output) : len(seq.output) + 3]
+        await driver.step(Feed(seq, drafts=drafts, wanted=3))
+        steps += 1
+    assert seq.output == truth[: len(seq.output)] and steps <= OUTPUT / 4
+
+
+async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:
+    """Chunks, prefix hits, forks, wrong drafts, steps without drafts, preemption, and blocks that change hands, at random."""
+    rng = random.Random(7)
+    family = [rng.randrange(211) for _ in range(90)]
+    prompts = [family[:70], [*family[:50], 9, 8, 7], family[:33], [rng.randrange(211) for _ in range(25)]]
+    truths = {(i, j): await expected(qwen3, p, s) for i, p in enumerate(prompts) for j, s in enumerate(SETTINGS)}
+    driver = await driver_of(qwen3, qwen3)
+    live: dict[int, tuple[DrivenSequence, list[int]]] = {}
+    judged = 0
+    for _ in range(400):
+        if len(live) < 5 and rng.random() < 0.3:
+            i, j = rng.randrange(len(prompts)), rng.randrange(len(SETTINGS))
+            prompt = prompts[i]
+            seq = _begin(driver, rng, prompt, SETTINGS[j], [one for one, _ in live.values()])
+            live[seq.seq_id] = seq, truths[i, j]
+        feeds = []
+        for seq, truth in live.values():
+            if rng.random() < 0.3:
+                continue
+            left = len(seq.tokens) - seq.num_computed
+            count = rng.randrange(1, left + 1) if rng.random() < 0.5 else None
+            final = count is None or count == left
+            drafts = drafts_of(seq) if seq.outputs and left == 1 and final else []
+            assert drafts == truth[len(seq.output) : len(seq.output) + len(drafts)]
+            judged += len(drafts)
+            if drafts and rng.random() < 0.4:
+                drafts[rng.randrange(len(drafts))] = rng.randrange(211)
+            feeds.append(Feed(seq, count, drafts=drafts[: rng.randrange(5)], wanted=rng.choice((0, 1, 2, 4))))
+        if feeds:
+            await driver.step(*feeds)
+        for seq, truth in list(live.values()):
+            assert seq.output == truth[: len(seq.output)]
+            if len(seq.output) > OUTPUT - 8 or rng.random() < 0.02:
+                driver.release(live.pop(seq.seq_id)[0])
+            elif rng.random() < 0.03:
+                _preempt(driver, seq)
+    assert judged > 300
+
+
+def _begin(
+    driver: Driver, rng: random.Random, prompt: list[int], sampling: SamplingParams, others: list[DrivenSequence]
+) -> DrivenSequence:
+    """A sequence that shares the blocks of another one with the same beginning, where there is one, and may copy its last."""
+    size = driver.block_size
+    for other in others:
+        same = 0
+        while same < min(len(prompt), len(other.tokens)) and prompt[same] == other.tokens[same]:
+            same += 1
+        usable = min(same, other.num_computed, len(prompt) - 1)
+        whole = usable // size
+        if not whole or rng.random() < 0.3:
+            continue
+        blocks = [list(other.blocks[0][:whole])]
+        computed = whole * size
+        if usable % size and rng.random() < 0.7 and driver.free_blocks:
+            copy = driver.free_blocks.pop(0)
+            driver.block_copies.append((other.blocks[0][whole], copy))
+            blocks[0].append(copy)
+            computed = usable
+        return driver.add(prompt, sampling, shared_blocks=blocks, num_computed=computed)
+    return driver.add(prompt, sampling)
+
+
+def _preempt(driver: Driver, seq: DrivenSequence) -> None:
+    """Roll it back to nothing, and let its blocks go to whoever comes next."""
+    driver.truncate(seq, 0)
+    gone = [
+        block
+        for block in seq.blocks[0]
+        if not any(block in other.blocks[0] for other in driver.live.values() if other is not seq)
+    ]
+    driver.free_blocks[:0] = gone
+    seq.blocks[0].clear()
+    seq.num_sent_blocks = 0
+    seq.outputs.append(None)
+
+
+async def test_a_late_wish_is_met_after_the_draft_model_has_caught_up(qwen3: Path) -> None:
+    prompt = [(7 * i) % 211 for i in range(200)]
+    truth = await expected(qwen3, prompt, SETTINGS[0], 12)
+    driver = await Driver.start(LlmExecutor.from_config(replace(config(qwen3, qwen3), max_num_batched_tokens=220)))
+    seq = driver.add(prompt, SETTINGS[0])
+    await driver.decode(4, seq)
+    await driver.step(Feed(seq, wanted=3))
+    await driver.step(Feed(seq, wanted=3))
+    assert drafts_of(seq) == truth[6:9]
+
+
+async def test_another_model_costs_acceptance_and_no_token(qwen3: Path, tmp_path: Path) -> None:
+    other = build("qwen3-untied-one-kv-head", tmp_path / "other").path
+    truth = await expected(qwen3, [5, 6, 7], SETTINGS[0])
+    driver = await driver_of(qwen3, other)
+    seq = driver.add([5, 6, 7], SETTINGS[0])
+    await driver.step(Feed(seq, wanted=4))
+    while len(seq.output) < 30:
+        await driver.step(Feed(seq, drafts=drafts_of(seq), wanted=4))
+    assert seq.output == truth[: len(seq.output)]
+
+
+async def test_the_pool_has_room_for_both(qwen3: Path) -> None:
+    from executors.contract import ExecutorMemoryConfig
+
+    sized = {"memory": ExecutorMemoryConfig(kv_cache_memory_bytes=8 << 20)}
+    alone, both = LlmExecutor.from_config(config(qwen3, None, **sized)), LlmExecutor.from_config(
+        config(qwen3, qwen3, **sized)
+    )
+    await alone.warmup()
+    await both.warmup()
+    assert both.kv_layout().bytes_per_block == 2 * alone.kv_layout().bytes_per_block
+    weights = [one.capabilities().memory.parameter_memory for one in (alone, both)]
+    assert weights[1] == 2 * weights[0]
+    pace = both.pace()
+    assert pace is not None and [count for count, _ in pace.draft_steps] == [1, 8]
+    assert alone.capabilities().drafts is False
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"), [("llama-biases-llama3-rope", "its vocabulary has 130 tokens, the model's 211")]
+)
+async def test_another_vocabulary_is_refused(qwen3: Path, tmp_path: Path, shape: str, why: str) -> None:
+    other = build(shape, tmp_path / "other").path
+    with pytest.raises(ConfigError, match=why):
+        await LlmExecutor.from_config(config(qwen3, other)).warmup()

@@ -1,0 +1,215 @@
+"""Drafts change no token: the same calls with and without them, of every kind, with preemption, prefix hits and kills between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.policies.draft_length import DraftLengths
+from engine.request import RequestContext
+from engine.text.generation import TextEngine, TextRequest
+from engine.text.tokenizer import Tokenizer
+from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams
+from executors.process import connect
+from executors.tiny import weights_dir
+from tests.tiny_model import NUMBERS_PER_TOKEN
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+TOKENIZER = Tokenizer.load(weights_dir())
+POOL_TOKENS = 1600
+WORDS = "abc xyz one two three count from to Ada Bob is the a red blue 7 12".split()
+GRAMMARS = (
+    {"type": "array", "items": {"enum": ["abc", "xyz", 7, None]}, "minItems": 3, "maxItems": 7},
+    {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "maxLength": 8}}},
+)
+
+
+@pytest.fixture(scope="module")
+def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first layers of cohort-tiny: right often enough, and wrong often enough."""
+    folder = tmp_path_factory.mktemp("draft")
+    config = json.loads((weights_dir() / "config.json").read_text())
+    layers = config["num_hidden_layers"] - 1
+    config |= {
+        "num_hidden_layers": layers,
+        "max_window_layers": layers,
+        "layer_types": ["full_attention"] * layers,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    kept = {
+        name: tensor
+        for name, tensor in load_file(weights_dir() / "model.safetensors").items()
+        if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+    }
+    save_file(kept, folder / "model.safetensors")
+    return folder
+
+
+@asynccontextmanager
+async def served(draft: Path | None, pool_tokens: int, **limits: Any) -> AsyncIterator[EngineCore]:
+    """An engine on the executor's process; with drafts it verifies all of them, whatever they cost."""
+    per_token = 4 * NUMBERS_PER_TOKEN
+    if draft is not None:
+        layers = json.loads((draft / "config.json").read_text())["num_hidden_layers"]
+        per_token += per_token * layers // (layers + 1)
+    config = ExecutorConfig(
+        "llm",
+        model=str(weights_dir()),
+        dtype="float32",
+        max_num_seqs=8,
+        memory=ExecutorMemoryConfig(kv_cache_memory_bytes=pool_tokens * per_token),
+        optimization=OptimizationConfig(deterministic=True, draft_model=str(draft or "")),
+        max_model_len=384,
+    )
+    core = EngineCore(
+        connect(config, "process"),
+        EngineConfig(
+            max_num_seqs=8, max_num_batched_tokens=96, max_queue_wait=600, restart_pause=0.01, **limits
+        ),
+    )
+    await core.start()
+    assert core._scheduler is not None
+    if "num_speculative_tokens" in limits:
+        core._scheduler.policies.lengths = DraftLengths(limits["num_speculative_tokens"], draft is not None)
+    try:
+        yield core
+    finally:
+        await core.stop()
+
+
+def calls(count: int, seed: int) -> list[TextRequest]:
+    """Random calls of every kind."""
+    rng = random.Random(seed)
+    return [_call(rng) for _ in range(count)]
+
+
+def _call(rng: random.Random) -> TextRequest:
+    said = " ".join(rng.choice(WORDS) for _ in range(rng.choice((2, 8, 30))))
+    text = f"<|im_start|>user\nRepeat: {said}<|im_end|>\n<|im_start|>assistant\n"
+    if rng.random() < 0.4:  # many with one beginning
+        text = (
+            "<|im_start|>system\nYou answer with what you are asked for and nothing else.<|im_end|>\n" * 2
+            + text
+        )
+    changes: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        changes |= {"repetition_penalty": rng.choice((0.9, 1.2)), "frequency_penalty": rng.choice((0.0, 0.5))}
+    if rng.random() < 0.2:
+        changes |= {"presence_penalty": 0.4, "logit_bias": ((rng.randrange(900), 3.0),)}
+    if rng.random() < 0.2:
+        changes |= {"min_tokens": rng.randrange(1, 12)}
+    if rng.random() < 0.4:
+        changes |= {"logprobs": rng.choice((0, 3))}
+    sampling = rng.choice(
+        (
+            SamplingParams(temperature=0.0),
+            SamplingParams(temperature=1.0),
+            SamplingParams(temperature=0.8, top_p=0.9),
+            SamplingParams(temperature=1.3, top_k=20, min_p=0.02),
+        )
+    )
+    grammar = None
+    if rng.random() < 0.2:
+        schema = {**rng.choice(GRAMMARS), "x-guidance": {"whitespace_flexible": False}}
+        grammar = json.dumps({"grammars": [{"json_schema": schema}]})
+        changes.pop("min_tokens", None)
+        changes.pop("logit_bias", None)
+    return TextRequest(
+        RequestContext("drafts", 0.0),
+        (tuple(TOKENIZER.encode(text)),),
+        n=rng.choice((1, 1, 1, 2, 3)),
+        max_tokens=rng.randrange(12, 60),
+        sampling=replace(sampling, **changes),
+        seed=rng.randrange(100),
+        stop=tuple(rng.sample(WORDS, 2)) if rng.random() < 0.25 else (),
+        ignore_eos=grammar is None and rng.random() < 0.4,
+        grammar=grammar,
+        prompt_logprobs=rng.choice((None, None, None, None, 2)),
+        speculative=rng.random() < 0.95,
+    )
+
+
+async def answer(engine: TextEngine, call: TextRequest) -> dict[int, Any]:
+    """What each choice said, with its logprobs and how it ended."""
+    whole: dict[int, Any] = {}
+    async with engine.start(call) as generation:
+        async for delta in generation:
+            one = whole.setdefault(
+                delta.index, {"text": "", "ids": [], "logprobs": [], "prompt": None, "end": None}
+            )
+            one["text"] += delta.text
+            one["ids"] += delta.token_ids
+            one["logprobs"] += delta.logprobs or ()
+            one["prompt"] = delta.prompt_logprobs or one["prompt"]
+            one["end"] = delta.finish_reason or one["end"]
+    return whole
+
+
+async def answers(
+    core: EngineCore, asked: list[TextRequest], at_once: int, kills: int = 0
+) -> list[dict[int, Any]]:
+    """All calls, so many at once; the executor is killed so many times meanwhile."""
+    engine, room = TextEngine(core, TOKENIZER), asyncio.Semaphore(at_once)
+    done = 0
+
+    async def one(call: TextRequest) -> dict[int, Any]:
+        nonlocal done
+        async with room:
+            got = await answer(engine, call)
+        done += 1
+        return got
+
+    tasks = [asyncio.ensure_future(one(call)) for call in asked]
+    for number in range(kills):
+        while done < (number + 1) * len(asked) // (kills + 1):
+            await asyncio.sleep(0.005)
+        os.kill(core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        while core.stats().epoch < number + 2:
+            await asyncio.sleep(0.01)
+    return list(await asyncio.gather(*tasks))
+
+
+async def _compare(draft: Path | None, count: int, kills: int) -> None:
+    asked = calls(count, seed=count)
+    async with served(None, 8192, prefix_caching=False) as core:
+        expected = await answers(core, asked, at_once=4)
+    speculation: dict[str, Any] = {"num_speculative_tokens": 4}
+    if draft is not None:
+        speculation["speculative_method"] = "draft_model"
+    async with served(draft, POOL_TOKENS, **speculation) as core:
+        got = await answers(core, asked, at_once=12, kills=kills)
+        stats = core.stats()
+        assert await core.drain(20)
+        core.check_integrity()
+    for number, (one, truth) in enumerate(zip(got, expected, strict=True)):
+        assert one == truth, f"call {number}: {asked[number]}"
+    drafts = stats.drafts
+    assert stats.epoch == 1 + kills
+    assert (
+        drafts.num_draft_tokens > 5 * count and drafts.num_draft_tokens > drafts.num_accepted_tokens > count
+    )
+    assert count < 100 or (stats.preemptions > 0 and stats.prefix_hits > 0)
+
+
+async def test_drafts_of_a_model_change_no_token(draft_model: Path) -> None:
+    await _compare(draft_model, 24, kills=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+async def test_drafts_change_no_token_of_200_calls(method: str, draft_model: Path) -> None:
+    await _compare(draft_model if method == "draft_model" else None, 200, kills=3)

@@ -71,8 +71,8 @@ class SamplingAdapter(BatchModelExecutor):
         return self.inner.info()
 
     def capabilities(self) -> ExecutorCapabilities:
-        # Rows are sampled here, where there are no grammars.
-        return replace(self.inner.capabilities(), grammars=False)
+        # Rows are sampled here, where there are no grammars; what the inner executor would draft after is not known to it.
+        return replace(self.inner.capabilities(), grammars=False, drafts=False)
 
     def status(self) -> ExecutorStatus:
         return self.inner.status()

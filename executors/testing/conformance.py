@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from executors.contract import ModelExecutor
 from executors.testing import (
+    conformance_drafts,
     conformance_grammars,
     conformance_history,
     conformance_life,
@@ -38,6 +39,7 @@ __all__ = [
 assert all(
     module.__name__
     for module in (
+        conformance_drafts,
         conformance_grammars,
         conformance_history,
         conformance_life,

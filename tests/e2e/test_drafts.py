@@ -175,10 +175,10 @@ async def answers(
 
     tasks = [asyncio.ensure_future(one(call)) for call in asked]
     for number in range(kills):
-        while done < (number + 1) * len(asked) // (kills + 1):
+        while done < (number + 1) * len(asked) // (kills + 1):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         os.kill(core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        while core.stats().epoch < number + 2:
+        while core.stats().epoch < number + 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return list(await asyncio.gather(*tasks))
 

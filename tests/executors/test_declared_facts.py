@@ -35,6 +35,7 @@ FLAGS = {
     "dynamic_batching": ("batched_equals_alone",),
     "continuous_batching": ("interleaved_equals_alone", "preempted_equals_uninterrupted"),
     "speculative": ("verify_equals_sequential", "verify_in_a_mixed_batch", "single_sequence_verification"),
+    "drafts": ("drafts_come_as_asked", "own_drafts_change_no_token"),
     "grammars": ("grammar_is_kept", "grammar_resumes_anywhere", "broken_grammar_fails_alone"),
 }
 """Conformance cases that must pass, and concern the executor, where the flag is True."""

@@ -177,6 +177,33 @@ def _rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequence, "settle", settle)
 
 
+def _drafts_without_room(patch: pytest.MonkeyPatch) -> None:
+    """Drafts are asked for, and no blocks for them are taken."""
+    want = Scheduler._want_drafts
+
+    def rash(self: Scheduler, plan: Any) -> None:
+        grow, self.kv.grow = self.kv.grow, lambda seq, end: True  # type: ignore[method-assign]
+        try:
+            want(self, plan)
+        finally:
+            self.kv.grow = grow  # type: ignore[method-assign]
+
+    patch.setattr(Scheduler, "_want_drafts", rash)
+
+
+def _drafts_taken_as_tokens(patch: pytest.MonkeyPatch) -> None:
+    """The draft model's guesses are committed without a check."""
+    receive = Scheduler._receive_drafts
+
+    def believed(self: Scheduler, seqs: Any, drafts: Any) -> None:
+        receive(self, seqs, drafts)
+        for i, token_ids in drafts.by_item().items():
+            if seqs[i].status is SequenceStatus.RUNNING and len(token_ids) < seqs[i].num_to_generate:
+                seqs[i].commit(token_ids)
+
+    patch.setattr(Scheduler, "_receive_drafts", believed)
+
+
 def _void_results_count(patch: pytest.MonkeyPatch) -> None:
     """Tokens sampled behind a failed one are taken in."""
     fail = Scheduler._fail
@@ -331,6 +358,8 @@ MUTANTS: dict[str, Mutate] = {
         _read_in_the_same_step,
         _copies_forgotten,
         _rejected_drafts_count,
+        _drafts_without_room,
+        _drafts_taken_as_tokens,
         _void_results_count,
         _stop_found_late,
         _budget_ignored,

@@ -18,7 +18,7 @@ from engine.kv.block_pool import BlockPool
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors import registry
-from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
+from executors.contract import ExecutorAttentionConfig, ExecutorConfig, Pace, SamplingParams
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
@@ -34,6 +34,10 @@ POISON = 39
 ADAPTERS = ("first", "second", "third", "fourth")
 PATIENCE = 6.0
 """Virtual seconds after which somebody starves."""
+
+
+_PACE = Pace(0.0002, ((1, 0.0012), (8, 0.0026)), ((1, 0.0001), (8, 0.0002)))
+"""What steps take in virtual seconds, about."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class Stream:
     patience: float | None = None
     """Seconds after its arrival that it may wait to be started."""
     adapter: str | None = None
+    speculative: bool = True
 
 
 @dataclass(slots=True)
@@ -85,6 +90,10 @@ class Scenario:
     """Free blocks that keep their memory."""
     max_loras: int = 0
     dropped_at: float | None = None
+    drafts_right: float = 0.0
+    """Share of the draft model's guesses that are right; 0: n-grams."""
+    weighs_drafts: bool = False
+    """Whether the engine knows what steps take, and so how many drafts pay."""
     """When all adapters are dropped."""
 
 
@@ -141,6 +150,15 @@ def draw(seed: int) -> Scenario:
             else stream
             for stream in scenario.streams
         ]
+    about_drafts = random.Random(f"drafts {seed}")
+    # Not beside poison: a wrong guess may be that token, and the fake then fails the whole item.
+    if about_drafts.random() < 0.4 and scenario.native and not scenario.poisoned:
+        scenario.drafts = about_drafts.choice((1, 2, 4))
+        scenario.drafts_right = about_drafts.choice((0.2, 0.6, 0.95))
+    scenario.weighs_drafts = about_drafts.random() < 0.3
+    scenario.streams = [
+        replace(stream, speculative=about_drafts.random() < 0.8) for stream in scenario.streams
+    ]
     return scenario
 
 
@@ -220,6 +238,7 @@ class Run:
             "native": scenario.native,
             "vocab_size": VOCAB,
             "max_adapters": scenario.max_loras + 1,
+            "drafts_right": scenario.drafts_right,
         }
         if scenario.executor == "paged_fake":
             options |= {
@@ -256,6 +275,7 @@ class Run:
             prefix_caching=scenario.prefix_caching,
             max_in_flight=scenario.max_in_flight,
             num_speculative_tokens=scenario.drafts,
+            speculative_method="draft_model" if scenario.drafts_right else "ngram",
             max_loras=scenario.max_loras,
             restart_pause=0.01,
             kept_kv_bytes=scenario.kept_blocks * scenario.block_size * BYTES_PER_TOKEN,
@@ -269,6 +289,8 @@ class Run:
         await core.start()
         assert core._scheduler is not None
         watch_reuse(core._scheduler.kv.pool)
+        if scenario.weighs_drafts:
+            core._scheduler.policies.lengths.expect(_PACE)
         if scenario.max_loras:
             await self._add_adapters(core)
         async with asyncio.timeout(PATIENCE):
@@ -323,7 +345,8 @@ class Run:
         requests = [
             Request(
                 context, asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
-                adapter=stream.adapter, pooling=stream.pooling, prompt_logprobs=None if choice else stream.prompt_logprobs,
+                adapter=stream.adapter, speculative=stream.speculative, pooling=stream.pooling,
+                prompt_logprobs=None if choice else stream.prompt_logprobs,
             )
             for choice in range(stream.n)
         ]  # fmt: skip

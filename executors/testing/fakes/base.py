@@ -60,6 +60,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "blocks_per_span": int,
     "kv_capacity": int,
     "max_adapters": int,
+    "drafts_right": (int, float),
 }
 POOL_SIZE = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need
 
@@ -85,6 +86,7 @@ class FakeExecutor(BatchModelExecutor):
         self.released: Counter[int] = Counter()
         self.max_adapters = int(options.get("max_adapters", 1 << 30))
         self.adapters: dict[str, np.uint64] = {}
+        self.drafts_right = float(options.get("drafts_right", self.default_drafts_right))
         self.epoch: int | None = None
         self.steps = 0
         self.stats = StepStats()
@@ -93,6 +95,7 @@ class FakeExecutor(BatchModelExecutor):
 
     # -- what a subclass gives -----------------------------------------------------------------------------------------
 
+    default_drafts_right = 0.0
     paged: bool
     """True if the engine lays out its blocks."""
 
@@ -156,6 +159,7 @@ class FakeExecutor(BatchModelExecutor):
             dynamic_batching=True,
             continuous_batching=True,
             speculative=True,
+            drafts=self.native and self.drafts_right > 0,
         )
 
     def status(self) -> ExecutorStatus:

@@ -103,6 +103,7 @@ class EchoFactory(ModelExecutorFactory):
             "prompt_token_ms",
             "kv_capacity",
             "max_adapters",
+            "drafts_right",
             "fail",
         )
         check_options(config, known)

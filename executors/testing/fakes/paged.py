@@ -137,6 +137,11 @@ class PagedFakeExecutor(FakeServing):
         cell = self._cells_of(work, work.item_of[token], work.positions[token])
         self.tainted.reshape(-1)[cell] = np.isin(work.item_of[token], list(items))
 
+    def _check_ahead(self, work: Work, i: int, end: int) -> None:
+        assert work.table_lengths is not None
+        if work.table_lengths[i] * self.block_size < end:
+            raise InvalidInput(f"row {work.rows[i]}: drafts are wanted beyond its block table")
+
     def _check_tables(self, work: Work) -> None:
         assert work.tables is not None and work.table_lengths is not None
         kept = work.table_lengths >= 0
@@ -230,6 +235,7 @@ class PagedFakeFactory(ModelExecutorFactory):
                 "num_blocks",
                 "blocks_per_span",
                 "max_adapters",
+                "drafts_right",
                 "fail",
             ),
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from executors.contract import (
     DecodeInput,
     DecodeOutput,
+    Drafts,
     InvalidInput,
     ItemFault,
     ItemOutput,
@@ -57,8 +58,46 @@ class FakeServing(FakeExecutor):
             for i in ruined:
                 # What an argmax over no numbers gives: a step submitted already goes on from it.
                 self._scatter(work.rows[i : i + 1], work.ends[i : i + 1], np.zeros(1, np.int32))
-            return self._ruin(UnifiedOutput.from_items(items), ruined)
-        return self._plain_output(batch, work, computed)
+            output = self._ruin(UnifiedOutput.from_items(items), ruined)
+        else:
+            output = self._plain_output(batch, work, computed)
+        if batch.drafts_wanted is not None and self.capabilities().drafts:
+            output.drafts = self._drafts(batch, batch.drafts_wanted, work, computed, output)
+        return output
+
+    def _drafts(
+        self,
+        batch: UnifiedBatch,
+        wanted: NDArray[np.int32],
+        work: Work,
+        computed: Computed,
+        output: UnifiedOutput,
+    ) -> Drafts:
+        """The tokens that will come, `drafts_right` of them as they will be and the others wrong. Raises InvalidInput where a
+        block table is too short for them."""
+        counts, found = np.zeros(len(batch), np.int32), list[int]()
+        for i in np.flatnonzero((wanted > 0) & batch.is_final_chunk).tolist():
+            kept = int(output.num_tokens[i])
+            params = self.table.start_of(int(batch.slots[i])).sampling
+            if not kept or params is None:
+                continue
+            self._check_ahead(work, i, int(work.ends[i] + wanted[i]))
+            row = int(work.starts[i + 1]) - 1 - int(batch.num_draft_tokens[i]) + kept - 1
+            prefix, digest = computed.prefix[row : row + 1], computed.digest[row : row + 1]
+            token = np.array([output[i].tokens[-1].token_id], np.int32)  # type: ignore[union-attr]
+            settings, position = oracle.OracleRows.of([params]), int(work.positions[row]) + 1
+            for at in range(position, position + int(wanted[i])):
+                c = oracle.contributions(token, np.array([at]), work.salts[i : i + 1])
+                digest, prefix = digest + oracle.cells(c, prefix), prefix + c
+                token = oracle.sample_tokens(digest, settings, np.array([at + 1]), self.vocab_size)
+                if int(oracle.mix(digest + np.uint64(at))[0]) % 1000 >= 1000 * self.drafts_right:
+                    token = ((token + 1) % self.vocab_size).astype(np.int32)
+                found.append(int(token[0]))
+            counts[i] = wanted[i]
+        return Drafts(counts, np.array(found, np.int32), int(counts.max(initial=0)))
+
+    def _check_ahead(self, work: Work, i: int, end: int) -> None:
+        """Raise InvalidInput unless the item's table covers `end` tokens."""
 
     def _forward(self, work: Work) -> Computed:
         check_tokens(work, self.vocab_size, self.max_model_len)

@@ -11,12 +11,14 @@ from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.paged import PagedFakeExecutor
 
 
-def config(**options: bool | int | str) -> ExecutorConfig:
+def config(**options: bool | float | str) -> ExecutorConfig:
     return ExecutorConfig("fake", max_num_seqs=8, max_model_len=256, options={"vocab_size": 200} | options)
 
 
 def maker(
-    cls: type[FakeExecutor], wrap: Callable[[ModelExecutor], ModelExecutor] | None = None, **options: bool
+    cls: type[FakeExecutor],
+    wrap: Callable[[ModelExecutor], ModelExecutor] | None = None,
+    **options: bool | float,
 ):
     def make() -> ModelExecutor:
         executor = cls(config(**options))
@@ -36,6 +38,8 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "echo": maker(EchoExecutor),
     "echo-split": maker(EchoExecutor, native=False),
     "paged_fake": maker(PagedFakeExecutor),
+    "echo-drafts": maker(EchoExecutor, drafts_right=0.7),
+    "paged_fake-drafts": maker(PagedFakeExecutor, drafts_right=0.7),
     "paged_fake-split": maker(PagedFakeExecutor, native=False),
     "adapter-echo": maker(EchoExecutor, SamplingAdapter),
     "adapter-echo-split": maker(EchoExecutor, SamplingAdapter, native=False),

@@ -37,8 +37,10 @@ class GivesBackTheBlocksBetween(PagedFakeExecutor):
 
 @caught_by("intermediate_chunks_give_none")
 class SamplesEveryChunk(EchoExecutor):
-    def _native_step(self, batch, ruined):
-        return super()._native_step(replace(batch, is_final_chunk=np.ones_like(batch.is_final_chunk)), ruined)
+    def _native_step(self, batch, *failing):
+        return super()._native_step(
+            replace(batch, is_final_chunk=np.ones_like(batch.is_final_chunk)), *failing
+        )
 
 
 @caught_by("tokens_do_not_depend_on_logprobs", "batched_equals_alone", "seeded_sampling_is_reproducible")
@@ -114,9 +116,9 @@ class ReadsOnlyItsOwnWrites(PagedFakeExecutor):
         fresh = np.isin(work.rows, [start.slot for start in self._fresh])
         return prefix, np.where(fresh & (work.pos > 0), np.uint64(0), digest)
 
-    def _native_step(self, batch, ruined):
+    def _native_step(self, batch, *failing):
         self._fresh = batch.starts
-        return super()._native_step(batch, ruined)
+        return super()._native_step(batch, *failing)
 
 
 @caught_by("block_permutation_changes_nothing")
@@ -137,8 +139,8 @@ class CopiesBlocksAfterTheForward(PagedFakeExecutor):
     def copy_blocks(self, copies):
         self._later = copies
 
-    def _native_step(self, batch, ruined):
-        output = super()._native_step(batch, ruined)
+    def _native_step(self, batch, *failing):
+        output = super()._native_step(batch, *failing)
         super().copy_blocks(self._later)
         return output
 

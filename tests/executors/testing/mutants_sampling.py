@@ -85,6 +85,45 @@ class AcceptsOneTooMany(EchoExecutor):
         return tokens
 
 
+class Drafting(EchoExecutor):
+    """No mutant: it drafts, and is wrong now and then."""
+
+    default_drafts_right = 0.7
+
+
+@caught_by("verify_equals_sequential", "own_drafts_change_no_token")
+class AcceptsDraftsUnchecked(Drafting):
+    def _verify(self, digests, params, drafts, positions):
+        tokens = [SampledToken(int(draft)) for draft in drafts]
+        return (*tokens, *super()._verify(digests[-1:], params, drafts[:0], positions[-1:]))
+
+
+@caught_by("verify_equals_sequential", "own_drafts_change_no_token")
+class SamplesFromTheNextRow(Drafting):
+    """Each draft is compared with what comes one place later."""
+
+    def _verify(self, digests, params, drafts, positions):
+        rows = np.minimum(np.arange(len(digests)) + 1, len(digests) - 1)
+        return super()._verify(digests[rows], params, drafts, positions)
+
+
+@caught_by("own_drafts_change_no_token")
+class KeepsRejectedDraftsOfItsOwn(Drafting):
+    def _rewind(self, row, new_len, table):
+        if new_len == 0:
+            super()._rewind(row, new_len, table)
+
+    def _read(self, work):
+        held = self._lengths[work.rows]
+        return self._prefix[work.rows, held], self._digest[work.rows, held]
+
+
+@caught_by("drafts_come_as_asked")
+class DraftsOneTooMany(Drafting):
+    def _drafts(self, batch, wanted, work, computed, output):
+        return super()._drafts(batch, wanted + (wanted > 0), work, computed, output)
+
+
 @caught_by("verify_equals_sequential")
 class AcceptsOneTooFew(EchoExecutor):
     def _verify(self, digests, params, drafts, positions):
@@ -107,9 +146,9 @@ class KeepsRejectedDrafts(EchoExecutor):
 
 @caught_by("verify_in_a_mixed_batch")
 class ComparesWithTheLastDrafts(EchoExecutor):
-    def _native_step(self, batch, ruined):
+    def _native_step(self, batch, *failing):
         self._tokens = batch.token_ids
-        return super()._native_step(batch, ruined)
+        return super()._native_step(batch, *failing)
 
     def _verify(self, digests, params, drafts, positions):
         return super()._verify(digests, params, self._tokens[len(self._tokens) - len(drafts) :], positions)
@@ -131,9 +170,9 @@ def _settings(name, change, *cases):
     """A mutant that takes other settings than a sequence was started with."""
 
     class Mutant(EchoExecutor):
-        def _native_step(self, batch, ruined):
+        def _native_step(self, batch, *failing):
             starts = tuple(replace(s, sampling=s.sampling and change(s.sampling)) for s in batch.starts)
-            return super()._native_step(replace(batch, starts=starts), ruined)
+            return super()._native_step(replace(batch, starts=starts), *failing)
 
     Mutant.__name__ = name
     caught_by(*cases)(Mutant)
@@ -159,21 +198,21 @@ class ForgetsCountsWhenRolledBack(EchoExecutor):
 
 @caught_by("settings_survive_rollback")
 class CountsWhatWasForgotten(EchoExecutor):
-    def _native_step(self, batch, ruined):
+    def _native_step(self, batch, *failing):
         for history in self.table._histories.values():
             history.sync = lambda position, tokens: None
-        return super()._native_step(batch, ruined)
+        return super()._native_step(batch, *failing)
 
 
 @caught_by("settings_with_drafts")
 class CountsDraftsTooLate(EchoExecutor):
-    def _native_step(self, batch, ruined):
+    def _native_step(self, batch, *failing):
         held = {}
         if batch.num_draft_tokens.any():
             for slot in batch.slots.tolist():
                 history = self.table.history_of(slot)
                 held[slot], history.append = history, lambda token: None
-        output = super()._native_step(batch, ruined)
+        output = super()._native_step(batch, *failing)
         for history in held.values():
             del history.append
         return output

@@ -37,7 +37,9 @@ async def driver_of(model: Path, draft: Path | None) -> Driver:
     return await Driver.start(LlmExecutor.from_config(config(model, draft)))
 
 
-async def expected(model: Path, prompt: list[int], sampling: SamplingParams, count: int = OUTPUT) -> list[int]:
+async def expected(
+    model: Path, prompt: list[int], sampling: SamplingParams, count: int = OUTPUT
+) -> list[int]:
     driver = await driver_of(model, None)
     seq = driver.add(prompt, sampling)
     await driver.decode(count, seq)
@@ -50,7 +52,9 @@ def drafts_of(seq: DrivenSequence) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-async def test_drafts_of_the_same_model_are_the_tokens_that_come(qwen3: Path, sampling: SamplingParams) -> None:
+async def test_drafts_of_the_same_model_are_the_tokens_that_come(
+    qwen3: Path, sampling: SamplingParams
+) -> None:
     prompt = list(range(3, 40))
     truth = await expected(qwen3, prompt, sampling)
     driver = await driver_of(qwen3, qwen3)
@@ -73,7 +77,9 @@ async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:
     rng = random.Random(7)
     family = [rng.randrange(211) for _ in range(90)]
     prompts = [family[:70], [*family[:50], 9, 8, 7], family[:33], [rng.randrange(211) for _ in range(25)]]
-    truths = {(i, j): await expected(qwen3, p, s) for i, p in enumerate(prompts) for j, s in enumerate(SETTINGS)}
+    truths = {
+        (i, j): await expected(qwen3, p, s) for i, p in enumerate(prompts) for j, s in enumerate(SETTINGS)
+    }
     driver = await driver_of(qwen3, qwen3)
     live: dict[int, tuple[DrivenSequence, list[int]]] = {}
     judged = 0
@@ -108,7 +114,11 @@ async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:
 
 
 def _begin(
-    driver: Driver, rng: random.Random, prompt: list[int], sampling: SamplingParams, others: list[DrivenSequence]
+    driver: Driver,
+    rng: random.Random,
+    prompt: list[int],
+    sampling: SamplingParams,
+    others: list[DrivenSequence],
 ) -> DrivenSequence:
     """A sequence that shares the blocks of another one with the same beginning, where there is one, and may copy its last."""
     size = driver.block_size
@@ -148,7 +158,9 @@ def _preempt(driver: Driver, seq: DrivenSequence) -> None:
 async def test_a_late_wish_is_met_after_the_draft_model_has_caught_up(qwen3: Path) -> None:
     prompt = [(7 * i) % 211 for i in range(200)]
     truth = await expected(qwen3, prompt, SETTINGS[0], 12)
-    driver = await Driver.start(LlmExecutor.from_config(replace(config(qwen3, qwen3), max_num_batched_tokens=220)))
+    driver = await Driver.start(
+        LlmExecutor.from_config(replace(config(qwen3, qwen3), max_num_batched_tokens=220))
+    )
     seq = driver.add(prompt, SETTINGS[0])
     await driver.decode(4, seq)
     await driver.step(Feed(seq, wanted=3))
@@ -171,8 +183,9 @@ async def test_the_pool_has_room_for_both(qwen3: Path) -> None:
     from executors.contract import ExecutorMemoryConfig
 
     sized = {"memory": ExecutorMemoryConfig(kv_cache_memory_bytes=8 << 20)}
-    alone, both = LlmExecutor.from_config(config(qwen3, None, **sized)), LlmExecutor.from_config(
-        config(qwen3, qwen3, **sized)
+    alone, both = (
+        LlmExecutor.from_config(config(qwen3, None, **sized)),
+        LlmExecutor.from_config(config(qwen3, qwen3, **sized)),
     )
     await alone.warmup()
     await both.warmup()

@@ -27,7 +27,7 @@ from engine.config import EngineConfig
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
-from executors.contract import ExecutorConfig, SamplingParams
+from executors.contract import ExecutorConfig, OptimizationConfig, SamplingParams
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
 
@@ -53,12 +53,14 @@ class Timed:
 
 
 @asynccontextmanager
-async def engine(shape: str, max_num_seqs: int = 64, **config: Any) -> AsyncIterator[EngineCore]:
+async def engine(
+    shape: str, max_num_seqs: int = 64, optimization: OptimizationConfig | None = None, **config: Any
+) -> AsyncIterator[EngineCore]:
     """A started engine on the shape, shut down at the end."""
     with tempfile.TemporaryDirectory() as folder:
         limits = ExecutorConfig(
             "llm", str(write_shape(shape, Path(folder))), load_format="dummy", max_num_seqs=max_num_seqs,
-            max_model_len=4096,
+            max_model_len=4096, optimization=optimization or OptimizationConfig(),
         )  # fmt: skip
         limits = dataclasses.replace(
             limits, memory=dataclasses.replace(limits.memory, kv_cache_memory_bytes=4 * _GIB)

@@ -18,7 +18,6 @@
 
 #include "attention_int8.h"
 #include "gemm.h"
-#include "lora.h"
 
 namespace {
 
@@ -52,6 +51,7 @@ struct Call {
   int64_t embed_kind;  // FP32 or BF16, or that of rows quantized as in a file
   const int64_t* adapters;           // [tokens]: which of `loras`, below 0 for none. Null: no token has one
   const LoraLayer* const* loras;     // [num_layers] of each adapter
+  int64_t num_loras;
 };
 
 thread_local Scratch workspace;
@@ -92,8 +92,10 @@ struct Forward {
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
   float *x, *few, *qkv, *sublayer;
-  float* extras;            // [tokens][extra_size()], where there are adapters
-  const float** extra = nullptr;  // [tokens]: a row's, or null
+  // Where there are adapters:
+  float *wide, *sums;       // [tokens][hidden], a normed row; [tokens][most_ranks()]
+  LoraRows adapted, kept_adapted;  // of all rows and of those that are kept
+  int64_t sums_stride;
   bool kept = false;        // rows are those of `wanted`
   Word* words;
   Scale* scales;
@@ -103,7 +105,8 @@ struct Forward {
   // The counters of a layer: a product after a conversion of its rows has two, and one for a norm behind it; that
   // of queries, keys and values has one a part.
   enum : int64_t {
-    NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, PHASES = DOWN + 3
+    NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, LORA = DOWN + 3,
+    PHASES = LORA + LORA_WEIGHTS
   };
   // Where the bf16 values are what the product reads, nothing is converted.
   static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
@@ -112,19 +115,24 @@ struct Forward {
 
   int64_t q_size() const { return m.heads * m.head_dim; }
   int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
-  int64_t extra_size() const {
-    int64_t size = qkv_size() > 2 * m.inner ? qkv_size() : 2 * m.inner;
-    return size > m.hidden ? size : m.hidden;
+  // Of a merged weight of an adapter of the step.
+  int64_t most_ranks() const {
+    int64_t most = 0;
+    for (int64_t a = 0; a < c.num_loras; a++)
+      for (int64_t i = 0; i < m.num_layers; i++)
+        for (const LoraWeight& weight : c.loras[a][i].weights) most = std::max(most, weight.ranks);
+    return most;
   }
 
   bool prepare() {
-    int64_t widest = this->widest(), tokens = c.tokens;
+    int64_t widest = this->widest(), tokens = c.tokens, ranks = c.adapters ? most_ranks() : 0;
     int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0, phases = PHASES * m.num_layers + 3;
     int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
     size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
                    tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
                    tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) +
-                   (c.adapters ? tokens * (extra_size() * 4 + sizeof(float*)) : 0) + 1024;
+                   (c.adapters ? tokens * (m.hidden + ranks) * 4 + (tokens + c.num_wanted + 2 * (c.num_loras + 1)) * 8 : 0) +
+                   1024 + 8 * 64;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
@@ -138,11 +146,21 @@ struct Forward {
     queries = workspace.take<T>(tokens * q_size());
     mixed = workspace.take<T>(tokens * q_size());
     inner = workspace.take<T>(tokens * m.inner);
-    if (c.adapters) {
-      extras = workspace.take<float>(tokens * extra_size());
-      extra = workspace.take<const float*>(tokens);
-    }
+    if (c.adapters) list_adapters(ranks);
     return true;
+  }
+
+  void list_adapters(int64_t ranks) {
+    wide = workspace.take<float>(c.tokens * m.hidden);
+    sums = workspace.take<float>(c.tokens * ranks);
+    sums_stride = ranks;
+    for (LoraRows* rows : {&adapted, &kept_adapted}) {
+      rows->count = c.num_loras;
+      rows->starts = workspace.take<int64_t>(c.num_loras + 1);
+      rows->rows = workspace.take<int64_t>(rows == &adapted ? c.tokens : c.num_wanted);
+    }
+    adapted.list(c.tokens, [&](int64_t t) { return c.adapters[t]; });
+    if (c.wanted) kept_adapted.list(c.num_wanted, [&](int64_t t) { return c.adapters[c.wanted[t]]; });
   }
 
   // Threads take rows, `some` at a time; `row` is called for each.
@@ -159,8 +177,6 @@ struct Forward {
 
   // A thread's `line`: room for a normed row, and behind it for one in another order.
   int64_t line_floats() const { return ((m.hidden > m.head_dim ? m.hidden : m.head_dim) + 15) / 16 * 16; }
-  // Behind those two, where there are adapters: a row as floats.
-  float* wide_line(float* line) const { return line + line_floats() + (widest() + 15) / 16 * 16; }
   int64_t widest() const {
     int64_t size = m.hidden > q_size() ? m.hidden : q_size();
     return size > m.inner ? size : m.inner;
@@ -172,52 +188,43 @@ struct Forward {
     Op::convert(words + t * w.steps(), scales + t * w.blocks(), in_order(w, row, (V*)(line + line_floats())), w.columns);
   }
 
-  // What row t's adapter adds to a product with `row` [columns of w], if it has one.
-  void adapt(int64_t t, int64_t index, int which, const Linear& w, const float* row) {
-    int64_t adapter = c.adapters[kept ? c.wanted[t] : t];
-    extra[t] = nullptr;
-    if (adapter < 0) return;
-    const LoraWeight& lora = c.loras[adapter][index].weights[which];
-    if (!lora.count) return;
-    int64_t outputs = which == LORA_GATE_UP ? 2 * m.inner : which == LORA_QKV ? qkv_size() : m.hidden;
-    float* to = extras + t * extra_size();
-    lora_extra<T>(lora, row, w.columns, to, outputs);
-    extra[t] = to;
+  // What the adapters of the step add to a product. Its sums are computed here from rows x, if there is an adapter for it.
+  template <class X>
+  LoraProduct adapt(const Linear& w, const X* x, int64_t index, int which, Counter* counters) {
+    LoraProduct lora = {kept ? &kept_adapted : &adapted, c.loras, index, which, sums, sums_stride, expand<T>};
+    if (!c.adapters || !lora.any()) return {};
+    reduce<T>(lora, x, w.columns, counters[LORA + which]);
+    team.barrier();
+    return lora;
   }
 
-  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line, int64_t index, int which) {
+  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
     rows(counter, [&](int64_t t) {
-      rms_norm(line, x + t * m.hidden, weight, m.hidden, m.eps);
-      if (c.adapters) adapt(t, index, which, next, line);
-      convert(next, t, line, line);
+      float* normed = c.adapters ? wide + t * m.hidden : line;
+      rms_norm(normed, x + t * m.hidden, weight, m.hidden, m.eps);
+      convert(next, t, normed, line);
     });
   }
 
   template <class Out>
-  void product(const Linear& w, const Word* a, Target<Out> to, Counter* counters) {
-    to.extra = extra;
+  void product(const Linear& w, const Word* a, Target<Out> to, const LoraProduct& lora, Counter* counters) {
+    if (lora.rows) to.lora = &lora;
     multiply<Op, Out>(w, {a, scales, w.steps(), w.blocks()}, count, to, counters, team.size);
     team.barrier();
   }
 
   // x += w values, [tokens][columns of w]; what is added goes through the norm `post` if there is one.
-  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counter, int64_t index,
-                   int which) {
+  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counters, int64_t first,
+                   int64_t index, int which) {
+    Counter* counter = counters + first;
     const Word* a = (const Word*)values;
-    bool converts = !AS_IS || w.columns % 2;
-    if (converts || c.adapters) {
-      rows(counter[0], [&](int64_t t) {
-        const T* row = values + t * w.columns;
-        if (c.adapters) {
-          widen(wide_line(line), row, w.columns);
-          adapt(t, index, which, w, wide_line(line));
-        }
-        if (converts) convert(w, t, row, line);
-      });
-      if (converts) a = words;
+    if (!AS_IS || w.columns % 2) {
+      rows(counter[0], [&](int64_t t) { convert(w, t, values + t * w.columns, line); });
+      a = words;
     }
-    if (!post) return product(w, a, Target<T>{nullptr, m.hidden, x, 0}, counter + 1);
-    product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, counter + 1);
+    LoraProduct lora = adapt(w, values, index, which, counters);
+    if (!post) return product(w, a, Target<T>{nullptr, m.hidden, x, 0}, lora, counter + 1);
+    product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, lora, counter + 1);
     rows(counter[2], [&](int64_t t) {
       rms_norm(line, sublayer + t * m.hidden, post, m.hidden, m.eps);
       float* to = x + t * m.hidden;
@@ -287,22 +294,24 @@ struct Forward {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
     void* kv = c.kv[index];
-    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line, index, LORA_QKV);
-    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0}, counter + QKV);
+    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line);
+    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0},
+            adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
     rows(counter[HEADS], heads_at_once(step), [&](int64_t t) { heads(layer, step, kv, t); });
     if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
-    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter + O, index, LORA_O);
-    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line, index, LORA_GATE_UP);
-    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation}, counter + GATE_UP);
-    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter + DOWN, index, LORA_DOWN);
+    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter, O, index, LORA_O);
+    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line);
+    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation},
+            adapt(*layer.gate_up, wide, index, LORA_GATE_UP, counter), counter + GATE_UP);
+    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter, DOWN, index, LORA_DOWN);
   }
 
   void run() {
     team.join(omp_get_num_threads());
-    float* line = (float*)aligned_alloc(64, ((line_floats() + (c.adapters ? 2 : 1) * (widest() + 15)) * 4 + 255) / 64 * 64);
+    float* line = (float*)aligned_alloc(64, ((line_floats() + widest() + 15) * 4 + 255) / 64 * 64);
     if (!line) failed = 1;
     team.barrier();
     if (failed) return free(line);

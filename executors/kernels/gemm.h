@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "layout_tiles.h"
+#include "lora.h"
 #include "team.h"
 
 namespace {
@@ -235,6 +236,8 @@ struct Target {
   float* maxima = nullptr;
   // What is added to a row's result, [rows of w], before the activation: a pointer for each row, null for none. Or null.
   const float* const* extra = nullptr;
+  // Adapters of the rows, whose sums are known; or null.
+  const LoraProduct* lora = nullptr;
 };
 
 inline float rounded(float a, const float*) { return a; }
@@ -316,7 +319,8 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
   int64_t per_chunk = (panels + grab - 1) / grab;
   int64_t rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
   int64_t lines = (words / 16 + rounds - 1) / rounds;  // of the next panel, in each round
-  alignas(64) float buffer[Op::MR * NR];
+  // Results of a tile; with adapters of all rows, so that what an adapter adds to several of them is computed together.
+  alignas(64) float buffer[(ROWS + Op::MR) * NR];
   int64_t unit = counter.take(1);
   while (unit < chunks * per_chunk) {
     int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
@@ -332,12 +336,17 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
       for (int64_t t = 0; t < tiles; t++) {
         int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
         Ahead some = {ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
+        float* results = to.lora ? buffer + (row - begin) * NR : buffer;
         if constexpr (std::is_same<Op, QuantProduct>::value)
-          layout_tiles[rows](a.from(row), w.packed + p * words, buffer, some);
+          layout_tiles[rows](a.from(row), w.packed + p * words, results, some);
         else
-          tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, buffer, some);
-        deliver(w, buffer, row, rows, p, to);
+          tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, results, some);
+        if (!to.lora) deliver(w, buffer, row, rows, p, to);
         row += rows;
+      }
+      if (to.lora) {
+        to.lora->expand(*to.lora, w, p, begin, count, buffer);
+        deliver(w, buffer, begin, count, p, to);
       }
     }
     unit = following;

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
@@ -23,13 +24,21 @@ from executors.lora import AdapterFile, Module
 class Part:
     """What an adapter adds to rows begin..begin+outputs of a linear layer's result: scale * (x A^T) B^T.
 
-    `a` [rank, inputs] and `b` [rank, outputs], which is B transposed, in the model's dtype.
+    `a` [rank, inputs] and `b`, B transposed, in the model's dtype: [rank, outputs], or for the CPU kernels
+    [groups, rank, GROUP] with zeros behind the last of the outputs.
     """
 
     a: torch.Tensor
     b: torch.Tensor
+    outputs: int
     begin: int
     scale: float
+
+    def rows_of_b(self) -> torch.Tensor:
+        """B transposed, [rank, outputs]."""
+        if self.b.dim() == 2:
+            return self.b
+        return self.b.transpose(0, 1).reshape(len(self.a), -1)[:, : self.outputs]
 
 
 class LoadedAdapter:
@@ -45,12 +54,14 @@ class LoadedAdapter:
         for module in file.modules():
             place = targets[module.name]
             assert place.linear is not None
-            self._parts.setdefault(id(place.linear), []).append(_part(module, place, decoder.dtype))
+            part = _part(module, place, decoder.dtype, decoder.fused)
+            self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts
         )
         self._kept: list[object] = []
-        self._layers = (structs.LoraLayer * len(decoder.layers))(*map(self._layer, decoder.layers))
+        layers = map(self._layer, decoder.layers) if decoder.fused else ()
+        self._layers = (structs.LoraLayer * len(decoder.layers))(*layers)
         self.address = ctypes.addressof(self._layers)
 
     def parts(self, linear: Product) -> list[Part]:
@@ -60,15 +71,15 @@ class LoadedAdapter:
     def _layer(self, layer: Layer) -> structs.LoraLayer:
         made = structs.LoraLayer()
         for where, linear in enumerate(_linears(layer)):
-            parts = self._parts.get(id(linear), [])
-            array = (structs.LoraPart * len(parts))(*(
-                structs.LoraPart(
-                    part.a.data_ptr(), part.b.data_ptr(), len(part.a), part.b.shape[1], part.begin, part.scale
+            parts, at = self.parts(linear), 0
+            array = (structs.LoraPart * len(parts))()
+            for number, part in enumerate(parts):
+                array[number] = structs.LoraPart(
+                    part.a.data_ptr(), part.b.data_ptr(), len(part.a), part.outputs, part.begin, at, part.scale
                 )
-                for part in parts
-            ))  # fmt: skip
+                at += len(part.a)
             self._kept.append(array)
-            made.weights[where] = structs.LoraWeight(array, len(parts))
+            made.weights[where] = structs.LoraWeight(array, len(parts), at)
         return made
 
 
@@ -93,8 +104,11 @@ def _target(places: Mapping[str, Place], served: Mapping[int, Linear], file: Ada
     return place
 
 
-def _part(module: Module, place: Place, dtype: torch.dtype) -> Part:
+def _part(module: Module, place: Place, dtype: torch.dtype, grouped: bool) -> Part:
     a, b = (torch.from_numpy(one.copy()).to(dtype) for one in (module.a, module.b))
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(f"{module.name[:200]}: its numbers do not fit into {dtype}")
-    return Part(a.contiguous(), b.T.contiguous(), place.begin, module.scale)
+    outputs, turned = len(b), b.T
+    if grouped:
+        turned = F.pad(turned, (0, -outputs % structs.GROUP)).unflatten(1, (-1, structs.GROUP)).transpose(0, 1)
+    return Part(a.contiguous(), turned.contiguous(), outputs, place.begin, module.scale)

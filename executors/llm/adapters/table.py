@@ -49,8 +49,8 @@ class AdapterRows:
                 found = torch.zeros(len(x), linear.outputs)
             own = x.index_select(0, rows).float()
             for part in parts:
-                end = part.begin + part.b.shape[1]
-                found[rows, part.begin : end] += part.scale * ((own @ part.a.float().T) @ part.b.float())
+                end = part.begin + part.outputs
+                found[rows, part.begin : end] += part.scale * ((own @ part.a.float().T) @ part.rows_of_b().float())
         return found
 
 

@@ -74,6 +74,7 @@ class _Call(ctypes.Structure):
         ("tokens", I64), ("threads", I64),
         *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
         ("num_wanted", I64), ("embed_kind", I64), ("adapters", POINTER), ("loras", POINTER),
+        ("num_loras", I64),
     ]  # fmt: skip
 
 
@@ -196,7 +197,7 @@ class CpuForward:
             # An empty tensor has no address, and none means all.
             None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
             embed_kind, None if adapters is None else adapters.of_row.data_ptr(),
-            None if loras is None else ctypes.addressof(loras),
+            None if loras is None else ctypes.addressof(loras), 0 if loras is None else len(loras),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)

@@ -193,6 +193,11 @@ class Decoder:
         self._fused = forward
 
     @property
+    def fused(self) -> bool:
+        """Whether one call computes all layers."""
+        return self._fused is not None
+
+    @property
     def kv_spec(self) -> KvSpec:
         """KV that the model's attention needs."""
         c = self.config

@@ -357,8 +357,11 @@ class Bootstrap:
     ) -> ModelNotation:
         """Detect the notation. A template that renders without end prevents the detection for its model, and nothing else."""
         named = (self.settings.tool_call_parser, self.settings.reasoning_parser)
+        generic = self.settings.generic_tools
         try:
-            return await state.threads.run(lambda: model_notation(tokenizer, template, *named), DEADLINE)
+            return await state.threads.run(
+                lambda: model_notation(tokenizer, template, *named, generic_tools=generic), DEADLINE
+            )
         except DeadlineExceeded:
             return model_notation(tokenizer, template, *named, asks=False)
 

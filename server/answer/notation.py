@@ -14,6 +14,7 @@ from server.answer.tools import detect, registry
 from server.answer.tools.hermes import Hermes
 from server.answer.tools.llama3_json import Llama3Json
 from server.answer.tools.notation import ToolNotation
+from server.templates.generic_tools import GenericTools
 from server.templates.template import ChatTemplate
 
 log = structlog.get_logger("server")
@@ -22,6 +23,8 @@ NONE = "none"
 """Name that disables a parser."""
 JSON = "json"
 """Name of the notation of forced calls if the model's own is unknown."""
+_GENERIC = "hermes"
+"""Name of the notation that the generic tool prompt describes if no other is known."""
 _SINGLE = "only supports single tool-calls"
 """Part of the message with which Llama 3 templates refuse a second call."""
 
@@ -75,16 +78,22 @@ def model_notation(
     reasoning_parser: str | None,
     *,
     asks: bool = True,
+    generic_tools: bool = False,
 ) -> ModelNotation:
     """The notation that the operator named (`--tool-call-parser`, `--reasoning-parser`), else that of the chat template. With
     `asks` False the template is not rendered, and the tool format is unknown unless the operator named it. Rendering may not
-    terminate: call it on a fenced thread."""
+    terminate: call it on a fenced thread. `generic_tools`: a template that shows no tools gets the generic prompt, in
+    the named notation, in the one in which the template writes calls, or in Hermes'."""
     added = tokenizer.added_tokens
     text = "" if template is None else "\n".join(template.sources.values())
-    shows_tools = template is not None and template.reads_tools
+    shows_tools = template is not None and template.shows_tools
     name = tool_parser
     if name is None and template is not None and asks:
         name = detect.detected(template, added)
+    if generic_tools and asks and template is not None and not shows_tools and name != NONE:
+        name = name or _GENERIC
+        generic = registry.tool_notation(name, text)
+        template.generic_tools = GenericTools(generic.written, detect.writes(template, name))
     tools = None if name in (None, NONE) else registry.tool_notation(name, text)
     if reasoning_parser is None:
         thinks = reasoning.detected(text)
@@ -96,7 +105,8 @@ def model_notation(
     found = ModelNotation(
         tools, thinks, tokens, special, _SINGLE in text, unknown=shows_tools and name is None
     )
-    log.info(f"tool format {found.facts['tool_calls']}", **found.facts)
+    prompt = ", by the generic tool prompt" if template is not None and template.generic_tools else ""
+    log.info(f"tool format {found.facts['tool_calls']}{prompt}", **found.facts)
     if found.unknown:
         log.warning(
             "the chat template shows no known tool format: calls stay text",

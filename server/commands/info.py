@@ -81,7 +81,7 @@ def text_facts(directory: Path) -> dict[str, Any]:
         facts["tokens"] = tokenizer.vocab_size
         if tokenizer.chat_template is not None:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-            facts |= {"chat_template": True, "tools": template.reads_tools}
+            facts |= {"chat_template": True, "tools": template.shows_tools}
     except ConfigError as error:
         facts["problem"] = str(error)
     return facts

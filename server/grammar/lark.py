@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 TEXT = r"(?s:.*)"
 """Regular expression for any text, without special tokens."""
@@ -37,23 +37,28 @@ class Lark:
         self._rules.append(f"{name}{options}: {expression}")
         return name
 
-    def text_before(self, name: str, notation: str) -> str:
-        """A rule `name` for text up to and with `notation`, spelled out or as a token."""
-        by_letter = self.rule(f"{name}_spelled", f"/{TEXT}{spelled(notation)}/", "[lazy]")
+    def text_before(self, name: str, notation: str, *without: str) -> str:
+        """A rule `name` for text up to and with `notation`, spelled out or as a token. The text begins with none of the regular
+        expressions `without`."""
+        forbidden = _unlike(without)
+        by_letter = self.rule(f"{name}_spelled", f"/{TEXT}{spelled(notation)}/{forbidden}", "[lazy]")
         if not self.is_token(notation):
             return by_letter
         return self.rule(
-            name, f"{by_letter} | {self.rule(name.upper(), f'/{TEXT}/')} {self.literal(notation)}"
+            name, f"{by_letter} | {self.rule(name.upper(), f'/{TEXT}/{forbidden}')} {self.literal(notation)}"
         )
 
     def text_without(self, name: str, *beginnings: str) -> str:
         """A terminal for text that begins with none of these regular expressions."""
-        forbidden = "".join(f" & ~/{one}{TEXT}/" for one in beginnings)
-        return self.rule(name.upper(), f"/{TEXT}/{forbidden}")
+        return self.rule(name.upper(), f"/{TEXT}/{_unlike(beginnings)}")
 
     def source(self, start: str) -> str:
         """The grammar: the start expression and all collected rules."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def _unlike(beginnings: Iterable[str]) -> str:
+    return "".join(f" & ~/{one}{TEXT}/" for one in beginnings)
 
 
 def _quoted(text: str) -> list[str]:

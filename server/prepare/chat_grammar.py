@@ -10,13 +10,14 @@ auto and response_format           as it says, or calls
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from engine.errors import InvalidRequest
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place
 from server.answer.tools.llama3_json import Llama3Json
-from server.answer.tools.notation import ToolNotation
+from server.answer.tools.notation import Arguments, Schema, ToolNotation
 from server.grammar.closing import closed_by_name
 from server.grammar.compose import alone, compose
 from server.grammar.forms import Constraint, json_part
@@ -51,6 +52,8 @@ def chat_grammar(
     if constraint is not None:
         parts[ANSWER] = constraint.grammar
         answer = f"@{ANSWER}"
+        if notation.reasoning is not None:
+            answer = notation.reasoning.answer(lark, place, answer)
     if calls and tools is not None:
         answer = _with_calls(answer, tools, choice, lark, parts)
     if not answer:
@@ -93,17 +96,16 @@ def _with_calls(
 ) -> str:
     """A Lark expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
     _check_sizes([one for one in choice.functions if choice.forced or one.strict])
-    schemas = {one: _schema(one, choice.forced or one.strict) for one in choice.functions}
+    arguments = {one.name: _arguments(parts, one, choice.forced or one.strict) for one in choice.functions}
     if answer and isinstance(tools, Llama3Json):
-        calls = [_part(parts, one, tools.as_schema(one.name, schema)) for one, schema in schemas.items()]
+        calls = [one.part(tools.as_schema(name, one.schema)) for name, one in arguments.items()]
         call = lark.rule("call", " | ".join(calls))
         return f"{answer} | {call}" + (f' ("; " {call})*' if choice.several else "")
-    rules = {one.name: _part(parts, one, schema) for one, schema in schemas.items()}
     if choice.forced:
-        return tools.calls(lark, rules, choice.several)
+        return tools.calls(lark, arguments, choice.several)
     if answer:
-        return f"{answer} | {tools.calls(lark, rules, choice.several)}"
-    return tools.calls_in_text(lark, rules, choice.several)
+        return f"{answer} | {tools.calls(lark, arguments, choice.several)}"
+    return tools.calls_in_text(lark, arguments, choice.several)
 
 
 def _check_sizes(functions: Sequence[Function]) -> None:
@@ -117,11 +119,21 @@ def _check_sizes(functions: Sequence[Function]) -> None:
             )
 
 
-def _part(parts: dict[str, Mapping[str, Any]], function: Function, schema: dict[str, Any]) -> str:
-    """Adds the grammar of a schema; returns its rule's name."""
-    name = f"f{function.place}"
-    parts[name] = json_part(schema, f"tools.{function.place}.function.parameters")
-    return f"@{name}"
+def _arguments(parts: dict[str, Mapping[str, Any]], function: Function, by_schema: bool) -> Arguments:
+    """The arguments of a function. Parts of a grammar are added to `parts` when the notation asks for them."""
+    param = f"tools.{function.place}.function.parameters"
+    numbers = count()
+
+    def part(schema: Schema) -> str:
+        number = next(numbers)
+        name = f"f{function.place}" + (f"_{number}" if number else "")
+        parts[name] = json_part(dict(schema), param)
+        return f"@{name}"
+
+    def refuse(reason: str) -> None:
+        raise refusal(param, reason)
+
+    return Arguments(_schema(function, by_schema), part, refuse, by_schema and function.strict)
 
 
 def _schema(function: Function, by_schema: bool) -> dict[str, Any]:

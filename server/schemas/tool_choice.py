@@ -62,9 +62,9 @@ class ToolChoice:
         return self.mode in ("required", "named")
 
     @property
-    def names(self) -> frozenset[str]:
-        """Names of the functions that may be called."""
-        return frozenset(function.name for function in self.functions)
+    def names(self) -> Mapping[str, Mapping[str, Any] | None]:
+        """Names of the functions that may be called, each with the JSON schema of its arguments."""
+        return {function.name: function.parameters for function in self.functions}
 
 
 def tool_choice(

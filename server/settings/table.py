@@ -70,16 +70,27 @@ class Settings:
     )
     tool_call_parser: str | None = choice(
         None,
-        "Format of the model's tool calls: hermes, llama3_json, mistral, or none to leave tool calls in the text.",
-        ("hermes", "llama3_json", "mistral", "none"),
+        "Format of the model's tool calls, or none to leave tool calls in the text.",
+        (
+            "hermes", "llama3_json", "mistral", "qwen3_coder", "seed_oss", "minimax_m2", "glm45", "granite", "phi4_mini_json",
+            "jamba", "nemotron_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "openai", "pythonic",
+            "llama4_pythonic", "lfm2", "olmo3", "functiongemma", "gemma4", "none",
+        ),
         shown="the format in the chat template; calls in other formats stay text",
+    )  # fmt: skip
+    generic_tools: bool = switch(
+        True,
+        "Describe tools in a prompt of the server's own if the chat template does not show them. Otherwise such requests are refused.",
     )
     reasoning_parser: str | None = choice(
         None,
-        "Format of the model's reasoning: qwen3, deepseek_r1, mistral, or none to leave reasoning in the text.",
-        ("qwen3", "deepseek_r1", "mistral", "none"),
+        "Format of the model's reasoning, or none to leave reasoning in the text.",
+        (
+            "qwen3", "deepseek_r1", "mistral", "seed_oss", "cohere", "gemma4", "thinking", "thought", "openai_gptoss",
+            "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "none",
+        ),
         shown="the format in the chat template",
-    )
+    )  # fmt: skip
     reasoning_field: str = choice(
         "both",
         "Name of the message field that carries reasoning: reasoning, reasoning_content, or both.",

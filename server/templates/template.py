@@ -20,12 +20,14 @@ from jinja2 import nodes
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
 from server.system.worker_threads import DeadlineExceeded, MemoryExceeded, watched_memory
+from server.templates.generic_tools import GenericTools
 from server.templates.limits import MAX_OUTPUT
 from server.templates.message_forms import TOOL, MessageForms, TookTooMuch
 from server.templates.sandbox import chat_environment
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of templates with a meaning: the default, and the one used when tools are offered."""
+_PROBE = "cohortprobe"
 DEVELOPER = "developer"
 """OpenAI's newer word for the role "system"."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
@@ -75,6 +77,9 @@ class ChatTemplate:
                 raise ConfigError(f"{where}: not a valid Jinja template: {_one_line(error)}") from error
             except RecursionError:
                 raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
+        self.generic_tools: GenericTools | None = None
+        """The prompt for tools if the templates show none. Set once, by model_notation, before anything is served."""
+        self._reads_system: dict[str, bool] = {}
         self._forms = {
             name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
             for name in self._templates
@@ -133,13 +138,36 @@ class ChatTemplate:
             messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]
         if tools and name in self._tools_in_system:
             messages = _with_tools(messages, tools)
+        if self.generic_tools is not None and not self.shows_tools:
+            messages = self.generic_tools.applied(messages, tools, not tools or self._shows_system(name))
+            tools = None
         adapted = self._forms[name].adapt(messages)
         return self._rendered(adapted, tools, add_generation_prompt, extra, continue_final_message)
 
     @property
-    def reads_tools(self) -> bool:
-        """True if a prompt can show tools."""
+    def shows_tools(self) -> bool:
+        """True if the templates themselves show tools."""
         return "tools" in self.variables or bool(self._tools_in_system)
+
+    @property
+    def reads_tools(self) -> bool:
+        """True if a prompt can show tools: the template does, or the generic prompt."""
+        return self.shows_tools or self.generic_tools is not None
+
+    def _shows_system(self, name: str) -> bool:
+        """Whether a system message appears in the prompt; found once by a render."""
+        if name not in self._reads_system:
+            system, user = (
+                {"role": role, "content": text} for role, text in (("system", _PROBE), ("user", "Hi"))
+            )
+            try:
+                shown = _PROBE in self._renderer(name, None)(self._forms[name].adapt([system, user]))
+            except TookTooMuch:
+                raise
+            except InvalidRequest:
+                shown = False
+            self._reads_system[name] = shown
+        return self._reads_system[name]
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and TOOL_USE in self._templates:

@@ -2,39 +2,32 @@
 
     shown in history    the template writes a known call; the one parser that reads exactly this call back names the notation
     shown in prose      no call is written, but the prompt with tools describes the form of a call, which is compared
-    neither             a token that only one notation has; else unknown
+    neither             tokens that only one notation has; else unknown
 
 If a template writes calls in a form that no parser here reads, its notation is unknown, even if it mentions a known tag:
-`<tool_call>` alone is no evidence, since Qwen3-Coder, GLM and Hunyuan put other content inside it.
+`<tool_call>` alone is no evidence: Hermes, Qwen3-Coder, GLM and Hunyuan each put other content inside it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from engine.errors import InvalidRequest
-from server.answer.tools import llama3_json, mistral
+from server.answer.tools import deepseek, json_lists, kimi_k2, llama3_json, mistral, pythonic, registry
 from server.answer.tools.events import CallArguments, CallBegun
-from server.answer.tools.hermes import HermesParser
-from server.answer.tools.llama3_json import Llama3JsonParser
-from server.answer.tools.mistral import MistralParser
-from server.answer.tools.parser import ToolParser
 from server.templates.message_forms import TOOL
 from server.templates.template import ChatTemplate
 
 _NAME = "cohort_call"
 """Function name that no offered function has: its place in a prompt shows a written call."""
+_IDS = ("call00001", f"functions.{_NAME}:0")
 _ARGUMENTS = {"city": "Rome"}
 _TEXT = "\u2603 cohortprobe"
 """Text of a plain answer. Its first character begins no notation."""
-_PARSERS: Mapping[str, type[ToolParser]] = {
-    "mistral": MistralParser,
-    "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
-}
+_PHI_CLOSE = json_lists.TAGS["phi4_mini_json"][1]
 _KEY = r"""\{\s*\\?["']%s\\?["']\s*:"""
 _PROSE: Mapping[str, re.Pattern[str]] = {
     "mistral": re.compile(
@@ -42,29 +35,65 @@ _PROSE: Mapping[str, re.Pattern[str]] = {
     ),
     "hermes": re.compile(r"<tool_call>\s*" + _KEY % "(?:name|arguments)"),
     "llama3_json": re.compile(_KEY % "name" + r"""[^{}"']*,\s*\\?["']parameters\\?["']\s*:[^{}"']*\}"""),
+    "qwen3_coder": re.compile(r"<tool_call>\s*<function=[^>]*>\s*<parameter="),
+    "seed_oss": re.compile(r"<seed:tool_call>\s*<function="),
+    "minimax_m2": re.compile(r"<minimax:tool_call>\s*<invoke name="),
+    "glm45": re.compile(r"<tool_call>[^<]*<arg_key>"),
+    "granite": re.compile(r"<\|tool_call\|>(?:\s*\[\s*" + _KEY % "name" + "| followed by a JSON list)"),
+    "deepseek_v3": re.compile(r"<｜tool▁call▁begin｜>[^<]*<｜tool▁sep｜>[^<]*```json"),
+    "deepseek_v31": re.compile(r"<｜tool▁call▁begin｜>[^<]*<｜tool▁sep｜>[^<`]*<｜tool▁call▁end｜>"),
+    "olmo3": re.compile(r"<function_calls>\s*</function_calls>"),
+    "pythonic": re.compile(r"\[func(?:tion)?_name\d*\(\w+=\w"),
 }
 """Forms in which prompts describe a call: `<tool_call>` `{"name": <function-name>, ...`, `{"name": function name, ...}`."""
-_REASONING = re.compile(r"\s*(?:<think>.*?</think>|\[THINK\].*?\[/THINK\])", re.DOTALL)
+_TOKENS: Mapping[str, str] = {
+    mistral.OPEN: "mistral",
+    _PHI_CLOSE: "phi4_mini_json",
+    pythonic.FORMS["lfm2"].opening: "lfm2",
+    kimi_k2.SECTION: "kimi_k2",
+}
+"""Tokens that only one notation has."""
+_REASONING = re.compile(
+    r"\s*(?:<(\w*:?(?:think|thinking|thought))>.*?</\1>|\[THINK\].*?\[/THINK\]|<\|START_THINKING\|>.*?<\|END_THINKING\|>"
+    r"|<\|channel>thought.*?<channel\|>|<\|channel\|>analysis<\|message\|>.*?<\|end\|>)",
+    re.DOTALL,
+)
 
 
 def detected(template: ChatTemplate, tokens: Container[str]) -> str | None:
     """The name of the notation, None if it is unknown. `tokens`: those added to the tokenizer's vocabulary. Rendering may take
     long: call it on a fenced thread."""
     if shown := _shown_calls(template):
-        return next((name for name in _PARSERS if any(_reads_back(name, one) for one in shown)), None)
+        return next(
+            (name for name in registry.TOOL_PARSERS if any(_reads_back(name, one) for one in shown)), None
+        )
     prompt = _rendered(template, [_user()], [TOOL]) or ""
     if found := [name for name, form in _PROSE.items() if form.search(prompt)]:
+        if found == ["pythonic"] and pythonic.FORMS["llama4_pythonic"].opening in tokens:
+            return "llama4_pythonic"
         return found[0] if len(found) == 1 else None
-    return "mistral" if mistral.OPEN in tokens else None
+    named = {name for token, name in _TOKENS.items() if token in tokens}
+    return named.pop() if len(named) == 1 else None
+
+
+def writes(template: ChatTemplate, name: str) -> bool:
+    """Whether the template writes calls in this notation. Rendering may take long, as for `detected`."""
+    return any(_reads_back(name, one) for one in _shown_calls(template))
 
 
 def _shown_calls(template: ChatTemplate) -> list[str]:
     """The calls that the template writes, from the beginning of the answer, with an offered function and without; empty if it
-    writes none. The answer begins where a text answer does; some templates write none, and others end every prompt alike."""
+    writes none. The first id that shows the function's name is taken: Mistral's templates require nine letters and digits, some
+    write the id alone. The answer begins where a text answer does; some templates write none, others end every prompt alike."""
+    return next(filter(None, (_shown_with(template, call_id) for call_id in _IDS)), [])
+
+
+def _shown_with(template: ChatTemplate, call_id: str) -> list[str]:
     shown = []
+    result, call_message = _result(call_id), _call(call_id)
     for tools in ([TOOL], None):
-        for after_text, after_call in (([], []), ([_user()], [_result(), _user()]), ([_user()], [_result()])):
-            call = _rendered(template, [_user(), _call(), *after_call], tools)
+        for after_text, after_call in (([], []), ([_user()], [result, _user()]), ([_user()], [result])):
+            call = _rendered(template, [_user(), call_message, *after_call], tools)
             if call is None or _NAME not in call:
                 continue
             text = (
@@ -92,7 +121,7 @@ def _beginning(before: str, call: str) -> int:
 
 def _reads_back(name: str, shown: str) -> bool:
     """Whether this notation's parser finds the call and leaves no text before it."""
-    parser = _PARSERS[name](frozenset({_NAME}))
+    parser = registry.tool_notation(name, "").parser({_NAME: None}, frozenset())
     events = [
         *parser.push(_REASONING.sub("", shown, count=1) if _REASONING.match(shown) else shown),
         *parser.finish(),
@@ -100,7 +129,7 @@ def _reads_back(name: str, shown: str) -> bool:
     begun = next((place for place, event in enumerate(events) if isinstance(event, CallBegun)), None)
     if begun is None or any(str(event).strip() for event in events[:begun]):
         return False
-    if name == "llama3_json" and not _marked_as_llama(shown):
+    if name in _VARIANTS and not _VARIANTS[name](shown):
         return False
     arguments = "".join(
         event.text for event in events if isinstance(event, CallArguments) and event.index == 0
@@ -112,6 +141,23 @@ def _reads_back(name: str, shown: str) -> bool:
 def _marked_as_llama(shown: str) -> bool:
     """Whether a bare object is a Llama call: it has Llama's key or tag. Other models write bare objects with "arguments"."""
     return '"parameters"' in shown or llama3_json.TAG in shown
+
+
+def _is_list(name: str, shown: str) -> bool:
+    """Whether a list stands behind the opening tag: a parser takes a single object too, but no more than one."""
+    return re.search(re.escape(json_lists.TAGS[name][0]) + r"\s*\[", shown) is not None
+
+
+_VARIANTS: Mapping[str, Callable[[str], bool]] = {
+    "llama3_json": _marked_as_llama,
+    "granite": lambda shown: _is_list("granite", shown) and _PHI_CLOSE not in shown,
+    "phi4_mini_json": lambda shown: _is_list("phi4_mini_json", shown) and _PHI_CLOSE in shown,
+    "jamba": lambda shown: _is_list("jamba", shown),
+    "nemotron_json": lambda shown: _is_list("nemotron_json", shown),
+    "deepseek_v3": lambda shown: "```" in shown,
+    "deepseek_v31": lambda shown: "```" not in shown and deepseek.SEPARATOR in shown,
+}
+"""What tells notations apart that one parser reads."""
 
 
 def _decoded(text: str) -> Any:
@@ -138,11 +184,11 @@ def _user() -> dict[str, Any]:
     return {"role": "user", "content": "Hi"}
 
 
-def _call() -> dict[str, Any]:
+def _call(call_id: str) -> dict[str, Any]:
     function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}
-    call = {"id": "call00001", "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _result() -> dict[str, Any]:
-    return {"role": "tool", "content": "Sunny.", "name": _NAME, "tool_call_id": "call00001"}
+def _result(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "content": "Sunny.", "name": _NAME, "tool_call_id": call_id}

@@ -5,11 +5,11 @@ As in the chat templates of NousResearch/Hermes-2-Pro and Qwen/Qwen2.5 and Qwen3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from server.answer.tools.notation import ToolNotation, named_arguments
-from server.answer.tools.parser import ToolParser, Wait
-from server.grammar.lark import TEXT, Lark, spelled
+from server.answer.tools.notation import Arguments, Call, OpenedNotation, call_object, named_arguments
+from server.answer.tools.parser import Functions, ToolParser, Wait
+from server.grammar.lark import Lark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -30,29 +30,23 @@ class HermesParser(ToolParser):
                 self._no_call()
 
 
-class Hermes(ToolNotation):
+class Hermes(OpenedNotation):
     """The notation described in the module's docstring."""
+
+    opening = OPEN
+    between = "\n"
 
     @property
     def literals(self) -> tuple[str, ...]:
         return (OPEN, CLOSE)
 
-    def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
-        return HermesParser(names, hidden)
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+        return HermesParser(functions, hidden)
 
-    def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
-        call = lark.rule("call", f"{lark.literal(OPEN)} {_body(lark, arguments)}")
-        return f'{call} ("\\n" {call})*' if several else call
+    def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
+        head, middle, end = '\n{"name": ', ', "arguments": ', "}\n" + CLOSE
+        choices = named_arguments(lark, arguments, middle)
+        return f"{lark.literal(head)} ({choices}) {lark.literal(end)}"
 
-    def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
-        before = lark.text_before("before", OPEN)
-        call = lark.rule("call", f"{before} {_body(lark, arguments)}")
-        rest = lark.text_without("rest", TEXT + spelled(OPEN))
-        return f"{call}* {rest}" if several else f"{call} | {rest}"
-
-
-def _body(lark: Lark, arguments: Mapping[str, str]) -> str:
-    """A call after its opening tag."""
-    head, middle, end = '\n{"name": ', ', "arguments": ', "}\n" + CLOSE
-    choices = named_arguments(lark, arguments, middle)
-    return f"{lark.literal(head)} ({choices}) {lark.literal(end)}"
+    def written(self, calls: Sequence[Call]) -> str:
+        return "\n".join(f"{OPEN}\n{call_object(call)}\n{CLOSE}" for call in calls)

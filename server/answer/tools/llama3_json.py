@@ -8,11 +8,11 @@ a line and name an offered function: other JSON is an ordinary answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.answer.tools.notation import ToolNotation, named_arguments
-from server.answer.tools.parser import ToolParser, Wait
+from server.answer.tools.notation import Arguments, Call, ToolNotation, call_object, named_arguments
+from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import TEXT, Lark, spelled
 
 TAG = "<|python_tag|>"
@@ -40,7 +40,7 @@ class Llama3JsonParser(ToolParser):
                 is_call = yield from self._call()
             elif opening.endswith("{"):
                 self._at -= 1
-                is_call = yield from self._call(self._names)
+                is_call = yield from self._call(self._functions)
             else:
                 is_call = False
             if is_call:
@@ -69,20 +69,23 @@ class Llama3Json(ToolNotation):
     def literals(self) -> tuple[str, ...]:
         return (TAG,)
 
-    def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
-        return Llama3JsonParser(names, hidden)
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+        return Llama3JsonParser(functions, hidden)
 
-    def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+    def calls(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         head, middle = '{"name": ', ', "parameters": '
         choices = named_arguments(lark, arguments, middle)
         call = lark.rule("call", f'{lark.literal(head)} ({choices}) "}}"')
         return f'{call} ("; " {call})*' if several else call
 
-    def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+    def calls_in_text(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         # A line that begins as a call would, in whatever order of keys, begins one.
         like_a_call = rf"(?:{TEXT}\n)?\s*\{{\s*\"(?:name|type|function|parameters|arguments)\""
         text = lark.text_without("text", like_a_call, TEXT + spelled(TAG))
         return f"{self.calls(lark, arguments, several)} | {text}"
+
+    def written(self, calls: Sequence[Call]) -> str:
+        return "; ".join(call_object(call, "parameters") for call in calls)
 
     def as_schema(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """A call as a JSON schema. If the answer may be JSON too, a literal `{"name": ` does not work as an alternative: a lexer

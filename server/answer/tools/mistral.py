@@ -10,11 +10,18 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.answer.tools.notation import ToolNotation, named_arguments
-from server.answer.tools.parser import ToolParser, Wait
+from server.answer.tools.notation import (
+    Arguments,
+    Call,
+    ToolNotation,
+    call_object,
+    json_text,
+    named_arguments,
+)
+from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import TEXT, Lark, spelled
 
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -41,23 +48,9 @@ class MistralParser(ToolParser):
         self._at -= len(char)
         if char == "{":
             return (yield from self._call())
-        return (yield from self._named())
+        return (yield from self._name_first())
 
-    def _list(self) -> Wait[bool]:
-        if not (yield from self._call()):
-            return False
-        while True:
-            self._mark = self._after_opening = self._at
-            char = yield from self._next()
-            if char == "]":
-                break
-            if char != "," or not (yield from self._call()):
-                self._at = self._mark  # no call after all, and no notation
-                break
-        self._mark = None
-        return True
-
-    def _named(self) -> Wait[bool]:
+    def _name_first(self) -> Wait[bool]:
         name = ""
         while (char := (yield from self._char())) not in ("", "[", "{"):
             name += char
@@ -74,9 +67,7 @@ class MistralParser(ToolParser):
         if char != "{" or not _NAME.fullmatch(name):
             return False
         self._at -= 1
-        self._begin(name)
-        if (yield from self._balanced(self._argue)):
-            self.num_finished += 1
+        yield from self._named(name)
         return True
 
     def _new_id(self) -> str:
@@ -94,10 +85,10 @@ class Mistral(ToolNotation):
     def literals(self) -> tuple[str, ...]:
         return (OPEN, ARGUMENTS, CALL_ID)
 
-    def parser(self, names: frozenset[str], hidden: frozenset[str]) -> ToolParser:
-        return MistralParser(names, hidden)
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+        return MistralParser(functions, hidden)
 
-    def calls(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+    def calls(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         one = lark.rule("one", self._one(lark, arguments))
         opening = lark.literal(OPEN)
         if self.named:
@@ -105,7 +96,7 @@ class Mistral(ToolNotation):
         more = f'(", " {one})*' if several else ""
         return f'{opening} /[ ]?/ "[" {one} {more} "]"'
 
-    def calls_in_text(self, lark: Lark, arguments: Mapping[str, str], several: bool) -> str:
+    def calls_in_text(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         one = lark.rule("one", self._one(lark, arguments))
         before = lark.text_before("before", OPEN)
         rest = lark.text_without("rest", TEXT + spelled(OPEN))
@@ -115,10 +106,18 @@ class Mistral(ToolNotation):
         call = lark.rule("call", f'{before} /[ ]?/ "[" {one} {more} "]"')
         return f"{call}* {rest}" if several else f"{call} | {rest}"
 
-    def _one(self, lark: Lark, arguments: Mapping[str, str]) -> str:
+    def _one(self, lark: Lark, arguments: Mapping[str, Arguments]) -> str:
         if not self.named:
             head, middle = '{"name": ', ', "arguments": '
             return f'{lark.literal(head)} ({named_arguments(lark, arguments, middle)}) "}}"'
         call_id = f"{lark.literal(CALL_ID)} /[a-zA-Z0-9]{{{_ID_LENGTH}}}/ " if self.with_ids else ""
         args = lark.literal(ARGUMENTS)
-        return " | ".join(f"{lark.literal(name)} {call_id}{args} {rule}" for name, rule in arguments.items())
+        return " | ".join(
+            f"{lark.literal(name)} {call_id}{args} {one.json}" for name, one in arguments.items()
+        )
+
+    def written(self, calls: Sequence[Call]) -> str:
+        if not self.named:
+            return f"{OPEN} [{', '.join(map(call_object, calls))}]"
+        call_id = f"{CALL_ID}000000000" if self.with_ids else ""
+        return "".join(f"{OPEN}{name}{call_id}{ARGUMENTS}{json_text(given)}" for name, given in calls)

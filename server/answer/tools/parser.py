@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 Wait = Generator[None, None, Result]
 """Type of a part of a parser: a generator that yields whenever it needs more text."""
 Sink = Callable[[str], None]
+Functions = Mapping[str, Mapping[str, Any] | None]
+"""Type of the functions on offer: the JSON schema of each one's arguments by its name, None if it takes none."""
 
 MAX_UNCERTAIN = 16384
 """Number of characters held back while they may be a call; no model writes longer names, or longer keys before a name."""
@@ -41,24 +43,24 @@ _ARGUMENTS = ("arguments", "parameters")
 class ToolParser(ABC):
     """Reads one choice's text. One writer: the caller of `push` and `finish`.
 
-    `names` are the functions on offer. `hidden` is notation that consists of special tokens of the model: it is never
+    `functions` are those on offer. `hidden` is notation that consists of special tokens of the model: it is never
     shown, even where it did not begin a call.
     """
 
     opening: ClassVar[tuple[str, ...]]
     """Literals that may open a call in the text."""
 
-    def __init__(self, names: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(self, functions: Functions | None = None, hidden: frozenset[str] = frozenset()) -> None:
         self.num_calls = 0
         self.num_finished = 0
         """Number of calls whose last brace has come."""
-        self._names = names
+        self._functions = functions or {}
         self._hidden = hidden
         literals = (*self.opening, *sorted(hidden - set(self.opening)))
-        self._literals = re.compile("|".join(map(re.escape, literals)))
+        self._literals = re.compile("|".join(map(re.escape, literals)) or "(?!)")
         self._beginnings = frozenset(one[:n] for one in literals for n in range(1, len(one)))
         self._firsts = frozenset(one[0] for one in literals)
-        self._longest = max(map(len, literals)) - 1
+        self._longest = max(map(len, literals), default=1) - 1
         self._text = ""
         self._at = 0
         """Cursor: the text before it is processed, unless there is a mark."""
@@ -69,6 +71,8 @@ class ToolParser(ABC):
         self._ended = False
         self._begun = False
         self._out: list[Event] = []
+        self._pieces: list[str] = []
+        """Pieces of arguments that are not in `_out` yet: one push makes one event of them."""
         self._run = self._parse()
 
     def push(self, text: str) -> list[Event]:
@@ -86,6 +90,7 @@ class ToolParser(ABC):
 
     def _advance(self) -> list[Event]:
         next(self._run, None)
+        self._join_pieces()
         out, self._out = self._out, []
         return out
 
@@ -155,6 +160,7 @@ class ToolParser(ABC):
 
     def _show(self, text: str) -> None:
         if text:
+            self._join_pieces()
             self._out.append(text)
 
     def _no_call(self) -> None:
@@ -168,16 +174,21 @@ class ToolParser(ABC):
 
     # A call.
 
-    def _begin(self, name: str) -> None:
-        self._out.append(CallBegun(self.num_calls, self._new_id(), name))
+    def _begin(self, name: str, call_id: str | None = None) -> None:
+        self._join_pieces()
+        self._out.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
         self.num_calls += 1
         self._begun, self._mark = True, None
 
     def _argue(self, text: str) -> None:
-        if text:
-            self._out.append(CallArguments(self.num_calls - 1, text))
+        self._pieces.append(text)
 
-    def _call(self, known: frozenset[str] | None = None) -> Wait[bool]:
+    def _join_pieces(self) -> None:
+        if text := "".join(self._pieces):
+            self._out.append(CallArguments(self.num_calls - 1, text))
+        self._pieces.clear()
+
+    def _call(self, known: Functions | None = None) -> Wait[bool]:
         """Read an object with a name and arguments, starting at its brace. With `known`, other names are not calls.
 
         True if it was a call, even one without an end; False leaves the mark where it was.
@@ -208,6 +219,36 @@ class ToolParser(ABC):
             self._argue("".join(early) or "{}")
         self.num_finished += 1
         return True
+
+    def _list(self) -> Wait[bool]:
+        """Read the objects of a list, after its opening bracket. True if the first one was a call."""
+        if not (yield from self._call()):
+            return False
+        while True:
+            self._stay()
+            char = yield from self._next()
+            if char == "]":
+                break
+            if char != "," or not (yield from self._call()):
+                self._go_back()
+                break
+        self._mark = None
+        return True
+
+    def _named(self, name: str, call_id: str | None = None) -> Wait[None]:
+        """Begin a call of which the name is known, and read its arguments: the object at the cursor."""
+        self._begin(name, call_id)
+        if (yield from self._balanced(self._argue)):
+            self.num_finished += 1
+
+    def _stay(self) -> None:
+        """After a call: hold text back from the cursor on, until it is clear whether it is notation."""
+        self._mark = self._after_opening = self._at
+
+    def _go_back(self) -> None:
+        """The text held back by `_stay` is no notation: read it again as text."""
+        if self._mark is not None:
+            self._at, self._mark = self._mark, None
 
     def _broken(self, char: str) -> bool:
         """Handle a character that cannot continue the object: the text after the call remains to be read."""
@@ -263,6 +304,50 @@ class ToolParser(ABC):
                 self._at -= len(char)
                 return False
         return True
+
+    def _one_of(self, *literals: str) -> Wait[str]:
+        """The one of these literals that follows, which is read; "" if none does, and then nothing is read."""
+        unheld = self._mark is None
+        if unheld:
+            self._mark = self._at
+        seen = ""
+        while seen not in literals:
+            char = yield from self._char()
+            seen += char
+            if not char or not any(one.startswith(seen) for one in literals):
+                self._at -= len(seen)
+                seen = ""
+                break
+        if unheld:
+            self._mark = None
+        return seen
+
+    def _word(self, ends: str) -> Wait[str]:
+        """The characters up to one of `ends`, which is not read, or up to the end of the text."""
+        word: list[str] = []
+        while (char := (yield from self._char())) and char not in ends:
+            word.append(char)
+        self._at -= len(char)
+        return "".join(word)
+
+    def _until(self, closing: str, sink: Sink) -> Wait[bool]:
+        """Hand on the text up to `closing`, which is read and not handed on. False if the text ends before it."""
+        beginnings = frozenset(closing[:n] for n in range(1, len(closing)))
+        while True:
+            if (end := self._text.find(closing, self._at)) >= 0:
+                sink(self._text[self._at : end])
+                self._at = end + len(closing)
+                return True
+            held = min(len(closing) - 1, len(self._text) - self._at)
+            while held and self._text[-held:] not in beginnings:
+                held -= 1
+            ready = len(self._text) - held
+            sink(self._text[self._at : ready])
+            self._at = ready
+            if not (yield from self._more()):
+                sink(self._text[self._at :])
+                self._at = len(self._text)
+                return False
 
     def _value(self, sink: Sink) -> Wait[bool]:
         """Read any JSON value. False if there is none."""

@@ -9,60 +9,45 @@ The tags and the blanks beside them are notation and are not shown. A block that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
+from server.answer.reasoning.base import (
+    TAIL,
+    Counter,
+    Place,
+    ReasoningNotation,
+    Splitter,
+    Thought,
+    partial,
+)
 from server.grammar.lark import Lark
 
-_TAIL = 64
-"""Number of tokens at the end of a prompt that may hold a tag; with a byte per token a tag has eight, besides blanks."""
 _BLANKS = " \t\n\r\v\f"
 _BLANKS_AFTER = "/[ \\n]{0,4}/"
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """A piece of reasoning."""
-
-    text: str
-
-
-class Place(Enum):
-    """Where an answer begins."""
-
-    UNDECIDED = "undecided"
-    """The answer may begin with a block."""
-    INSIDE = "inside"
-    """The block is open already."""
-    AFTER = "after"
-    """There is no block, or it is closed already."""
-
-
 @dataclass(frozen=True)
-class ReasoningNotation:
+class Tags(ReasoningNotation):
     """The reasoning tags of a kind of model. `assumed`: an answer is reasoning until the closing tag even without an opening
-    tag; such models sometimes omit it."""
+    tag; such models sometimes omit it. `tokens`: parts of the tags that are tokens by themselves."""
 
-    name: str
     opening: str = "<think>"
     closing: str = "</think>"
     assumed: bool = False
+    tokens: tuple[str, ...] = ()
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """The tags, which may be special tokens of a model."""
-        return (self.opening, self.closing)
+        return (self.opening, self.closing, *self.tokens)
 
     def place(
         self, decode: Callable[[list[int]], str], prompt: Sequence[int], continued: str | None
     ) -> Place:
-        """The place where an answer to this prompt begins. `decode` gives the text of ids with special tokens; `continued` is
-        the text of the message that the answer continues, None for a new message."""
         if continued is not None:
             opened = continued.rfind(self.opening) > continued.rfind(self.closing)
             return Place.INSIDE if opened else Place.AFTER
-        end = decode(list(prompt[-_TAIL:])).rstrip(_BLANKS)
+        end = decode(list(prompt[-TAIL:])).rstrip(_BLANKS)
         if end.endswith(self.opening):
             return Place.INSIDE
         if end.endswith(self.closing):
@@ -70,7 +55,6 @@ class ReasoningNotation:
         return Place.INSIDE if self.assumed else Place.UNDECIDED
 
     def lark(self, lark: Lark, place: Place, answer: str) -> str:
-        """A Lark expression for the reasoning that is still to come, followed by `answer`."""
         if place is Place.AFTER:
             return answer
         body = lark.text_before("thought", self.closing)
@@ -79,30 +63,17 @@ class ReasoningNotation:
             return f"{body} {blanks} ({answer})"
         return f"({lark.literal(self.opening)} {body} {blanks})? ({answer})"
 
+    def splitter(self, place: Place) -> Splitter:
+        return TagSplitter(self, place)
 
-REASONING: Mapping[str, ReasoningNotation] = {
-    one.name: one
-    for one in (
-        ReasoningNotation("qwen3"),
-        ReasoningNotation("deepseek_r1", assumed=True),
-        ReasoningNotation("mistral", "[THINK]", "[/THINK]"),
-    )
-}
-"""Reasoning notations by the names that `--reasoning-parser` accepts, which are vLLM's."""
+    def counter(self, place: Place, raw: Callable[[int], bytes]) -> Counter:
+        return TagTokens(self, place, raw)
 
 
-def detected(template: str) -> ReasoningNotation | None:
-    """The notation that a chat template shows. A template never says that a tag is assumed: the operator does."""
-    for name in ("qwen3", "mistral"):
-        if REASONING[name].closing in template:
-            return REASONING[name]
-    return None
+class TagSplitter:
+    """The splitter of this notation: a block, then the answer."""
 
-
-class ReasoningParser:
-    """Splits one choice's text. One writer: the caller of `push` and `finish`."""
-
-    def __init__(self, notation: ReasoningNotation, place: Place) -> None:
+    def __init__(self, notation: Tags, place: Place) -> None:
         self.place = place
         self._notation = notation
         self._held = ""
@@ -168,7 +139,7 @@ class ReasoningParser:
                 pieces.append(Thought(thought))
             self.place, self._held = Place.AFTER, rest
             return
-        ready = before[: len(before) - _partial(before, self._notation.closing)].rstrip(_BLANKS)
+        ready = before[: len(before) - partial(before, self._notation.closing)].rstrip(_BLANKS)
         if ready:
             pieces.append(Thought(ready))
         self._held = before[len(ready) :]
@@ -180,14 +151,14 @@ class ReasoningParser:
         self._held = ""
 
 
-class ReasoningTokens:
+class TagTokens:
     """Counts the reasoning tokens of one choice: from the first token to the one that completes the closing tag, tags
     included; 0 without a block. `raw` gives the bytes of a text token, and none for other tokens.
 
     It works on tokens, not on text, so a character or a tag may be spread over several tokens.
     """
 
-    def __init__(self, notation: ReasoningNotation, place: Place, raw: Callable[[int], bytes]) -> None:
+    def __init__(self, notation: Tags, place: Place, raw: Callable[[int], bytes]) -> None:
         self.count = 0
         self._place = place
         self._raw = raw
@@ -220,22 +191,3 @@ class ReasoningTokens:
             self._seen = begun[len(self._opening) :]
         elif not self._opening.startswith(begun):
             self._place = Place.AFTER
-
-
-def _partial(text: str, tag: str) -> int:
-    """Number of characters at the end of the text that may begin the tag."""
-    if tag[0] not in text[-len(tag) :]:
-        return 0
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if tag.startswith(text[-length:]):
-            return length
-    return 0
-
-
-def continued_text(content: object) -> str:
-    """The text of a message's content, in either form."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(str(getattr(part, "text", None) or "") for part in content)
-    return ""

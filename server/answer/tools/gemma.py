@@ -1,0 +1,286 @@
+"""FunctionGemma and Gemma 4: `call:NAME{...}` between tags, with bare keys and marked strings.
+
+    functiongemma   <start_function_call>call:f{city:<escape>Rome<escape>,days:3}<end_function_call>
+    gemma4          <|tool_call>call:f{city:<|"|>Rome<|"|>,days:3}<tool_call|>
+
+As in the chat templates of google/functiongemma-270m-it and google/gemma-4-31B-it. Gemma 1 to 3 have no format of their own: for
+them there is the generic tool prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_text
+from server.answer.tools.parser import Functions, Sink, ToolParser, Wait
+from server.answer.tools.tagged import NAME, check_object, check_string, listed_values, standing_alone
+from server.answer.tools.typed import json_string_piece, kinds, properties_of, resolved
+from server.grammar.lark import Lark
+
+_MAX_DEPTH = 64
+_GRAMMAR_DEPTH = 8
+"""Nesting of schemas that a grammar follows; deeper values are free."""
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The tags of a variant."""
+
+    opening: str
+    closing: str
+    quote: str
+
+
+FORMS: Mapping[str, Form] = {
+    "functiongemma": Form("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": Form("<|tool_call>", "<tool_call|>", '<|"|>'),
+}
+
+
+class GemmaParser(ToolParser):
+    """Parser of one variant. A closing tag after a call is never shown, and may be missing."""
+
+    def __init__(
+        self, form: Form, functions: Functions | None = None, hidden: frozenset[str] = frozenset()
+    ) -> None:
+        self._form = form
+        self.opening = (form.opening, form.closing)  # type: ignore[misc]
+        super().__init__(functions, hidden)
+
+    def _parse(self) -> Wait[None]:
+        unclosed = False
+        while opening := (yield from self._outside()):
+            if opening == self._form.opening and (yield from self._opened()):
+                unclosed = True
+            elif opening == self._form.closing and unclosed:
+                unclosed, self._mark = False, None
+            else:
+                self._no_call()
+
+    def _opened(self) -> Wait[bool]:
+        char = yield from self._next()
+        self._at -= len(char)
+        if not (yield from self._one_of("call:")):
+            return False
+        name = (yield from self._word("{<\n")).strip()
+        if not NAME.fullmatch(name) or not (yield from self._one_of("{")):
+            return False
+        self._begin(name)
+        if (yield from self._object(self._argue, 0)):
+            self.num_finished += 1
+        return True
+
+    def _object(self, sink: Sink, depth: int) -> Wait[bool]:
+        """Hand on an object, after its opening brace, as JSON. False if it does not end."""
+        sink("{")
+        count = 0
+        while (char := (yield from self._next())) != "}":
+            if char == "," and count:
+                continue
+            if not char:
+                return False
+            self._at -= 1
+            sink(", " if count else "")
+            if (yield from self._one_of(self._form.quote)):
+                sink('"')
+                if not (yield from self._until(self._form.quote, _escaped(sink))):
+                    return False
+                sink('"')
+            else:
+                sink(json_text((yield from self._word(":{}[],")).strip()))
+            if (yield from self._next()) != ":":
+                return False
+            sink(": ")
+            if not (yield from self._marked_value(sink, depth)):
+                return False
+            count += 1
+        sink("}")
+        return True
+
+    def _marked_list(self, sink: Sink, depth: int) -> Wait[bool]:
+        sink("[")
+        count = 0
+        while (char := (yield from self._next())) != "]":
+            if char == "," and count:
+                continue
+            if not char:
+                return False
+            self._at -= 1
+            sink(", " if count else "")
+            if not (yield from self._marked_value(sink, depth)):
+                return False
+            count += 1
+        sink("]")
+        return True
+
+    def _marked_value(self, sink: Sink, depth: int) -> Wait[bool]:
+        char = yield from self._next()
+        if char == "{":
+            return depth < _MAX_DEPTH and (yield from self._object(sink, depth + 1))
+        if char == "[":
+            return depth < _MAX_DEPTH and (yield from self._marked_list(sink, depth + 1))
+        self._at -= len(char)
+        if (yield from self._one_of(self._form.quote)):
+            sink('"')
+            if not (yield from self._until(self._form.quote, _escaped(sink))):
+                return False
+            sink('"')
+            return True
+        word = (yield from self._word(",{}[]<")).strip()
+        if not word or self._at >= len(self._text):
+            return False
+        sink(_WORDS.get(word) or (word if _NUMBER.fullmatch(word) else json_text(word)))
+        return True
+
+
+@dataclass(frozen=True)
+class Gemma(OpenedNotation):
+    """The notation described in the module's docstring, in one of its variants."""
+
+    between = ""
+
+    @property
+    def form(self) -> Form:
+        """The tags."""
+        return FORMS[self.name]
+
+    @property
+    def opening(self) -> str:
+        return self.form.opening
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        return (self.form.opening, self.form.closing, self.form.quote)
+
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+        return GemmaParser(self.form, functions, hidden)
+
+    def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
+        values = _Values(lark, self.form)
+        calls = []
+        for name, one in arguments.items():
+            check_object(one.schema, one)
+            calls.append(f"{lark.literal('call:' + name)} {values.object(one.schema, one, 0)}")
+        return f"({' | '.join(calls)}) {lark.literal(self.form.closing)}"
+
+    def written(self, calls: Sequence[Call]) -> str:
+        form = self.form
+        return "".join(
+            f"{form.opening}call:{name}{self._marked(arguments)}{form.closing}" for name, arguments in calls
+        )
+
+    def _marked(self, value: Any) -> str:
+        match value:
+            case str():
+                return f"{self.form.quote}{value}{self.form.quote}"
+            case list():
+                return f"[{','.join(map(self._marked, value))}]"
+            case Mapping():
+                return "{" + ",".join(f"{key}:{self._marked(one)}" for key, one in value.items()) + "}"
+        return json_text(value)
+
+
+class _Values:
+    """The grammar of values."""
+
+    def __init__(self, lark: Lark, form: Form) -> None:
+        self._lark = lark
+        self._form = form
+        self._count = 0
+        self._free = ""
+
+    def object(self, schema: Any, arguments: Arguments, depth: int) -> str:
+        """A rule for an object: its properties in the schema's order, each behind a comma but the first."""
+        if not isinstance(schema, Mapping):
+            schema = {}
+        required = schema.get("required") or ()
+        first = later = '""'
+        if schema.get("additionalProperties", True) is not False:
+            pair = self._rule(f"{self._key} {self._lark.literal(':')} {self.free}")
+            later = self._rule(f'("," {pair})*')
+            first = self._rule(f"({pair} {later})?")
+        listed = [(key, one) for key, one in properties_of(schema).items() if one is not False]
+        for key, one in reversed(listed):
+            if set(":{}[],<\n") & set(key) or key != key.strip():
+                arguments.refuse(f"the parameter '{key[:100]}' cannot be written in the model's tool format")
+            pair = self._rule(f"{self._lark.literal(key + ':')} ({self.value(one, arguments, depth + 1)})")
+            if key in required:
+                here, after = f"{pair} {later}", f'"," {pair} {later}'
+            else:
+                here, after = f"{pair} {later} | {first}", f'"," {pair} {later} | {later}'
+            first, later = self._rule(here), self._rule(after)
+        return f'"{{" {first} "}}"'
+
+    def value(self, schema: Any, arguments: Arguments, depth: int) -> str:
+        """An expression for a value."""
+        if (values := listed_values(schema, arguments.schema)) is not None:
+            return " | ".join(
+                f"{self._quote} {self._lark.literal(one)} {self._quote}"
+                if isinstance(one, str)
+                else self._lark.literal(json_text(one))
+                for one in values
+            )
+        allowed = kinds(schema, arguments.schema)
+        if depth > _GRAMMAR_DEPTH or len(allowed) > 3:
+            return self.free
+        node = resolved(schema, arguments.schema)
+        found = []
+        if "string" in allowed:
+            check_string(schema, arguments)
+            found.append(self._string)
+        if "object" in allowed:
+            found.append(self.object(node, arguments, depth))
+        if "array" in allowed:
+            items = self._rule(
+                self.value(node.get("items") if isinstance(node, Mapping) else None, arguments, depth + 1)
+            )
+            found.append(f'"[" ({items} ("," {items})*)? "]"')
+        if "integer" in allowed:  # with or without fractions
+            numbers = {"type": "number" if "number" in allowed else "integer"}
+            alone = allowed <= {"integer", "number"}
+            found.append(arguments.part(standing_alone(schema, arguments.schema) if alone else numbers))
+        found += ['"true"', '"false"'] * ("boolean" in allowed) + ['"null"'] * ("null" in allowed)
+        return " | ".join(found)
+
+    @property
+    def free(self) -> str:
+        """A rule for any value."""
+        if not self._free:
+            self._free = "free"
+            pair = f"{self._key} {self._lark.literal(':')} free"
+            self._lark.rule(
+                "free",
+                f'{self._string} | /-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?/ | "true" | "false" | "null" '
+                f'| "[" (free ("," free)*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"',
+            )
+        return self._free
+
+    @property
+    def _key(self) -> str:
+        return "/[A-Za-z_][A-Za-z0-9_-]*/"
+
+    @property
+    def _quote(self) -> str:
+        return self._lark.literal(self._form.quote)
+
+    @property
+    def _string(self) -> str:
+        return (
+            f"{self._quote} {self._rule(self._lark.text_before(f'string_{self._next()}', self._form.quote))}"
+        )
+
+    def _rule(self, expression: str) -> str:
+        return self._lark.rule(f"g_{self._next()}", expression)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+def _escaped(sink: Sink) -> Sink:
+    return lambda text: sink(json_string_piece(text))

@@ -1,0 +1,234 @@
+"""Calls as Python writes them: Llama 3.2 and 4, LFM2, Olmo 3.
+
+    pythonic          [f(city="Rome", days=3), g()]
+    llama4_pythonic   <|python_start|>[f(city="Rome")]<|python_end|>
+    lfm2              <|tool_call_start|>[f(city="Rome")]<|tool_call_end|>
+    olmo3             <function_calls>f(city="Rome")\\ng()</function_calls>
+
+As in vLLM's templates for Llama, and the chat templates of LiquidAI/LFM2 and allenai/Olmo-3. Arguments are literals by
+keyword, also with JSON's true, false and null. Without tags only the form marks a call: it must begin a line, and name a function
+on offer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.answer.tools.notation import Arguments, Call, ToolNotation
+from server.answer.tools.parser import Functions, ToolParser, Wait
+from server.answer.tools.python_literals import PythonValues, python_text
+from server.answer.tools.tagged import ObjectWriter, check_object, listed_values, standing_alone
+from server.answer.tools.typed import kinds, properties_of
+from server.grammar.lark import TEXT, Lark, spelled
+
+_NAME = re.compile(r"[^\W\d][\w.]*")
+_ON_A_LINE = re.compile(r"\n[ \t\r]*\[")
+_FIRST = re.compile(r"[ \t\r\n]*\[")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stands around the calls: tags, if there are any, and a list's brackets."""
+
+    opening: str = ""
+    closing: str = ""
+    brackets: bool = True
+    between: str = ", "
+
+    @property
+    def begin(self) -> str:
+        """Text before the first call."""
+        return self.opening + "[" * self.brackets
+
+    @property
+    def end(self) -> str:
+        """Text after the last call."""
+        return "]" * self.brackets + self.closing
+
+
+FORMS: Mapping[str, Form] = {
+    "pythonic": Form(),
+    "llama4_pythonic": Form("<|python_start|>", "<|python_end|>"),
+    "lfm2": Form("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": Form("<function_calls>", "</function_calls>", brackets=False, between="\n"),
+}
+
+
+class PythonicParser(PythonValues):
+    """Parser of one form. Brackets may be missing behind an opening tag."""
+
+    def __init__(
+        self, form: Form, functions: Functions | None = None, hidden: frozenset[str] = frozenset()
+    ) -> None:
+        self._form = form
+        self._fresh = True
+        """Whether nothing but blanks has come since the beginning or since the last call."""
+        self.opening = tuple(filter(None, (form.opening, form.closing)))  # type: ignore[misc]
+        super().__init__(functions, hidden)
+
+    def _parse(self) -> Wait[None]:
+        unclosed = False
+        while opening := (yield from self._outside()):
+            if self._form.closing and opening == self._form.closing:
+                is_call, unclosed = unclosed, False
+                self._mark = None if is_call else self._mark
+            else:
+                is_call = yield from self._calls(opening)
+                unclosed = is_call
+            if is_call:
+                self._fresh = True
+            else:
+                self._no_call()
+
+    def _find(self) -> re.Match[str] | None:
+        if self._form.opening:
+            return super()._find()
+        if self._fresh and (found := _FIRST.match(self._text, self._at)):
+            return found
+        return _ON_A_LINE.search(self._text, self._at)
+
+    def _show(self, text: str) -> None:
+        super()._show(text)
+        self._fresh = self._fresh and not text
+
+    def _calls(self, opening: str) -> Wait[bool]:
+        """Read calls and what closes them. True if there is one."""
+        bracket = not self._form.opening
+        if self._form.opening:
+            char = yield from self._next()
+            bracket = char == "["
+            self._at -= 0 if bracket else len(char)
+        if not (yield from self._one_call(bracket)):
+            return False
+        while True:
+            self._stay()
+            char = yield from self._next()
+            if bracket and char == "]":
+                break
+            self._at -= 0 if char in (",", ";") and char else len(char)
+            if not (yield from self._one_call(bracket)):
+                self._go_back()
+                break
+        self._mark = None
+        return True
+
+    def _one_call(self, bracket: bool) -> Wait[bool]:
+        """Read a call. True if it has begun."""
+        char = yield from self._next()
+        self._at -= len(char)
+        name = (yield from self._word("(\n<[]{}'\",=")).strip()
+        if not _NAME.fullmatch(name) or not (yield from self._one_of("(")):
+            return False
+        if not self._form.opening and name not in self._functions:
+            return False
+        char = yield from self._next()
+        self._at -= len(char)
+        if char != ")" and not re.match(r"[^\W\d]", char):
+            return False
+        self._begin(name)
+        yield from self._keywords()
+        return True
+
+    def _keywords(self) -> Wait[None]:
+        """Read the arguments of a call that has begun, to its closing parenthesis."""
+        writer = ObjectWriter(self._argue)
+        while (char := (yield from self._next())) != ")":
+            if char == ",":
+                continue
+            self._at -= len(char)
+            key = (yield from self._word("=)(,\n]<'\"")).strip()
+            if not _NAME.fullmatch(key) or not (yield from self._one_of("=")):
+                return
+            writer.key(key)
+            if not (yield from self._python_value(self._argue)):
+                return
+        writer.close()
+        self.num_finished += 1
+
+
+@dataclass(frozen=True)
+class Pythonic(ToolNotation):
+    """The notation described in the module's docstring, in one of its forms."""
+
+    @property
+    def form(self) -> Form:
+        """What stands around the calls."""
+        return FORMS[self.name]
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.form.opening, self.form.closing)))
+
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+        return PythonicParser(self.form, functions, hidden)
+
+    def calls(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
+        return f"{lark.literal(self.form.begin)} {self._block(lark, arguments, several)}"
+
+    def calls_in_text(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
+        block = self._block(lark, arguments, several)
+        if not self.form.opening:
+            # A line that begins as a list of calls would is one.
+            text = lark.text_without("text", rf"(?:{TEXT}\n)?\s*\[\s*[A-Za-z_]")
+            return f"{lark.literal(self.form.begin)} {block} | {text}"
+        before = lark.text_before("before", self.form.opening)
+        bracket = '"[" ' if self.form.brackets else ""
+        call = lark.rule("call", f"{before} {bracket}{block}")
+        rest = lark.text_without("rest", TEXT + spelled(self.form.opening))
+        return f"{call}* {rest}" if several else f"{call} | {rest}"
+
+    def written(self, calls: Sequence[Call]) -> str:
+        written = [
+            f"{name}({', '.join(f'{key}={python_text(value)}' for key, value in arguments.items())})"
+            for name, arguments in calls
+        ]
+        return f"{self.form.begin}{self.form.between.join(written)}{self.form.end}"
+
+    def _block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
+        calls = [_call(lark, number, name, one) for number, (name, one) in enumerate(arguments.items())]
+        one = lark.rule("one", " | ".join(calls))
+        more = f"({lark.literal(self.form.between)} {one})*" if several else ""
+        return f"{one} {more} {lark.literal(self.form.end)}"
+
+
+def _call(lark: Lark, number: int, name: str, arguments: Arguments) -> str:
+    """A rule for a call with its parameters in the schema's order, each behind ", " but the first."""
+    if not _NAME.fullmatch(name):
+        arguments.refuse(
+            f"the function '{name[:100]}' cannot be called in the model's tool format: it is no Python name"
+        )
+    check_object(arguments.schema, arguments)
+    required = arguments.schema.get("required") or ()
+    first, later = '""', '""'
+    # From the last parameter to the first: what may follow when nothing, or something, has been written before.
+    if arguments.schema.get("additionalProperties", True) is not False:
+        any_value = arguments.part({})
+        pair = lark.rule(f"any_{number}", f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {any_value}')
+        later = lark.rule(f"more_{number}", f'(", " {pair})*')
+        first = lark.rule(f"some_{number}", f"({pair} {later})?")
+    listed = [(key, one) for key, one in properties_of(arguments.schema).items() if one is not False]
+    for place, (key, one) in reversed(list(enumerate(listed))):
+        if not _NAME.fullmatch(key) or "." in key:
+            arguments.refuse(f"the parameter '{key[:100]}' cannot be written in the model's tool format")
+        pair = lark.rule(f"p_{number}_{place}", f"{lark.literal(key + '=')} ({_value(one, arguments, lark)})")
+        if key in required:
+            here, after = f"{pair} {later}", f'", " {pair} {later}'
+        else:
+            here, after = f"{pair} {later} | {first}", f'", " {pair} {later} | {later}'
+        first = lark.rule(f"first_{number}_{place}", here)
+        later = lark.rule(f"later_{number}_{place}", after)
+    return f'{lark.literal(name + "(")} {first} ")"'
+
+
+def _value(schema: Any, arguments: Arguments, lark: Lark) -> str:
+    """A literal. Strings, numbers and containers are written alike in JSON, which the parser reads too."""
+    if (values := listed_values(schema, arguments.schema)) is not None:
+        return " | ".join(lark.literal(python_text(value)) for value in values)
+    allowed = kinds(schema, arguments.schema)
+    words = {"boolean": '"True" | "False"', "null": '"None"'}
+    if allowed <= words.keys():
+        return " | ".join(words[one] for one in sorted(allowed))
+    return arguments.part(standing_alone(schema, arguments.schema))

@@ -67,4 +67,4 @@ def _quoted(text: str) -> list[str]:
 
 def spelled(text: str) -> str:
     """A regular expression, between slashes, for exactly this text."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

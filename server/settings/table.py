@@ -73,14 +73,14 @@ class Settings:
         "Format of the model's tool calls, or none to leave tool calls in the text.",
         (
             "hermes", "llama3_json", "mistral", "qwen3_coder", "seed_oss", "minimax_m2", "glm45", "granite", "phi4_mini_json",
-            "jamba", "nemotron_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "openai", "pythonic",
-            "llama4_pythonic", "lfm2", "olmo3", "functiongemma", "gemma4", "none",
+            "jamba", "nemotron_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "openai",
+            "pythonic", "llama4_pythonic", "lfm2", "olmo3", "functiongemma", "gemma4", "none",
         ),
         shown="the format in the chat template; calls in other formats stay text",
     )  # fmt: skip
     generic_tools: bool = switch(
         True,
-        "Describe tools in a prompt of the server's own if the chat template does not show them. Otherwise such requests are refused.",
+        "Describe tools in a prompt of the server's own if the chat template shows none; otherwise such requests are refused.",
     )
     reasoning_parser: str | None = choice(
         None,

@@ -78,10 +78,6 @@ class DeepSeekV32(MinimaxM2):
     def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
         return DeepSeekV32Parser(functions, hidden)
 
-    @property
-    def around_key(self) -> tuple[str, str]:
-        return TAGS.parameter, f"{TAGS.parameter_name_end}{_IS_STRING}"
-
     def _key(self, key: str, value: Any) -> str:
         kind = _IS_STRING if isinstance(value, str) else _IS_JSON
         return f"{TAGS.parameter}{key}{TAGS.parameter_name_end}{kind}"
@@ -99,6 +95,12 @@ class DeepSeekV32(MinimaxM2):
             part = arguments.part(standing_alone(schema, arguments.schema))
             found.append(f"{lark.literal(self._key(key, None))} {part} {end}")
         return " | ".join(found)
+
+    def _any_parameter(self, lark: Lark, number: int, arguments: Arguments) -> str:
+        begin = f'{lark.literal(TAGS.parameter)} /[^"<\\s]+/ {lark.literal(TAGS.parameter_name_end)}'
+        text = f"{lark.literal(_IS_STRING)} {self._text_value(lark, f'any_{number}')}"
+        end = lark.literal(TAGS.parameter_end + TAGS.after_parameter)
+        return f"{begin} ({text} | {lark.literal(_IS_JSON)} {arguments.part({})} {end})"
 
 
 class DeepSeekV4(DeepSeekV32):

@@ -14,15 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_text
+from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_string_piece, json_text
 from server.answer.tools.parser import Functions, Sink, ToolParser, Wait
-from server.answer.tools.tagged import NAME, check_object, check_string, listed_values, standing_alone
-from server.answer.tools.typed import json_string_piece, kinds, properties_of, resolved
+from server.answer.tools.tagged import NAME, check_string
+from server.answer.tools.values_grammar import ValuesGrammar
 from server.grammar.lark import Lark
 
 _MAX_DEPTH = 64
-_GRAMMAR_DEPTH = 8
-"""Nesting of schemas that a grammar follows; deeper values are free."""
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
@@ -138,6 +136,32 @@ class GemmaParser(ToolParser):
         return True
 
 
+class MarkedValues(ValuesGrammar):
+    """The grammar of a variant's values."""
+
+    def __init__(self, lark: Lark, form: Form) -> None:
+        super().__init__(lark)
+        self._quote = lark.literal(form.quote)
+        self._form = form
+
+    def listed(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self._quote} {self._lark.literal(value)} {self._quote}"
+        return self._lark.literal(json_text(value))
+
+    def string(self, schema: Any, arguments: Arguments) -> str:
+        check_string(schema, arguments)
+        return f"{self._quote} {self._lark.text_before(f'string_{self._next()}', self._form.quote)}"
+
+    def key(self, name: str, arguments: Arguments) -> str:
+        if set(":{}[],<\n") & set(name) or name != name.strip():
+            arguments.refuse(f"the parameter '{name[:100]}' cannot be written in the model's tool format")
+        return self._lark.literal(name + ":")
+
+    def any_key(self, arguments: Arguments) -> str:
+        return '/[A-Za-z_][A-Za-z0-9_-]*/ ":"'
+
+
 @dataclass(frozen=True)
 class Gemma(OpenedNotation):
     """The notation described in the module's docstring, in one of its variants."""
@@ -161,10 +185,9 @@ class Gemma(OpenedNotation):
         return GemmaParser(self.form, functions, hidden)
 
     def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
-        values = _Values(lark, self.form)
+        values = MarkedValues(lark, self.form)
         calls = []
         for name, one in arguments.items():
-            check_object(one.schema, one)
             calls.append(f"{lark.literal('call:' + name)} {values.object(one.schema, one, 0)}")
         return f"({' | '.join(calls)}) {lark.literal(self.form.closing)}"
 
@@ -183,103 +206,6 @@ class Gemma(OpenedNotation):
             case Mapping():
                 return "{" + ",".join(f"{key}:{self._marked(one)}" for key, one in value.items()) + "}"
         return json_text(value)
-
-
-class _Values:
-    """The grammar of values."""
-
-    def __init__(self, lark: Lark, form: Form) -> None:
-        self._lark = lark
-        self._form = form
-        self._count = 0
-        self._free = ""
-
-    def object(self, schema: Any, arguments: Arguments, depth: int) -> str:
-        """A rule for an object: its properties in the schema's order, each behind a comma but the first."""
-        if not isinstance(schema, Mapping):
-            schema = {}
-        required = schema.get("required") or ()
-        first = later = '""'
-        if schema.get("additionalProperties", True) is not False:
-            pair = self._rule(f"{self._key} {self._lark.literal(':')} {self.free}")
-            later = self._rule(f'("," {pair})*')
-            first = self._rule(f"({pair} {later})?")
-        listed = [(key, one) for key, one in properties_of(schema).items() if one is not False]
-        for key, one in reversed(listed):
-            if set(":{}[],<\n") & set(key) or key != key.strip():
-                arguments.refuse(f"the parameter '{key[:100]}' cannot be written in the model's tool format")
-            pair = self._rule(f"{self._lark.literal(key + ':')} ({self.value(one, arguments, depth + 1)})")
-            if key in required:
-                here, after = f"{pair} {later}", f'"," {pair} {later}'
-            else:
-                here, after = f"{pair} {later} | {first}", f'"," {pair} {later} | {later}'
-            first, later = self._rule(here), self._rule(after)
-        return f'"{{" {first} "}}"'
-
-    def value(self, schema: Any, arguments: Arguments, depth: int) -> str:
-        """An expression for a value."""
-        if (values := listed_values(schema, arguments.schema)) is not None:
-            return " | ".join(
-                f"{self._quote} {self._lark.literal(one)} {self._quote}"
-                if isinstance(one, str)
-                else self._lark.literal(json_text(one))
-                for one in values
-            )
-        allowed = kinds(schema, arguments.schema)
-        if depth > _GRAMMAR_DEPTH or len(allowed) > 3:
-            return self.free
-        node = resolved(schema, arguments.schema)
-        found = []
-        if "string" in allowed:
-            check_string(schema, arguments)
-            found.append(self._string)
-        if "object" in allowed:
-            found.append(self.object(node, arguments, depth))
-        if "array" in allowed:
-            items = self._rule(
-                self.value(node.get("items") if isinstance(node, Mapping) else None, arguments, depth + 1)
-            )
-            found.append(f'"[" ({items} ("," {items})*)? "]"')
-        if "integer" in allowed:  # with or without fractions
-            numbers = {"type": "number" if "number" in allowed else "integer"}
-            alone = allowed <= {"integer", "number"}
-            found.append(arguments.part(standing_alone(schema, arguments.schema) if alone else numbers))
-        found += ['"true"', '"false"'] * ("boolean" in allowed) + ['"null"'] * ("null" in allowed)
-        return " | ".join(found)
-
-    @property
-    def free(self) -> str:
-        """A rule for any value."""
-        if not self._free:
-            self._free = "free"
-            pair = f"{self._key} {self._lark.literal(':')} free"
-            self._lark.rule(
-                "free",
-                f'{self._string} | /-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?/ | "true" | "false" | "null" '
-                f'| "[" (free ("," free)*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"',
-            )
-        return self._free
-
-    @property
-    def _key(self) -> str:
-        return "/[A-Za-z_][A-Za-z0-9_-]*/"
-
-    @property
-    def _quote(self) -> str:
-        return self._lark.literal(self._form.quote)
-
-    @property
-    def _string(self) -> str:
-        return (
-            f"{self._quote} {self._rule(self._lark.text_before(f'string_{self._next()}', self._form.quote))}"
-        )
-
-    def _rule(self, expression: str) -> str:
-        return self._lark.rule(f"g_{self._next()}", expression)
-
-    def _next(self) -> int:
-        self._count += 1
-        return self._count
 
 
 def _escaped(sink: Sink) -> Sink:

@@ -53,6 +53,8 @@ class Glm45Parser(TaggedParser):
                 return
             yield from self._blanks()
             if not (yield from self._one_of(VALUE)):
+                if self._is_cut_off(VALUE):
+                    return
                 break
             if not (yield from self._argument(writer, "".join(key).strip(), schema)):
                 return
@@ -60,8 +62,8 @@ class Glm45Parser(TaggedParser):
             yield from self._blanks()
             found = yield from self._one_of(KEY, CLOSE)
             if not found:
-                if self._ended and self._at >= len(self._text):
-                    self._mark = None
+                if self._is_cut_off(KEY, CLOSE):
+                    self._at, self._mark = len(self._text), None
                     return
                 self._go_back()
             self._mark = None

@@ -30,7 +30,8 @@ from server.answer.tools.tagged import NAME
 from server.grammar.lark import Lark
 
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
-_MAX_HEADER = 1024
+_MAX_PARTS = 4
+"""Parts of a header between its special tokens: role and recipient, channel, type of content."""
 
 
 class HarmonyParser(ToolParser):
@@ -63,13 +64,15 @@ class HarmonyParser(ToolParser):
     def _message(self) -> Wait[bool]:
         """Read a message from within its header on. True if it was a call."""
         header: list[str] = []
-        while len(header) < _MAX_HEADER:
+        while len(header) < _MAX_PARTS:
             header.append((yield from self._word("<")))
             found = yield from self._one_of(MESSAGE, CHANNEL, CONSTRAIN)
             if found == MESSAGE:
                 break
             if not found:
                 return False
+        else:
+            return False
         recipient = _RECIPIENT.search(" ".join(header))
         if recipient is None or not NAME.fullmatch(recipient[1]):
             return False

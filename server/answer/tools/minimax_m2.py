@@ -48,7 +48,7 @@ class MinimaxM2(TaggedNotation):
     def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         calls = self._functions(lark, arguments)
         call = lark.rule("invocation", f"{lark.literal(self.tags.before_function)} ({calls})")
-        end = lark.literal(self.after_function + self.tags.block[1])
+        end = self._end_of_block(lark)
         return f"{call}+ {end}" if several else f"{call} {end}"
 
     def written(self, calls: Sequence[Call]) -> str:

@@ -115,6 +115,11 @@ def call_object(call: Call, key: str = "arguments") -> str:
     return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
 
 
+def json_string_piece(text: str) -> str:
+    """A piece of a string, escaped as in JSON: the pieces add up to the escaped string."""
+    return json_text(text)[1:-1]
+
+
 def json_text(value: Any) -> str:
     """A value as JSON."""
     return json.dumps(value, ensure_ascii=False)

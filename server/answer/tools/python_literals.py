@@ -6,9 +6,8 @@ import json
 import re
 from typing import Any
 
-from server.answer.tools.notation import json_text
+from server.answer.tools.notation import json_string_piece, json_text
 from server.answer.tools.parser import Sink, ToolParser, Wait
-from server.answer.tools.typed import json_string_piece
 
 _MAX_DEPTH = 64
 _ESCAPES = {
@@ -133,6 +132,29 @@ class PythonValues(ToolParser):
             digits += digit
         code = int(digits, 16)
         return "\ufffd" if 0xD800 <= code < 0xE000 or code > 0x10FFFF else chr(code)
+
+
+class _Whole(PythonValues):
+    """Reads one literal that is the whole text."""
+
+    opening = ()
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.is_whole = False
+        super().__init__()
+
+    def _parse(self) -> Wait[None]:
+        found = yield from self._python_value(self.pieces.append)
+        self.is_whole = found and not (yield from self._next())
+
+
+def python_json(text: str) -> str | None:
+    """The JSON of a text that is a Python literal, None if it is none."""
+    parser = _Whole()
+    parser.push(text)
+    parser.finish()
+    return "".join(parser.pieces) if parser.is_whole else None
 
 
 def python_text(value: Any) -> str:

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.answer.tools.notation import Arguments, Call, ToolNotation
+from server.answer.tools.notation import Arguments, Call, ToolNotation, json_text
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.answer.tools.python_literals import PythonValues, python_text
-from server.answer.tools.tagged import ObjectWriter, check_object, listed_values, standing_alone
-from server.answer.tools.typed import kinds, properties_of
+from server.answer.tools.tagged import STRING_KEYWORDS, ObjectWriter
+from server.answer.tools.values_grammar import ValuesGrammar
 from server.grammar.lark import TEXT, Lark, spelled
 
 _NAME = re.compile(r"[^\W\d][\w.]*")
@@ -188,47 +188,64 @@ class Pythonic(ToolNotation):
         return f"{self.form.begin}{self.form.between.join(written)}{self.form.end}"
 
     def _block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
-        calls = [_call(lark, number, name, one) for number, (name, one) in enumerate(arguments.items())]
+        values = PythonValuesGrammar(lark)
+        calls = [_call(lark, n, name, one, values) for n, (name, one) in enumerate(arguments.items())]
         one = lark.rule("one", " | ".join(calls))
         more = f"({lark.literal(self.form.between)} {one})*" if several else ""
         return f"{one} {more} {lark.literal(self.form.end)}"
 
 
-def _call(lark: Lark, number: int, name: str, arguments: Arguments) -> str:
-    """A rule for a call with its parameters in the schema's order, each behind ", " but the first."""
+class PythonValuesGrammar(ValuesGrammar):
+    """The grammar of literals. A JSON string is one of Python's, too."""
+
+    comma = ", "
+    words = {"true": "True", "false": "False", "null": "None"}
+
+    def listed(self, value: Any) -> str:
+        return self._lark.literal(python_text(value))
+
+    def string(self, schema: Any, arguments: Arguments) -> str:
+        of_string = {key: value for key, value in schema.items() if key in STRING_KEYWORDS} if schema else {}
+        return arguments.part({**of_string, "type": "string"})
+
+    def key(self, name: str, arguments: Arguments) -> str:
+        return self._lark.literal(json_text(name) + ": ")
+
+    def any_key(self, arguments: Arguments) -> str:
+        return f'{arguments.part({"type": "string"})} ": "'
+
+
+class KeywordsGrammar(PythonValuesGrammar):
+    """The grammar of a call's arguments: `name=value`."""
+
+    def __init__(self, lark: Lark, number: int, values: PythonValuesGrammar) -> None:
+        super().__init__(lark)
+        self._number = number
+        self._values = values
+
+    def key(self, name: str, arguments: Arguments) -> str:
+        if not _NAME.fullmatch(name) or "." in name:
+            arguments.refuse(f"the parameter '{name[:100]}' cannot be written in the model's tool format")
+        return self._lark.literal(name + "=")
+
+    def any_key(self, arguments: Arguments) -> str:
+        return '/[A-Za-z_][A-Za-z0-9_]*/ "="'
+
+    def value(self, schema: Any, arguments: Arguments, depth: int) -> str:
+        return self._values.value(schema, arguments, depth)
+
+    def free(self, arguments: Arguments) -> str:
+        return self._values.free(arguments)
+
+    def _rule(self, expression: str) -> str:
+        return self._lark.rule(f"k_{self._number}_{self._next()}", expression)
+
+
+def _call(lark: Lark, number: int, name: str, arguments: Arguments, values: PythonValuesGrammar) -> str:
+    """A call with its parameters in the schema's order."""
     if not _NAME.fullmatch(name):
         arguments.refuse(
             f"the function '{name[:100]}' cannot be called in the model's tool format: it is no Python name"
         )
-    check_object(arguments.schema, arguments)
-    required = arguments.schema.get("required") or ()
-    first, later = '""', '""'
-    # From the last parameter to the first: what may follow when nothing, or something, has been written before.
-    if arguments.schema.get("additionalProperties", True) is not False:
-        any_value = arguments.part({})
-        pair = lark.rule(f"any_{number}", f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {any_value}')
-        later = lark.rule(f"more_{number}", f'(", " {pair})*')
-        first = lark.rule(f"some_{number}", f"({pair} {later})?")
-    listed = [(key, one) for key, one in properties_of(arguments.schema).items() if one is not False]
-    for place, (key, one) in reversed(list(enumerate(listed))):
-        if not _NAME.fullmatch(key) or "." in key:
-            arguments.refuse(f"the parameter '{key[:100]}' cannot be written in the model's tool format")
-        pair = lark.rule(f"p_{number}_{place}", f"{lark.literal(key + '=')} ({_value(one, arguments, lark)})")
-        if key in required:
-            here, after = f"{pair} {later}", f'", " {pair} {later}'
-        else:
-            here, after = f"{pair} {later} | {first}", f'", " {pair} {later} | {later}'
-        first = lark.rule(f"first_{number}_{place}", here)
-        later = lark.rule(f"later_{number}_{place}", after)
-    return f'{lark.literal(name + "(")} {first} ")"'
-
-
-def _value(schema: Any, arguments: Arguments, lark: Lark) -> str:
-    """A literal. Strings, numbers and containers are written alike in JSON, which the parser reads too."""
-    if (values := listed_values(schema, arguments.schema)) is not None:
-        return " | ".join(lark.literal(python_text(value)) for value in values)
-    allowed = kinds(schema, arguments.schema)
-    words = {"boolean": '"True" | "False"', "null": '"None"'}
-    if allowed <= words.keys():
-        return " | ".join(words[one] for one in sorted(allowed))
-    return arguments.part(standing_alone(schema, arguments.schema))
+    keywords = KeywordsGrammar(lark, number, values).members(arguments.schema, arguments, 0)
+    return f'{lark.literal(name + "(")} {keywords} ")"'

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, Schema, json_text
+from server.answer.tools.notation import Arguments, Call, OpenedNotation, Schema, json_string_piece, json_text
 from server.answer.tools.parser import Sink, ToolParser, Wait
 from server.answer.tools.typed import (
     TEXT_ONLY,
-    json_string_piece,
     json_value,
     kinds,
     properties_of,
@@ -29,9 +28,12 @@ from server.grammar.lark import Lark
 NAME = re.compile(r"[\w.:/-]+")
 """Names of functions."""
 _PART_OF_OBJECT = frozenset(
-    {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas"}
-)
-_OF_STRINGS = frozenset({"pattern", "format", "minLength", "maxLength"})
+    {
+        "$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
+        "patternProperties",
+    }
+)  # fmt: skip
+STRING_KEYWORDS = frozenset({"pattern", "format", "minLength", "maxLength"})
 """Keywords of strings that a grammar of bare text does not enforce."""
 
 
@@ -120,7 +122,8 @@ class TaggedParser(ToolParser):
             if not (yield from self._argument(writer, key, schema)):
                 return
             found = yield from self._next_tag()
-        if not found and self._ended and self._at >= len(self._text):
+        if not found and self._is_cut_off(*self._after_parameter):
+            self._at = len(self._text)
             return
         writer.close()
         self.num_finished += 1
@@ -129,13 +132,22 @@ class TaggedParser(ToolParser):
         """The tag behind a parameter. "" if text follows; the call counts as complete then."""
         self._stay()
         yield from self._blanks()
-        found = yield from self._one_of(self.tags.parameter, self.tags.function_end, self.tags.block[1])
+        found = yield from self._one_of(*self._after_parameter)
         if found == self.tags.block[1]:
             self._at -= len(found)  # it closes the block too
-        if not found and not (self._ended and self._at >= len(self._text)):
+        if not found and not self._is_cut_off(*self._after_parameter):
             self._go_back()
         self._mark = None
         return found
+
+    @property
+    def _after_parameter(self) -> tuple[str, str, str]:
+        return self.tags.parameter, self.tags.function_end, self.tags.block[1]
+
+    def _is_cut_off(self, *tags: str) -> bool:
+        """Whether the text ends where one of these tags could have come."""
+        rest = self._text[self._at :].lstrip()
+        return self._ended and any(one.startswith(rest) for one in tags)
 
     def _argument(self, writer: ObjectWriter, key: str, schema: Schema | None) -> Wait[bool]:
         """Read one value, after its opening tag. False if the text ends within it."""
@@ -235,8 +247,12 @@ class TaggedNotation(OpenedNotation):
 
     def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         tags = self.tags
-        end = lark.literal(self.after_function + tags.block[1])
+        end = self._end_of_block(lark)
         return f"{lark.literal(tags.before_function)} ({self._functions(lark, arguments)}) {end}"
+
+    def _end_of_block(self, lark: Lark) -> str:
+        # Apart: a lexer cannot tell a line break before the end from one before the next call.
+        return f"{lark.literal(self.after_function)} {lark.literal(self.tags.block[1])}"
 
     @property
     def after_function(self) -> str:
@@ -295,11 +311,13 @@ class TaggedNotation(OpenedNotation):
             )
             yield rule if key in required else f"{rule}?"
         if schema.get("additionalProperties", True) is not False:
-            ends = re.escape(self.tags.parameter_name_end[0])
-            value = self._text_value(lark, f"any_{number}")
-            before, after = map(lark.literal, self.around_key)
-            begin = f"{before} /[^{ends}<\\s]+/ {after}"
-            yield "(" + lark.rule(f"p_{number}_any", f"{begin} {value}") + ")*"
+            yield "(" + lark.rule(f"p_{number}_any", self._any_parameter(lark, number, arguments)) + ")*"
+
+    def _any_parameter(self, lark: Lark, number: int, arguments: Arguments) -> str:
+        """A parameter that the schema does not list."""
+        ends = re.escape(self.tags.parameter_name_end[0])
+        before, after = map(lark.literal, self.around_key)
+        return f"{before} /[^{ends}<\\s]+/ {after} {self._text_value(lark, f'any_{number}')}"
 
     def _parameter(self, lark: Lark, place: str, key: str, schema: Any, arguments: Arguments) -> str:
         return f"{lark.literal(key.join(self.around_key))} {self._value(lark, place, schema, arguments)}"
@@ -341,13 +359,19 @@ def bare(value: Any) -> str:
 def check_object(schema: Schema, arguments: Arguments) -> None:
     """Raises InvalidRequest for a strict function whose arguments depend on each other: a list of parameters cannot say so."""
     if arguments.strict and (found := sorted(_PART_OF_OBJECT & schema.keys())):
-        arguments.refuse(f"'{found[0]}' cannot be enforced for arguments in this model's tool format")
+        arguments.refuse(f"'{found[0]}' of an object cannot be enforced in this model's tool format")
+    if arguments.strict and schema.get("additionalProperties") and schema["additionalProperties"] is not True:
+        arguments.refuse("'additionalProperties' of a type cannot be enforced in this model's tool format")
 
 
 def check_string(schema: Any, arguments: Arguments) -> None:
     """Raises InvalidRequest if a strict function constrains a string in a way that bare text cannot be held to."""
     schema = resolved(schema, arguments.schema)
-    if arguments.strict and isinstance(schema, Mapping) and (found := sorted(_OF_STRINGS & schema.keys())):
+    if (
+        arguments.strict
+        and isinstance(schema, Mapping)
+        and (found := sorted(STRING_KEYWORDS & schema.keys()))
+    ):
         arguments.refuse(f"'{found[0]}' of a string cannot be enforced in this model's tool format")
 
 

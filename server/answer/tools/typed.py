@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from server.answer.tools.notation import Schema, json_text
+from server.answer.tools.python_literals import python_json
 
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 TEXT_ONLY = frozenset({"string"})
@@ -82,15 +83,15 @@ def json_value(text: str, allowed: frozenset[str]) -> str:
     try:
         kind = kind_of(msgspec.json.decode(stripped))
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return json_text(text)
+        python = (
+            python_json(stripped)
+            if {"object", "array"} & allowed and stripped[:1] in ("{", "[", "(")
+            else None
+        )
+        return python or json_text(text)
     if kind in allowed or "string" not in allowed:
         return stripped
     return json_text(text)
-
-
-def json_string_piece(text: str) -> str:
-    """A piece of a string, escaped as in JSON: the pieces add up to the escaped string."""
-    return json_text(text)[1:-1]
 
 
 def resolved(schema: Any, root: Any) -> Any:

@@ -131,13 +131,15 @@ class ToolParser(ABC):
     def _outside(self) -> Wait[str]:
         """Show text up to the next opening and put the mark there; returns the opening, "" at the end of the text."""
         while True:
-            if found := self._find():
+            held = self._held_at_end()
+            # A literal within what may become a longer one has to wait.
+            if (found := self._find()) and (self._ended or found.start() <= len(self._text) - held):
                 before = self._trim(self._text[self._at : found.start()])
                 self._show(before)
                 self._mark = self._at + len(before)
                 self._at = self._after_opening = found.end()
                 return found[0]
-            ready = self._trim(self._text[self._at : len(self._text) - self._held_at_end()])
+            ready = self._trim(self._text[self._at : len(self._text) - held])
             self._show(ready)
             self._at += len(ready)
             if not (yield from self._more()):

@@ -57,6 +57,7 @@ HERMES = f"<tool_call>\n{NAMED}\n</tool_call>"
 HERMES_PROSE = 'Return <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 GLM_PROSE = "Write <tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n</tool_call>"
 XML_PROSE = "Return <tool_call>\n<function=example>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call> in XML."
+PYTHONIC = "{{ f.name }}(" + ITEMS + "{{ k }}={{ v | tojson }}{% endfor %})"
 KNOWN = {
     "qwen2.5": (template(HERMES, HERMES_PROSE, before="\n"), "hermes"),
     "qwen3": (template(HERMES, HERMES_PROSE, start="assistant:<think>\n\n</think>\n\n"), "hermes"),
@@ -75,54 +76,67 @@ KNOWN = {
     "mistral v11": (template("[TOOL_CALLS]{{ f.name }}[ARGS]" + OBJECT), "mistral"),
     "mistral v13": (template("[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]" + OBJECT), "mistral"),
     "mistral, in prose": (only_prose('Answer [TOOL_CALLS][{"name": ..., "arguments": ...}]'), "mistral"),
-}  # fmt: skip
-PYTHONIC = "{{ f.name }}(" + ITEMS + "{{ k }}={{ v | tojson }}{% endfor %})"
-UNKNOWN = {
-    "qwen3 coder": template(XML, XML_PROSE),
-    "qwen3 coder, in prose": only_prose(XML_PROSE),
-    "glm 4.5": template(
+    "qwen3 coder": (template(XML, XML_PROSE), "qwen3_coder"),
+    "qwen3 coder, in prose": (only_prose(XML_PROSE), "qwen3_coder"),
+    "glm 4.5": (template(
         "\n<tool_call>{{ f.name }}\n" + ITEMS + "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>", GLM_PROSE
-    ),
-    "glm 4.5, in prose": only_prose(GLM_PROSE),
-    "granite 3": template(NAMED, before="<|tool_call|>[", after="]"),
-    "granite 3, in prose": only_prose('Write <|tool_call|>[{"name": ..., "arguments": ...}]'),
-    "phi 4 mini": template(NAMED, "functools[...]", before="<|tool_call|>[", after="]<|/tool_call|>"),
-    "phi 4 mini, vllm's": template('{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}', 'functools[{"name": [function name], "arguments": [JSON]}]'),
-    "deepseek v3": template(
+    ), "glm45"),
+    "glm 4.5, in prose": (only_prose(GLM_PROSE), "glm45"),
+    "granite 3": (template(NAMED, before="<|tool_call|>[", after="]"), "granite"),
+    "granite 3, in prose": (only_prose('Write <|tool_call|>[{"name": ..., "arguments": ...}]'), "granite"),
+    "phi 4 mini": (template(NAMED, "functools[...]", before="<|tool_call|>[", after="]<|/tool_call|>"), "phi4_mini_json"),
+    "deepseek v3": (template(
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments + '' }}\n```<｜tool▁call▁end｜>",
         before="<｜tool▁calls▁begin｜>", after="<｜tool▁calls▁end｜>",
-    ),
-    "deepseek v3.1": template("<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments + '' }}<｜tool▁call▁end｜>", before="<｜tool▁calls▁begin｜>"),
-    "kimi k2": template(
+    ), "deepseek_v3"),
+    "deepseek v3.1": (template("<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments + '' }}<｜tool▁call▁end｜>", before="<｜tool▁calls▁begin｜>"), "deepseek_v31"),
+    "kimi k2": (template(
         "<|tool_call_begin|>functions.{{ f.name }}:0<|tool_call_argument_begin|>" + OBJECT + "<|tool_call_end|>",
         before="<|tool_calls_section_begin|>", after="<|tool_calls_section_end|>",
-    ),
-    "gpt-oss": template("<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>" + OBJECT + "<|call|>"),
+    ), "kimi_k2"),
+    "gpt-oss": (template("<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>" + OBJECT + "<|call|>"), "openai"),
+    "minimax m2": (template('<invoke name="{{ f.name }}">' + ITEMS + '<parameter name="{{ k }}">{{ v }}</parameter>{% endfor %}</invoke>', before="<minimax:tool_call>"), "minimax_m2"),
+    "llama 4": (template(PYTHONIC, before="<|python_start|>[", after="]<|python_end|>"), "llama4_pythonic"),
+    "llama 3.2, pythonic": (template(PYTHONIC, before="[", after="]"), "pythonic"),
+    "lfm 2": (template(PYTHONIC, before="<|tool_call_start|>[", after="]<|tool_call_end|>"), "lfm2"),
+    "olmo 3": (template(PYTHONIC, before="<function_calls>", after="</function_calls>"), "olmo3"),
+    "jamba": (template("\n  " + NAMED, before="<tool_calls>[", after="\n]</tool_calls>"), "jamba"),
+    "seed": (template("<seed:tool_call>\n<function={{ f.name }}>" + ITEMS + "<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function>\n</seed:tool_call>"), "seed_oss"),
+    "nemotron": (template(NAMED, before="<TOOLCALL>[", after="]</TOOLCALL>"), "nemotron_json"),
+    "another notation than the prose": (template(XML, HERMES_PROSE), "qwen3_coder"),
+    "deepseek v3.2": (template(
+        '<｜DSML｜invoke name="{{ f.name }}">\n' + ITEMS + '<｜DSML｜parameter name="{{ k }}" string="true">{{ v }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n',
+        before="<｜DSML｜function_calls>\n", after="</｜DSML｜function_calls>",
+    ), "deepseek_v32"),
+    "glm 4.7": (template("<tool_call>{{ f.name }}" + ITEMS + "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"), "glm45"),
+    "gpt-oss, as its template writes it": (template(" to=functions.{{ f.name }}<|channel|>commentary json<|message|>" + OBJECT + "<|call|>", start="<|start|>assistant"), "openai"),
+    "gemma 4": (template("<|tool_call>call:{{ f.name }}{{ '{' }}" + ITEMS + '{{ k }}:<|"|>{{ v }}<|"|>{% endfor %}{{ "}" }}<tool_call|>'), "gemma4"),
+    "functiongemma": (template("<start_function_call>call:{{ f.name }}{{ '{' }}" + ITEMS + "{{ k }}:<escape>{{ v }}<escape>{% endfor %}{{ '}' }}<end_function_call>"), "functiongemma"),
+    "an id that names the function": (template("<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>" + OBJECT + "<|tool_call_end|>", before="<|tool_calls_section_begin|>"), "kimi_k2"),
+    "llama 4, in prose": (only_prose("Answer [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]"), "pythonic"),
+    "olmo 3, in prose": (only_prose("Output any function calls within <function_calls></function_calls> XML tags."), "olmo3"),
+    "seed, in prose": (only_prose("<seed:tool_call>\n<function=example>\n<parameter=a>b</parameter>\n</function>\n</seed:tool_call>"), "seed_oss"),
+}  # fmt: skip
+UNKNOWN = {
+    "phi 4 mini, vllm's": template('{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}', 'functools[{"name": [function name], "arguments": [JSON]}]'),
     "functionary": template(">>>{{ f.name }}\n" + OBJECT),
     "functionary 3.1": template("<function={{ f.name }}>" + OBJECT + "</function>"),
     "xlam": template("{{ f | tojson }}", 'in one array: [{"name": "tool", "arguments": {"arg1": "value1"}}]', before="[", after="]"),
     "minimax m1": template("\n" + NAMED + "\n", before="<tool_calls>", after="</tool_calls>"),
-    "minimax m2": template('<invoke name="{{ f.name }}">' + ITEMS + '<parameter name="{{ k }}">{{ v }}</parameter>{% endfor %}</invoke>', before="<minimax:tool_call>"),
     "hunyuan": template("<tool_call>{{ f.name }}\n```json\n" + OBJECT + "\n```\n</tool_call>", before="<tool_calls>\n", after="\n</tool_calls>"),
     "hermes between other tags": template(HERMES, before="<tool_calls>\n", after="\n</tool_calls>"),
     "hermes with lists": template(NAMED, before="<tool_call>[", after="]</tool_call>"),
     "internlm": template("<|action_start|><|plugin|>\n" + LLAMA + "<|action_end|>"),
     "command r": template('{"tool_name": "{{ f.name }}", "parameters": ' + OBJECT + "}", before="Action: ```json\n[", after="]```"),
     "command r7b": template('{"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": ' + OBJECT + "}", before="<|START_ACTION|>[", after="]<|END_ACTION|>"),
-    "llama 4": template(PYTHONIC, before="<|python_start|>[", after="]<|python_end|>"),
-    "llama 3.2, pythonic": template(PYTHONIC, before="[", after="]"),
-    "lfm 2": template(PYTHONIC, before="<|tool_call_start|>[", after="]<|tool_call_end|>"),
-    "olmo 3": template(PYTHONIC, before="<function_calls>", after="</function_calls>"),
-    "jamba": template("\n  " + NAMED, before="<tool_calls>[", after="\n]</tool_calls>"),
-    "seed": template("<seed:tool_call>\n<function={{ f.name }}>" + ITEMS + "<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function>\n</seed:tool_call>"),
-    "nemotron": template(NAMED, before="<TOOLCALL>[", after="]</TOOLCALL>"),
     "the tag in prose only": only_prose("Put your calls between <tool_call></tool_call> tags."),
-    "another notation than the prose": template(XML, HERMES_PROSE),
     "two notations in prose": only_prose(HERMES_PROSE + ' or [TOOL_CALLS][{"name": 1}]'),
     "nothing": template("").replace("{% if m.tool_calls %}", "{% if false %}"),
     "an error": template("{{ raise_exception('no calls') }}"),
     "half a call": template('<tool_call>\n{"name": "{{ f.name }}", "arguments": [1'),
     "no arguments": template('<tool_call>\n{"name": "{{ f.name }}"}\n</tool_call>'),
+    "one object behind a list's tag": template("\n" + NAMED + "\n", before="<TOOLCALL>", after="</TOOLCALL>"),
+    "two formats in prose": only_prose(HERMES_PROSE + XML_PROSE),
 }  # fmt: skip
 
 
@@ -144,7 +158,7 @@ def test_unknown(model: str) -> None:
     assert (notation.tools, notation.unknown) == (None, True)
 
 
-@pytest.mark.parametrize("model", ["qwen3 coder", "granite 3", "phi 4 mini"])
+@pytest.mark.parametrize("model", ["hunyuan", "functionary", "command r7b"])
 def test_the_operator_names_it_all_the_same(model: str) -> None:
     template = ChatTemplate(UNKNOWN[model], TOKENS)
     named = model_notation(Tokens(), template, "hermes", None)
@@ -155,7 +169,7 @@ def test_the_operator_names_it_all_the_same(model: str) -> None:
 
 def test_the_log_says_that_calls_stay_text() -> None:
     with structlog.testing.capture_logs() as logs:
-        model_notation(Tokens(), ChatTemplate(UNKNOWN["qwen3 coder"], TOKENS), None, None)
+        model_notation(Tokens(), ChatTemplate(UNKNOWN["hunyuan"], TOKENS), None, None)
         model_notation(Tokens(), ChatTemplate(KNOWN["qwen3"][0], TOKENS), None, None)
         model_notation(Tokens(), None, None, None)
     unknown, warning, known, none = logs
@@ -169,9 +183,7 @@ def test_the_log_says_that_calls_stay_text() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "text"), [("granite 3", "none", True), ("qwen2.5", "hermes", False)]
-)
+@pytest.mark.parametrize(("model", "name", "text"), [("hunyuan", "none", True), ("qwen2.5", "hermes", False)])
 async def test_executors_say_so(model: str, name: str, text: bool) -> None:
     source = UNKNOWN.get(model) or KNOWN[model][0]
     house = House(notation=model_notation(Tokens(), ChatTemplate(source, TOKENS), None, None))
@@ -190,9 +202,9 @@ LOOK: dict[str, Any] = {
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
 }
 WRITTEN = {
-    "qwen3 coder": "<tool_call>\n<function=look>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
-    "granite 3": '<|tool_call|>[{"name": "look", "arguments": {"n": 1}}]',
-    "phi 4 mini": '<|tool_call|>[{"name": "look", "arguments": {"n": 1}}]<|/tool_call|>',
+    "hunyuan": '<tool_calls>\n<tool_call>look\n```json\n{"n": 1}\n```\n</tool_call>\n</tool_calls>',
+    "functionary": '>>>look\n{"n": 1}',
+    "command r7b": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": {"n": 1}}]<|END_ACTION|>',
 }
 
 
@@ -216,7 +228,7 @@ async def test_calls_stay_text_and_tools_reach_the_template(model: str) -> None:
 )
 async def test_a_forced_call_is_plain_json(asked: object) -> None:
     """The grammar writes it, not the model's habit."""
-    house = unknown_house("granite 3")
+    house = unknown_house("hunyuan")
     house.engine.script = spells('{"name": "look", "parameters": {"n": 1}}')
     [choice] = (await house.chat(tools=[LOOK], tool_choice=asked)).json()["choices"]
     [call] = choice["message"]["tool_calls"]
@@ -234,7 +246,7 @@ async def test_what_cannot_be_promised_is_refused() -> None:
         "tools.0.function.strict": {"tools": [strict]},
     }
     for param, body in cannot.items():
-        error = error_of(await unknown_house("qwen3 coder").chat(**body))
+        error = error_of(await unknown_house("hunyuan").chat(**body))
         assert error["param"] == param and "--tool-call-parser can name it" in error["message"]
 
 

@@ -95,6 +95,14 @@ def model_notation(
         generic = registry.tool_notation(name, text)
         template.generic_tools = GenericTools(generic.written, detect.writes(template, name))
     tools = None if name in (None, NONE) else registry.tool_notation(name, text)
+    if (
+        tools is not None
+        and template is not None
+        and asks
+        and shows_tools
+        and not detect.shows_calls(template)
+    ):
+        template.writes_calls = tools.written
     if reasoning_parser is None:
         thinks = reasoning.detected(text)
     else:

@@ -58,10 +58,7 @@ class GenericTools:
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
         out: list[dict[str, Any]] = []
         after_result = False
-        for message in messages:
-            one = dict(message)
-            if calls := one.pop("tool_calls", None):
-                one["content"] = _appended(one.get("content"), self.written(list(map(_call, calls))))
+        for one in map(dict, calls_as_text(messages, self.written)):
             if is_result := one["role"] == "tool":
                 text = f"<tool_response>\n{_text(one.get('content'))}\n</tool_response>"
                 one = {"role": "user", "content": text}
@@ -71,6 +68,19 @@ class GenericTools:
                 out.append(one)
             after_result = is_result or (after_result and one["role"] == "user")
         return list(out)
+
+
+def calls_as_text(messages: Sequence[Message], written: Written) -> list[Message]:
+    """The messages with the calls of each as the end of its text. Does not modify the messages."""
+    return [_with_text(message, written) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_text(message: Message, written: Written) -> Message:
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {
+        **rest,
+        "content": _appended(message.get("content"), written(list(map(_call, message["tool_calls"])))),
+    }
 
 
 def _introduced(messages: list[Message], prompt: str, reads_system: bool) -> list[Message]:

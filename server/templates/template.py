@@ -20,7 +20,7 @@ from jinja2 import nodes
 from engine.errors import InvalidRequest
 from executors.contract import ConfigError
 from server.system.worker_threads import DeadlineExceeded, MemoryExceeded, watched_memory
-from server.templates.generic_tools import GenericTools
+from server.templates.generic_tools import GenericTools, Written, calls_as_text
 from server.templates.limits import MAX_OUTPUT
 from server.templates.message_forms import TOOL, MessageForms, TookTooMuch
 from server.templates.sandbox import chat_environment
@@ -79,6 +79,8 @@ class ChatTemplate:
                 raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
         self.generic_tools: GenericTools | None = None
         """The prompt for tools if the templates show none. Set once, by model_notation, before anything is served."""
+        self.writes_calls: Written | None = None
+        """What writes the calls of earlier messages, if the templates show tools and no calls. Set like `generic_tools`."""
         self._reads_system: dict[str, bool] = {}
         self._forms = {
             name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
@@ -141,6 +143,8 @@ class ChatTemplate:
         if self.generic_tools is not None and not self.shows_tools:
             messages = self.generic_tools.applied(messages, tools, not tools or self._shows_system(name))
             tools = None
+        elif self.writes_calls is not None:
+            messages = calls_as_text(messages, self.writes_calls)
         adapted = self._forms[name].adapt(messages)
         return self._rendered(adapted, tools, add_generation_prompt, extra, continue_final_message)
 

@@ -81,6 +81,11 @@ def writes(template: ChatTemplate, name: str) -> bool:
     return any(_reads_back(name, one) for one in _shown_calls(template))
 
 
+def shows_calls(template: ChatTemplate) -> bool:
+    """Whether the template shows calls of earlier messages, in any form. Rendering may take long, as for `detected`."""
+    return bool(_shown_calls(template))
+
+
 def _shown_calls(template: ChatTemplate) -> list[str]:
     """The calls that the template writes, from the beginning of the answer, with an offered function and without; empty if it
     writes none. The first id that shows the function's name is taken: Mistral's templates require nine letters and digits, some

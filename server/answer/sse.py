@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.text.generation import TokenText, Usage
-from server.answer.chat import Piece
+from server.answer.choice import Piece
 from server.answer.reasoning import Thought
 from server.answer.tools.events import CallArguments, CallBegun
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.text.generation import TextRequest
-from server.answer.chat import Reading
+from server.answer.choice import Reading
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place, continued_text
 from server.grammar.compose import alone

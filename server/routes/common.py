@@ -18,7 +18,6 @@ from server.http.request_timing import INLINE_BODY_BYTES, mark_received, run_off
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables
 from server.schemas.extras import MAX_TOLD, screen
-from server.schemas.sampling import GenerationFields
 from server.schemas.volume import check_volume
 from server.state import ServedModel, ServerState
 from server.system.gc_tuning import collector_pause
@@ -82,16 +81,11 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 @contextlib.asynccontextmanager
 async def generation_of(
-    model: ServedModel,
-    asked: TextRequest,
-    fields: GenerationFields,
-    *,
-    prompt: str = "prompt",
-    grammar: str | None = None,
+    model: ServedModel, asked: TextRequest, names: Mapping[str, str | None]
 ) -> AsyncIterator[Generation]:
     """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
-    client's name; `prompt` and `grammar` are two such names."""
-    with named({"prompt": prompt, "grammar": grammar, "max_tokens": fields.output_limit_name}):
+    client's name: `names` maps the engine's names (prompt, grammar, max_tokens) to those."""
+    with named(names):
         async with model.engine.start(asked) as generation:
             yield generation
 

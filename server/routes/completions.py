@@ -76,7 +76,8 @@ class _CompletionCall:
 
     def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        return generation_of(self._model, self._asked, self._body, grammar=self._grammar_param)
+        names = {"grammar": self._grammar_param, "max_tokens": self._body.output_limit_name}
+        return generation_of(self._model, self._asked, names)
 
     async def collect(self) -> list[bytes]:
         """The whole answer, encoded, in pieces."""

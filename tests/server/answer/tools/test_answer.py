@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.answer.chat import Answer, Reading
+from server.answer.chat_encoder import finish_of, message_of
+from server.answer.choice import Choice, Reading
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place
 from server.answer.tools.hermes import Hermes
@@ -44,14 +45,14 @@ WORDS = [
 
 
 def answer(reading: Reading, pieces: Sequence[str]) -> dict[str, Any]:
-    made = Answer(0, reading)
+    made = Choice(0, reading)
     for piece in pieces:
         made.take(TextDelta(0, piece, tuple(piece.encode())))
     made.take(TextDelta(0, "", (), finish_reason="stop"))
-    message = made.message(("reasoning",))
+    message = message_of(made, ("reasoning",))
     for call in message.get("tool_calls", ()):
         del call["id"]
-    return {**message, **made.finish, "reasoning_tokens": made.reasoning_tokens}
+    return {**message, **finish_of(made), "reasoning_tokens": made.reasoning_tokens}
 
 
 @pytest.mark.parametrize("kind", CALLS)

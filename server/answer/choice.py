@@ -1,10 +1,12 @@
-"""One choice of a chat on the wire: its text split into reasoning, text and tool calls, streamed or whole."""
+"""One choice of an answer, whatever API asked: its text read as typed parts, reasoning, text and tool calls, one by one or whole.
+
+The engine's deltas go in. Encoders (`chat_encoder.py` and its neighbours) make an API's events and bodies of what comes out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from engine.text.generation import TextDelta
 from server.answer.notation import ModelNotation
@@ -128,21 +130,34 @@ class Parsers:
         return events[: max(of_call, default=-1) + 1]
 
 
-class Answer:
+@dataclass(slots=True)
+class Call:
+    """One call of a whole answer. `arguments`: JSON as the model wrote it, valid only if a grammar enforced it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class Choice:
     """One choice so far. One writer: the task that reads the generation."""
 
     def __init__(self, index: int, reading: Reading) -> None:
         self.index = index
+        self.mode = reading.choice.mode
+        self.token_ids: list[int] = []
+        """Ids of all tokens taken."""
+        self.finish_reason = "stop"
+        """Why the choice ended: `stop`, `length` or `tool_calls`."""
+        self.stop_reason: str | int | None = None
+        """Stop string or stop token that ended it."""
         self._reading = reading
         self._parsers = reading.parsers()
         self._counter = reading.counter()
         self._text: list[str] = []
         self._thoughts: list[str] = []
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[Call] = []
         self._arguments: list[list[str]] = []
-        self._ids: list[int] = []
-        self._finish = "stop"
-        self._stop_reason: str | int | None = None
 
     @property
     def plain(self) -> bool:
@@ -155,7 +170,7 @@ class Answer:
         return 0 if self._counter is None else self._counter.count
 
     def pieces(self, delta: TextDelta) -> list[Piece]:
-        """The delta's text, split into pieces."""
+        """The delta's text as typed parts."""
         if self._counter is not None:
             self._counter.push(delta.token_ids)
         pieces = self._parsers.push(delta.text, delta.finish_reason is not None)
@@ -164,14 +179,9 @@ class Answer:
         return [piece for piece in pieces if not isinstance(piece, Thought)]
 
     def reason(self, engine_reason: str) -> str:
-        """The finish reason that the client sees.
-
-        A call that the client named ends with "stop", as with OpenAI and vLLM: the client knows that there is a call.
-        """
-        named = self._reading.choice.mode == "named"
-        # One that a stop string cut off is not to be carried out.
-        calls = self._parsers.all_finished and not named
-        return "tool_calls" if calls and engine_reason == "stop" else engine_reason
+        """The finish reason: `tool_calls` if every call is complete."""
+        # A call that a stop string cut off is not to be carried out.
+        return "tool_calls" if engine_reason == "stop" and self._parsers.all_finished else engine_reason
 
     def take(self, delta: TextDelta) -> None:
         """Add a delta to the whole answer."""
@@ -182,34 +192,28 @@ class Answer:
                 case Thought(text):
                     self._thoughts.append(text)
                 case CallBegun(_, call_id, name):
-                    self._calls.append({"id": call_id, "type": "function", "function": {"name": name}})
+                    self._calls.append(Call(call_id, name))
                     self._arguments.append([])
                 case CallArguments(index, text):
                     self._arguments[index].append(text)
-        self._ids.extend(delta.token_ids)
+        self.token_ids.extend(delta.token_ids)
         if delta.finish_reason is not None:
-            self._finish = self.reason(delta.finish_reason)
-            self._stop_reason = delta.stop_reason
-
-    def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
-        """The choice's message. Keys without a value are omitted where clients expect it."""
-        text, thoughts = "".join(self._text), "".join(self._thoughts)
-        empty = None if self._calls or thoughts else ""
-        message: dict[str, Any] = {"role": "assistant", "content": text or empty, "refusal": None}
-        if thoughts:
-            message |= dict.fromkeys(reasoning_fields, thoughts)
-        if self._calls:
-            for call, arguments in zip(self._calls, self._arguments, strict=True):
-                call["function"]["arguments"] = "".join(arguments)
-            message["tool_calls"] = self._calls
-        return message
+            self.finish_reason = self.reason(delta.finish_reason)
+            self.stop_reason = delta.stop_reason
 
     @property
-    def finish(self) -> dict[str, Any]:
-        """The reason why the choice ended."""
-        return {"finish_reason": self._finish, "stop_reason": self._stop_reason}
+    def text(self) -> str:
+        """The text taken."""
+        return "".join(self._text)
 
     @property
-    def token_ids(self) -> list[int]:
-        """The ids of all tokens."""
-        return self._ids
+    def thoughts(self) -> str:
+        """The reasoning taken."""
+        return "".join(self._thoughts)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls taken."""
+        for call, arguments in zip(self._calls, self._arguments, strict=True):
+            call.arguments = "".join(arguments)
+        return self._calls

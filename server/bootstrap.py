@@ -118,6 +118,7 @@ class Bootstrap:
         """Warnings about settings in the tokenizer's files that are not used."""
         name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
         self.names = tuple(settings.served_model_name) or (name,)
+        self.aliases = model_aliases(settings, self.names)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer HTTP at once, load meanwhile, serve, drain."""
@@ -127,6 +128,8 @@ class Bootstrap:
         state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
         state.write_timeout = settings.write_timeout
         state.reasoning_fields = reasoning_fields(settings.reasoning_field)
+        state.aliases = self.aliases
+        state.unread_parts = settings.unread_parts
         core = LateCore()
         app = create_app(
             state,
@@ -401,6 +404,18 @@ def check_adapter_settings(settings: Settings) -> None:
         raise SettingsError("--lora-on-demand: it loads what lies below --lora-root, which is not given")
     if settings.lora_root is not None and not Path(settings.lora_root).is_dir():
         raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
+
+
+def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pattern and served name of each `--model-alias`. Raises ConfigError for a name that is not served, unless adapters may be
+    loaded later."""
+    pairs = [one.split("=", 1) for one in settings.model_alias]
+    found = tuple((pattern.strip(), name.strip()) for pattern, name in pairs)
+    for _, name in found:
+        if name not in names and not uses_adapters(settings):
+            served = ", ".join(names)
+            raise ConfigError(f"--model-alias: {name!r} is not served; this server has {served}")
+    return found
 
 
 def reasoning_fields(chosen: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,6 +204,10 @@ class ServerState:
     """Progress while loading. Written from the loading threads; a reader sees a complete value, the old or the new one."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """Names of the reasoning field in messages and deltas: both are in use."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Patterns of further names, and the served name or adapter that each stands for. The first match counts."""
+    unread_parts: str = DEFAULTS.unread_parts
+    """What happens to parts of messages that the model cannot read: `refuse` or `placeholder`."""
     recovery_timeout: float = DEFAULTS.recovery_timeout
     write_timeout: float = DEFAULTS.write_timeout
     """Time within which a client must read some of the data sent to it, or its connection is closed, in seconds."""
@@ -241,6 +246,7 @@ class ServerState:
         Raises ModelNotFound for a name that is not served, Unavailable while the model loads, InvalidRequest if the model
         cannot generate. A request without a name gets the served model.
         """
+        asked, name = name, self.served_name(name)
         if name and name not in self.names:
             adapter = None if self.adapters is None else self.adapters.get(name)
             if adapter is None:
@@ -253,12 +259,19 @@ class ServerState:
         if generating and not model.info.generates:
             message = "This model generates no tokens: its checkpoint has no lm_head. It serves POST /v1/embeddings."
             raise InvalidRequest(message, param="model", code="unsupported_value")
-        return model, name or self.names[0]
+        return model, asked or self.names[0]
+
+    def served_name(self, name: str | None) -> str | None:
+        """The name itself if it is served, else that which an alias gives it; unchanged if there is none."""
+        if not name or name in self.names or (self.adapters is not None and self.adapters.get(name)):
+            return name
+        return next((target for pattern, target in self.aliases if fnmatchcase(name, pattern)), name)
 
     async def find(self, name: str | None, *, generating: bool = False) -> tuple[ServedModel, str]:
         """As `require`, for a request that may wait: an adapter that is loaded on demand is loaded first."""
-        if name and name not in self.names and self.adapters is not None:
-            await self.adapters.find(name)
+        served = self.served_name(name)
+        if served and served not in self.names and self.adapters is not None:
+            await self.adapters.find(served)
         return self.require(name, generating=generating)
 
     def _not_found(self, name: str) -> ModelNotFound:

@@ -23,12 +23,12 @@ ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Identity of the client whose request is being answered: a prefix of the key's hash, "" where no key is required."""
-_WANTED = "Give a valid API key: 'Authorization: Bearer KEY'."
+_WANTED = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
 class KeyAuth:
-    """Middleware that requires one of `api_keys` in `Authorization: Bearer`, `metrics_key` for /metrics if one is set, and
-    `admin_key` for what changes the server: without one nobody may.
+    """Middleware that requires one of `api_keys` in `Authorization: Bearer` or `x-api-key`, `metrics_key` for /metrics if one is
+    set, and `admin_key` for what changes the server: without one nobody may.
 
     Keys are stored as hashes and compared in constant time; hashing gives all of them the same length. A key that is not
     ASCII is sent as UTF-8.
@@ -65,17 +65,27 @@ class KeyAuth:
         keys = self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
         if not keys:
             return not admin
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:  # of two, a proxy in front may have looked at the other
+        key = _given_key(scope)
+        if key is None:
             return False
-        scheme, _, key = given[0].partition(b" ")
-        hashed = _hash(key.strip())
+        hashed = _hash(key)
         # Every key is compared, so that the time does not tell which one came close.
         matches = [hmac.compare_digest(hashed, known) for known in keys]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             return False
         TENANT.set(hashed.hex()[:16])
         return True
+
+
+def _given_key(scope: Scope) -> bytes | None:
+    """The request's key. None without a key, and for two that differ: a proxy in front may have looked at the other."""
+    found = [value.partition(b" ") for name, value in scope["headers"] if name == b"authorization"]
+    keys = [key.strip() for scheme, _, key in found if scheme.lower() == b"bearer"]
+    if len(found) > 1 or len(keys) < len(found):
+        return None
+    # Anthropic's clients send theirs so, or the same key both ways.
+    keys += [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
+    return keys[0] if len(set(keys)) == 1 else None
 
 
 def _hash(key: bytes) -> bytes:

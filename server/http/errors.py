@@ -1,4 +1,4 @@
-"""OpenAI's error body, which every answer that is not a success has.
+"""The error body of every answer that is not a success. It has OpenAI's form, and Anthropic's on that API's paths.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError, Overloaded, Unavailable
+from server.http import anthropic
 from server.http.endpoints import Endpoints
 from server.http.foreign_paths import MAX_PATH_TOLD, no_such_path
 
@@ -47,6 +48,8 @@ _HTTP_TYPES = {
 }
 
 
+REQUEST_ID = "cohort.request_id"
+"""Key in the scope of the request's id."""
 REFUSAL = "cohort.refusal"
 """Key in the scope of the `Refusal` that answered a request or ended its stream."""
 
@@ -83,10 +86,15 @@ class ErrorResponse(Response):
         body = msgspec.json.encode(error_object(message, type_, param, code))
         super().__init__(body, status, headers, media_type="application/json")
         self.refusal = Refusal(status, code, param)
+        self._message = message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send it, in the form of the API that the path belongs to."""
         scope[REFUSAL] = self.refusal
+        if anthropic.speaks(scope["path"]):
+            told = anthropic.error_object(self.status_code, self._message, scope.get(REQUEST_ID))
+            self.body = msgspec.json.encode(told)
+            self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 

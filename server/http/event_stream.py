@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -33,6 +33,33 @@ _COMMENT = b": keep-alive\n\n"
 """Comment line, which readers of event streams ignore."""
 
 
+class StreamForm(Protocol):
+    """What a stream sends in its API's own form besides the generator's chunks."""
+
+    def keep_alive(self) -> bytes:
+        """What a silent stream sends. It may come before the first chunk."""
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """An error of a stream that has begun: as facts for the log and metrics, and as the stream's last events."""
+
+
+class OpenAIForm:
+    """Comments keep a stream alive, and an event in OpenAI's form ends a failed one."""
+
+    def keep_alive(self) -> bytes:
+        """A comment."""
+        return _COMMENT
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error and [DONE]."""
+        refusal, message, kind = refusal_of(error)
+        data = error_object(message, kind, refusal.param, refusal.code)
+        return refusal, b"data: " + msgspec.json.encode(data) + b"\n\n" + DONE
+
+
+_OPENAI = OpenAIForm()
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, which is cancelled as soon as the client closes its connection.
 
@@ -50,13 +77,19 @@ class EventStream(Response):
     connection of a client that reads nothing for too long.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        keep_alive: float = KEEP_ALIVE,
+        form: StreamForm = _OPENAI,
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # nginx would hold chunks back
         del self.headers["content-length"]
         self._chunks = chunks
         self._keep_alive = keep_alive
+        self._form = form
         self._started = False
         """Whether status and headers are sent or being sent."""
         self._refusal: Refusal | None = None
@@ -65,7 +98,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
         sending = _Sending()
-        alive = _Alive(self._keep_alive, lambda: self._send(send, _COMMENT))
+        alive = _Alive(self._keep_alive, lambda: self._send(send, self._form.keep_alive()))
         try:
             await _race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # no client is left to answer; the access log records it
@@ -98,8 +131,8 @@ class EventStream(Response):
             if not self._started or isinstance(error, ClientDisconnected):
                 raise
             sending.busy = True
-            self._refusal, event = error_event(error)
-            await send({"type": "http.response.body", "body": event + DONE, "more_body": True})
+            self._refusal, events = self._form.error(error)
+            await send({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             await self._chunks.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -118,7 +151,7 @@ class _Sending:
 
 
 class _Alive:
-    """Sends a keep-alive comment on a silent stream, `interval` seconds after the last chunk or comment."""
+    """Keeps a silent stream alive, `interval` seconds after the last chunk or sign of life."""
 
     def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._interval = interval
@@ -126,7 +159,7 @@ class _Alive:
         self._told = 0.0
 
     def rest(self, sending: _Sending) -> float:
-        """Seconds until a keep-alive comment may be due."""
+        """Seconds until a sign of life may be due."""
         return max(0.0, max(sending.at, self._told) + self._interval - time.monotonic())
 
     async def look(self, sending: _Sending) -> None:
@@ -167,13 +200,9 @@ async def _disconnected(receive: Receive, sending: _Sending) -> None:
     sending.gone = True
 
 
-def error_event(error: Exception) -> tuple[Refusal, bytes]:
-    """An error of a stream that has begun: as facts for the log and metrics, and as an event."""
+def refusal_of(error: Exception) -> tuple[Refusal, str, str]:
+    """An error of a stream that has begun: facts for the log and metrics, its message and OpenAI's type."""
     if isinstance(error, EngineError):
-        refusal = Refusal(error.status, error.code, error.param)
-        data = error_object(error.message, error.type, error.param, error.code)
-    else:
-        log.exception("a stream failed", exc_info=error)
-        refusal = Refusal(500, "internal_error", None)
-        data = error_object("Internal server error.", "internal_error", None, "internal_error")
-    return refusal, b"data: " + msgspec.json.encode(data) + b"\n\n"
+        return Refusal(error.status, error.code, error.param), error.message, error.type
+    log.exception("a stream failed", exc_info=error)
+    return Refusal(500, "internal_error", None), "Internal server error.", "internal_error"

@@ -30,7 +30,7 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/fine_tuning /fine-tunes /evals /chatkit /organization", "training and administration of the OpenAI API", None),
     ("/edits", "an old endpoint of the OpenAI API", _CHAT),
     ("/engines", "an old endpoint of the OpenAI API", _MODELS),
-    ("/messages", "Anthropic's Messages API", _CHAT),
+    ("/messages/batches", "Anthropic's message batches", "POST /v1/messages, as many calls at once as you like"),
     ("/complete", "Anthropic's old text API", _TEXT),
     ("/pooling /encode", "vLLM's and SGLang's pooling", _VECTORS),
     ("/embed /embed_all /embed_sparse /api/embed /api/embeddings /embedding",

@@ -13,12 +13,14 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http import anthropic
 from server.http.auth import KEYLESS, METRICS
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import (
     CLIENT_CLOSED_REQUEST,
     REFUSAL,
+    REQUEST_ID,
     Refusal,
     http_error_response,
     internal_error_response,
@@ -46,9 +48,9 @@ _SEPARATOR, _MORE = b", ", b"..."
 
 
 class RequestLogging:
-    """Creates `x-request-id`, lists ignored parameters in `x-cohort-ignored`, answers preflights of browsers,
-    writes the access log, counts answers, and answers an unexpected exception with a 500 in
-    OpenAI's error body."""
+    """Creates `x-request-id` (and `request-id`, where Anthropic's clients look for it), lists ignored parameters in
+    `x-cohort-ignored`, answers preflights of browsers, writes the access log, counts answers, and answers an unexpected
+    exception with a 500 in the API's own form."""
 
     def __init__(self, app: ASGIApp, cors: Cors, answered: Answered) -> None:
         self._app = app
@@ -60,8 +62,10 @@ class RequestLogging:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = new_request_id()
+        scope[REQUEST_ID] = request_id = new_request_id()
         always = [(b"x-request-id", request_id.encode()), *self._cors.headers(scope)]
+        if anthropic.speaks(scope["path"]):
+            always.append((b"request-id", request_id.encode()))  # where Anthropic's SDKs look
         status = 0
         begun = time.perf_counter()
 

@@ -71,6 +71,14 @@ _FINISH = nullable(one_of("stop", "length", "tool_calls", "content_filter"))
 _COMPLETION_FINISH = nullable(one_of("stop", "length", "content_filter"))
 _REASONING = {"reasoning": nullable(STRING), "reasoning_content": nullable(STRING)}
 _IDS = array(COUNT)
+_MESSAGE_END: Schema = {
+    "stop_reason": nullable(
+        one_of(
+            "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
+        )
+    ),
+    "stop_sequence": nullable(STRING),
+}
 
 ANSWERS: dict[str, Schema] = {
     "Error": closed(
@@ -235,6 +243,89 @@ ANSWERS: dict[str, Schema] = {
         },
         {"usage": ref("Usage")},
     ),
+    "MessagesError": closed(
+        {
+            "type": const("error"),
+            "error": closed(
+                {
+                    "type": one_of(
+                        "invalid_request_error",
+                        "authentication_error",
+                        "permission_error",
+                        "not_found_error",
+                        "request_too_large",
+                        "rate_limit_error",
+                        "timeout_error",
+                        "api_error",
+                        "overloaded_error",
+                    ),
+                    "message": {**STRING, "minLength": 1},
+                }
+            ),
+            "request_id": nullable(STRING),
+        },
+        description="Error of the Messages API, and the event that ends a failed stream.",
+    ),
+    "MessagesUsage": closed(
+        {
+            "input_tokens": {**COUNT, "description": "Tokens of the prompt, without those read from the cache."},
+            "cache_creation_input_tokens": COUNT,
+            "cache_read_input_tokens": COUNT,
+            "output_tokens": COUNT,
+        }
+    ),
+    "AnsweredBlock": {
+        "oneOf": [
+            closed({"type": const("text"), "text": STRING}),
+            closed({"type": const("thinking"), "thinking": STRING, "signature": STRING}),
+            closed({"type": const("tool_use"), "id": STRING, "name": STRING, "input": {"type": "object"}}),
+        ]
+    },
+    "Message": closed(
+        {
+            "id": STRING,
+            "type": const("message"),
+            "role": const("assistant"),
+            "model": STRING,
+            "content": array(ref("AnsweredBlock")),
+            "usage": ref("MessagesUsage"),
+            **_MESSAGE_END,
+        }
+    ),
+    "MessageEvent": {
+        "oneOf": [
+            closed({"type": const("message_start"), "message": ref("Message")}),
+            closed({"type": const("ping")}),
+            closed({"type": const("content_block_start"), "index": COUNT, "content_block": ref("AnsweredBlock")}),
+            closed(
+                {
+                    "type": const("content_block_delta"),
+                    "index": COUNT,
+                    "delta": {
+                        "oneOf": [
+                            closed({"type": const(kind), name: STRING})
+                            for kind, name in (
+                                ("text_delta", "text"),
+                                ("thinking_delta", "thinking"),
+                                ("signature_delta", "signature"),
+                                ("input_json_delta", "partial_json"),
+                            )
+                        ]
+                    },
+                }
+            ),
+            closed({"type": const("content_block_stop"), "index": COUNT}),
+            closed(
+                {
+                    "type": const("message_delta"),
+                    "delta": closed(_MESSAGE_END),
+                    "usage": ref("MessagesUsage"),
+                }
+            ),
+            closed({"type": const("message_stop")}),
+        ]
+    },
+    "TokenCount": closed({"input_tokens": COUNT}),
     "Embeddings": closed(
         {
             "id": STRING,

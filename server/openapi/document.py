@@ -72,7 +72,12 @@ def document() -> dict[str, Any]:
         "components": {
             "schemas": schemas,
             "headers": _HEADERS,
-            "responses": {str(status): _error(status) for status in _ERRORS},
+            "responses": {
+                _named(status, error): _error(status, error)
+                for error in sorted({one.error for one in OPERATIONS})
+                for status in _ERRORS
+                if any(status in one.errors for one in OPERATIONS if one.error == error)
+            },
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
@@ -147,7 +152,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         out["requestBody"] = {"required": True, "content": {"application/json": content}}
     responses: dict[str, Any] = {"200": _success(operation)}
     for status in sorted(operation.errors):
-        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+        responses[str(status)] = {"$ref": f"#/components/responses/{_named(status, operation.error)}"}
     if operation.not_ready:
         responses["503"] = {
             **_success(operation),
@@ -159,13 +164,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 def _success(operation: Operation) -> dict[str, Any]:
     headers = {"x-request-id": _header("RequestId")}
+    if operation.as_anthropic:
+        headers["request-id"] = _header("RequestId")
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {"application/json": {"schema": ref(operation.answer)}}
     if operation.request is not None:
         headers["x-cohort-ignored"] = _header("Ignored")
     if operation.chunk is not None:
-        content["text/event-stream"] = {"schema": _event(operation.chunk)}
+        event = _anthropic_event(operation.chunk) if operation.as_anthropic else _event(operation.chunk)
+        content["text/event-stream"] = {"schema": event}
     return {"description": "Success.", "headers": headers, "content": content}
 
 
@@ -184,8 +192,30 @@ def _event(chunk: str) -> Schema:
     }
 
 
-def _error(status: int) -> dict[str, Any]:
+def _anthropic_event(chunk: str) -> Schema:
+    """The schema of one event of a stream in Anthropic's form."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"oneOf": [ref(chunk), ref("MessagesError")]},
+    }
+    return {
+        "type": "object",
+        "description": f"With `stream`: events `event: TYPE` and `data: JSON`, each a {chunk} or a MessagesError of this type.",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["event", "data"],
+    }
+
+
+def _named(status: int, error: str) -> str:
+    """The name of an error response."""
+    return str(status) if error == "Error" else f"{error}{status}"
+
+
+def _error(status: int, error: str) -> dict[str, Any]:
     headers = {} if status in (408, 431) else {"x-request-id": _header("RequestId")}
+    if error == "MessagesError" and headers:
+        headers["request-id"] = _header("RequestId")
     if status in (429, 503):
         headers["Retry-After"] = _header("RetryAfter")
     if status == 500:
@@ -195,7 +225,7 @@ def _error(status: int) -> dict[str, Any]:
     return {
         "description": _ERRORS[status],
         "headers": headers,
-        "content": {"application/json": {"schema": ref("Error")}},
+        "content": {"application/json": {"schema": ref(error)}},
     }
 
 

@@ -10,10 +10,11 @@ from server.schemas.base import WireModel
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
+from server.schemas.messages import CountTokensRequest, MessagesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 TAGS = {
-    "Generation": "Chat, completions and embeddings, in OpenAI's form.",
+    "Generation": "Chat, completions and embeddings in OpenAI's form, and messages in Anthropic's.",
     "Models": "The served model and its executors.",
     "Tokens": "The model's tokenizer, in vLLM's form.",
     "Operation": "Health, metrics and version, for operators.",
@@ -41,12 +42,19 @@ class Operation:
     """True if the path needs no key unless it has one of its own."""
     not_ready: bool = False
     """True if a 503 has the same body as the 200."""
+    error: str = "Error"
+    """Component of errors."""
+
+    @property
+    def as_anthropic(self) -> bool:
+        """True if errors and events have Anthropic's form."""
+        return self.error == "MessagesError"
 
 
 _OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
 _OF_WORK = (*_OF_BODIES, 429)
 _HELLO = {"model": "cohort-tiny", "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
-_WEATHER = {
+_WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -57,6 +65,11 @@ _WEATHER = {
             "required": ["city"],
         },
     },
+}
+_WEATHER_TOOL = {
+    "name": "get_weather",
+    "description": "Weather of a city.",
+    "input_schema": _WEATHER["function"]["parameters"],
 }
 _PERSON = {
     "type": "object",
@@ -93,6 +106,29 @@ OPERATIONS: tuple[Operation, ...] = (
             "token ids": {"prompt": [[1, 2, 3], [4, 5]], "max_tokens": 1, "logprobs": 1, "temperature": 0},
         },
         chunk="CompletionChunk",
+    ),
+    Operation(
+        "post", "/v1/messages", "createMessage", "Generation", "Answer a conversation in Anthropic's form",
+        "Message", _OF_WORK,
+        "A stream consists of the events `message_start`, then for each block of the answer `content_block_start`, "
+        "`content_block_delta` and `content_block_stop`, then `message_delta` with the stop reason and the token counts, and "
+        "`message_stop`. A `ping` comes after 10 s of silence. Errors have Anthropic's form.",
+        MessagesRequest,
+        {
+            "simple": {**_HELLO, "max_tokens": 100},
+            "streamed": {**_HELLO, "max_tokens": 100, "stream": True, "system": "Be brief."},
+            "tools": {
+                "model": "cohort-tiny", "max_tokens": 100, "tools": [_WEATHER_TOOL], "tool_choice": {"type": "auto"},
+                "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+            },
+        },
+        chunk="MessageEvent", error="MessagesError",
+    ),
+    Operation(
+        "post", "/v1/messages/count_tokens", "countMessageTokens", "Generation", "Count the tokens of a conversation's prompt",
+        "TokenCount", _OF_BODIES,
+        "The number equals the `input_tokens` and `cache_read_input_tokens` of an answer to the same conversation together.",
+        CountTokensRequest, {"simple": _HELLO}, error="MessagesError",
     ),
     Operation(
         "post", "/v1/embeddings", "createEmbedding", "Generation", "Turn texts into vectors",

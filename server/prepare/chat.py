@@ -35,16 +35,20 @@ class PreparedChat:
 
 
 async def prepare_chat(
-    state: ServerState, model: ServedModel, body: ChatRequest, variables: Mapping[str, Any]
+    state: ServerState,
+    model: ServedModel,
+    body: ChatRequest,
+    variables: Mapping[str, Any],
+    prefix: str = "chatcmpl-",
 ) -> PreparedChat:
-    """Render the template with these variables, tokenize, and validate the grammar. Raises InvalidRequest, Overloaded or
-    Unavailable."""
+    """Render the template with these variables, tokenize, and validate the grammar. The answer's id begins with `prefix`.
+    Raises InvalidRequest, Overloaded or Unavailable."""
     choice = body.choice
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
     constraint = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
-    prompt = await _prompt(state, model, body, choice, variables)
+    prompt = await prompt_ids(state, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
@@ -54,7 +58,7 @@ async def prepare_chat(
     ):
         grammar = await _prepared(state, model, found, choice, constraint)
     asked = text_request(
-        request_context("chatcmpl", body, model),
+        request_context(prefix, body, model),
         body,
         model,
         (prompt,),
@@ -71,13 +75,14 @@ async def prepare_chat(
     return PreparedChat(asked, reading, None if grammar is None or either else grammar.param)
 
 
-async def _prompt(
+async def prompt_ids(
     state: ServerState,
     model: ServedModel,
     body: ChatRequest,
     choice: ToolChoice,
     variables: Mapping[str, Any],
 ) -> tuple[int, ...]:
+    """The ids of the prompt. Raises InvalidRequest."""
     truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
     ids = await chat_prompt(
         state,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from server.prepare.billing_header import without_billing_header
+from server.prepare.unread_parts import placeholder
 from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
 from server.schemas.volume import check_texts
 from server.state import ServedModel, ServerState
@@ -64,7 +66,7 @@ async def chat_prompt(
 
     def work() -> list[int]:
         _check_arguments(messages)
-        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+        plain = [_plain_message(index, one, state.unread_parts) for index, one in enumerate(messages)]
         try:
             text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
         except TookTooMuch:
@@ -181,13 +183,13 @@ def _cannot_fit(model: ServedModel, text: str) -> bool:
     return False
 
 
-def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
+def _plain_message(index: int, message: ChatMessage, unread_parts: str) -> dict[str, Any]:
     """A message as plain data, for `ChatTemplate.prompt`, without keys that the client omitted or sent as null; the content is
-    null if the client sent null."""
+    null if the client sent null. `unread_parts`: the value of `--unread-parts`."""
     param = f"messages.{index}"
     plain: dict[str, Any] = {"role": message.role}
     if message.content is not None:
-        plain["content"] = _content(param, message)
+        plain["content"] = _content(param, message, unread_parts)
     elif message.role != "assistant":
         text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
         raise InvalidRequest(text, param=f"{param}.content", code="missing_required_parameter")
@@ -203,11 +205,12 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
+def _content(param: str, message: ChatMessage, unread_parts: str) -> str | list[dict[str, str]]:
     """Text, or parts of text (always with `type` "text") and of an assistant's reasoning ("thinking")."""
     content = message.content
+    to_system = message.role in ("system", "developer")
     if content is None or isinstance(content, str):
-        return content or ""
+        return without_billing_header(content or "") if to_system else content or ""
     parts = []
     for number, part in enumerate(content):
         where = f"{param}.content.{number}"
@@ -216,13 +219,18 @@ def _content(param: str, message: ChatMessage) -> str | list[dict[str, str]]:
                 parts.append({"type": THINKING, THINKING: thought})
             continue
         text_of_part = part.refusal if part.type == "refusal" else part.text
+        if (unread := placeholder(part.type, unread_parts)) is not None:
+            parts.append({"type": "text", "text": unread})
+            continue
         if part.type not in TEXTS:
             text = f"Content parts of type '{part.type[:50]}' are not supported: this model reads text only."
             raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
         if text_of_part is None:
             text = f"Invalid value for '{where}.text': it is required."
             raise InvalidRequest(text, param=f"{where}.text", code="missing_required_parameter")
-        parts.append({"type": "text", "text": text_of_part})
+        shown = without_billing_header(text_of_part) if to_system else text_of_part
+        if shown or not text_of_part:
+            parts.append({"type": "text", "text": shown})
     return parts
 
 

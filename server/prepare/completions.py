@@ -31,7 +31,7 @@ async def prepare_completion(
     limit = body.output_limit
     grammar = await for_body(state, model, body)
     request = text_request(
-        request_context("cmpl", body, model),
+        request_context("cmpl-", body, model),
         body,
         model,
         prompts,

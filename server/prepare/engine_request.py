@@ -35,7 +35,7 @@ def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> R
     never used. `deadline_ms` counts from the arrival of the body."""
     arrived, wait, tenant = arrival_time(), fields.deadline_ms, TENANT.get()
     return RequestContext(
-        f"{prefix}-{secrets.token_hex(16)}",
+        f"{prefix}{secrets.token_hex(16)}",
         arrived,
         fields.priority or 0,
         # The separator occurs in no hash, so a client's salt cannot pass for another key.

@@ -65,7 +65,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
     )
-    return Asked(request_context("embd", body, model), prompts, pooling, model.adapter)
+    return Asked(request_context("embd-", body, model), prompts, pooling, model.adapter)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from server.settings.readers import (
     Scalar,
     Unfit,
     parse_bytes,
+    read_aliases,
     read_integer,
     read_json_object,
     read_key,
@@ -270,6 +271,15 @@ def names(
         kind="strings", read=read, default=default, shown=shown, help=help_, metavar="<list[str]>", several=True, opens=opens
     )  # fmt: skip
     return _carrying(row, default)
+
+
+def aliases(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:
+    """Patterns and names, none by default; see `read_aliases`."""
+    row = Setting(
+        kind="strings `PATTERN=NAME`", read=read_aliases, default=(), shown=shown, help=help_,
+        metavar="PATTERN=NAME", several=True, opens=opens,
+    )  # fmt: skip
+    return _carrying(row, ())
 
 
 def modules(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:

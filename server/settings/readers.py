@@ -149,6 +149,16 @@ def read_names(value: Any, *, json_lists: bool = False, commas_in_items: bool = 
     return tuple(map(read_text, found))
 
 
+def read_aliases(value: Any) -> tuple[str, ...]:
+    """PATTERN=NAME, with commas between several in a string."""
+    found = read_names(value)
+    for one in found:
+        pattern, _, name = one.partition("=")
+        if not (pattern.strip() and name.strip()):
+            raise Unfit("it should be PATTERN=NAME, such as claude-*=my-model", one)
+    return found
+
+
 def read_modules(value: Any) -> tuple[str, ...]:
     """NAME=PATH, with commas between several in a string; or JSON objects, also as mappings of a YAML list. Objects are returned
     as JSON."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from server.settings.kinds import (
     Setting,
+    aliases,
     byte_size,
     choice,
     integer,
@@ -60,6 +61,11 @@ class Settings:
         "Name of the model in the API; may be given several times.",
         shown="the name of the directory or file, or the hub name",
     )
+    model_alias: tuple[str, ...] = aliases(
+        "Further names of a served model or adapter, as PATTERN=NAME such as 'claude-*=my-model'; may be given several times. "
+        "`*` stands for any characters. The first pattern that matches counts, and answers carry the name that was asked for.",
+        shown="none",
+    )
     tokenizer: str | None = text(
         None, "Directory of the tokenizer.", shown="the model's", opens="Text and sampling"
     )
@@ -95,6 +101,12 @@ class Settings:
         "both",
         "Name of the message field that carries reasoning: reasoning, reasoning_content, or both.",
         ("both", "reasoning", "reasoning_content"),
+    )
+    unread_parts: str = choice(
+        "refuse",
+        "Images, audio and documents in messages, which no model here reads: refuse returns 400; placeholder puts a text such as "
+        "[image not read] in their place, and x-cohort-ignored lists them.",
+        ("refuse", "placeholder"),
     )
     generation_config: str = text(
         "auto",

@@ -67,7 +67,9 @@ class Fuzzer:
         self._url = url
         self._session = requests.Session()
         self._authorization = f"Bearer {key}"
-        document = httpx.get(f"{url}/openapi.json", headers={"Authorization": self._authorization}).json()
+        headers = {"Authorization": self._authorization}
+        document = httpx.get(f"{url}/openapi.json", headers=headers).json()
+        self._name = httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["id"]
         del document["security"], document["components"]["securitySchemes"]  # keys have tests of their own
         self._schema: Any = schemathesis.openapi.from_dict(document)
 
@@ -94,13 +96,21 @@ class Fuzzer:
             if isinstance(case.body, dict):
                 case.body = dict(case.body)  # the strategy keeps what it has drawn
                 if mode is GenerationMode.POSITIVE:
-                    _thin_out(case.body, random.Random(number))
+                    _thin_out(
+                        case.body, random.Random(number), self._name if "messages" in case.path else None
+                    )
             self._send(case)
 
         send()
 
     def _send(self, case: Case) -> None:
         body: Any = case.body
+        if (
+            isinstance(body, dict)
+            and case.path.endswith("messages")
+            and isinstance(body.get("max_tokens"), int)
+        ):
+            body["max_tokens"] = min(body["max_tokens"], MOST_TOKENS)
         if isinstance(body, dict) and case.path.endswith("completions"):
             for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
                 if isinstance(value := body.get(name), int) and value > MOST_TOKENS:
@@ -126,23 +136,26 @@ class Fuzzer:
             check_events(chunk, response.text)
 
 
-def _thin_out(body: dict[str, Any], chance: random.Random) -> None:
+def _thin_out(body: dict[str, Any], chance: random.Random, name: str | None) -> None:
     """Leave a few of the optional fields: of two dozen at once, two contradict each other nearly always. The name of a model
-    is right half of the time at least."""
+    is right half of the time at least: `name` where it is required, none elsewhere."""
     known_ids = chance.random() < 0.7
-    for name, value in body.items():
+    for field, value in body.items():
         if isinstance(value, list):
-            known = known_ids and name in ("prompt", "input", "tokens")
-            body[name] = _integers(value, 200 if known else 2**31)
+            known = known_ids and field in ("prompt", "input", "tokens")
+            body[field] = _integers(value, 200 if known else 2**31)
     if "stream_options" in body:
         body["stream"] = True
-    optional = [
-        name for name in sorted(body) if name not in ("messages", "prompt", "input", "tokens", "stream")
-    ]
-    for name in chance.sample(optional, max(0, len(optional) - chance.randint(0, 4))):
-        del body[name]
+    required = {"messages", "prompt", "input", "tokens", "stream"} | (
+        {"model", "max_tokens"} if name else set()
+    )
+    optional = sorted(body.keys() - required)
+    for field in chance.sample(optional, max(0, len(optional) - chance.randint(0, 4))):
+        del body[field]
     if chance.random() < 0.5:
         body.pop("model", None)
+        if name is not None:
+            body["model"] = name
 
 
 def _integers(value: Any, end: int) -> Any:

@@ -62,6 +62,9 @@ def check_answer(response: httpx.Response) -> None:
 
 def check_events(chunk: str, body: str) -> None:
     """Each event of a stream is a chunk or an error, and the last one is the end."""
+    if chunk == "MessageEvent":
+        check_message_events(body)
+        return
     *blocks, last, empty = body.split("\n\n")
     assert (last, empty) == ("data: [DONE]", ""), body[-200:]
     for block in blocks:
@@ -69,6 +72,20 @@ def check_events(chunk: str, body: str) -> None:
             continue
         event = json.loads(block.removeprefix("data: "))
         check("Error" if "error" in event else chunk, event)
+
+
+def check_message_events(body: str) -> None:
+    """Events in Anthropic's form: their type stands in both lines, and the last one ends the message or is an error."""
+    *blocks, empty = body.split("\n\n")
+    assert empty == "", body[-200:]
+    kinds = []
+    for block in blocks:
+        kind, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        kinds.append(event["type"])
+        assert kind == f"event: {event['type']}"
+        check("MessagesError" if event["type"] == "error" else "MessageEvent", event)
+    assert kinds[-1] in ("message_stop", "error")
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ async def test_everything_else_wants_a_key(path: str) -> None:
     response = await house.get(path)
     assert response.status_code == 401
     assert error_of(response) == {
-        "message": "Give a valid API key: 'Authorization: Bearer KEY'.",
+        "message": "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
         "type": "authentication_error",
         "param": None,
         "code": "invalid_api_key",

@@ -28,29 +28,29 @@ async def test_every_field_of_a_body_reaches_its_place(monkeypatch: pytest.Monke
         GenerationFields(priority=-3, deadline_ms=2500, cache_salt="salt"),
         EmbeddingRequest(input="a", priority=-3, deadline_ms=2500, cache_salt="salt"),
     ):
-        context = request_context("cmpl", body, _model())
+        context = request_context("cmpl-", body, _model())
         assert context == RequestContext(context.request_id, 100.0, -3, "salt", "0123456789abcdef", 102.5), (
             "times count from the arrival of the body"
         )
         assert context.request_id.startswith("cmpl-") and len(context.request_id) == len("cmpl-") + 32
     assert (
-        request_context("embd", body, _model()).request_id
-        != request_context("embd", body, _model()).request_id
+        request_context("embd-", body, _model()).request_id
+        != request_context("embd-", body, _model()).request_id
     )
 
 
 async def test_a_call_without_a_body_of_http_arrives_when_it_is_prepared() -> None:
     """As offline; and what a body leaves out is not limited, ranked or salted."""
     begun = time.monotonic()
-    context = request_context("cmpl", GenerationFields(), _model())
+    context = request_context("cmpl-", GenerationFields(), _model())
     assert begun <= context.arrival_time <= time.monotonic()
     assert context == RequestContext(context.request_id, context.arrival_time)
 
 
 async def test_with_a_salt_per_key_no_salt_passes_for_another_key() -> None:
     TENANT.set("aa")
-    own = request_context("cmpl", GenerationFields(), _model(True)).cache_salt
-    salted = request_context("cmpl", GenerationFields(cache_salt="bb/x"), _model(True)).cache_salt
+    own = request_context("cmpl-", GenerationFields(), _model(True)).cache_salt
+    salted = request_context("cmpl-", GenerationFields(cache_salt="bb/x"), _model(True)).cache_salt
     TENANT.set("bb")
-    other = request_context("cmpl", GenerationFields(cache_salt="x"), _model(True)).cache_salt
+    other = request_context("cmpl-", GenerationFields(cache_salt="x"), _model(True)).cache_salt
     assert (own, salted, other) == ("aa/", "aa/bb/x", "bb/x")

@@ -1,0 +1,332 @@
+"""The answer of Anthropic's Messages API: events of a stream, and the body of a whole answer, made of the same blocks.
+
+parts      Thought "Hm" "m."       str "Let me"         CallBegun f      CallArguments {"x":1}
+blocks     0 thinking              1 text               2 tool_use
+events     start delta delta       start delta          start            delta                    stop
+           signature stop          stop
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+from engine.text.generation import Generation, TextDelta, Usage
+from server.answer.choice import Choice, Piece
+from server.answer.json_object import JSONObject
+from server.answer.reasoning import Thought
+from server.answer.sse import encode
+from server.answer.tools.events import CallArguments, CallBegun
+
+_TOOL_ID, _CALL_ID = "toolu_", "call_"
+_GENERATED_DIGITS = 24
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+def tool_use_id(call_id: str) -> str:
+    """A call's id in Anthropic's form."""
+    return _TOOL_ID + call_id.removeprefix(_CALL_ID)
+
+
+def call_id(tool_use: str) -> str:
+    """The id that `tool_use_id` was made of; an id of another origin without its prefix."""
+    bare = tool_use.removeprefix(_TOOL_ID)
+    return _CALL_ID + bare if bare != tool_use and len(bare) == _GENERATED_DIGITS else bare
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A block begins. `block`: its form without contents."""
+
+    index: int
+    block: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """A block grows. `delta` has a type and one text."""
+
+    index: int
+    delta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A block ends. `cut_off`: a call whose arguments are not complete."""
+
+    index: int
+    cut_off: bool = False
+
+
+BlockEvent = Opened | Grew | Closed
+
+
+class BlockWriter:
+    """Turns typed parts into blocks, of which one is open at a time. One writer: the caller of `take`."""
+
+    def __init__(self, show_thoughts: bool = True) -> None:
+        self.index = -1
+        """Index of the last block."""
+        self.kind = ""
+        """Type of the open block, "" if none is open."""
+        self._show_thoughts = show_thoughts
+        self._digest = hashlib.sha256()
+        self._arguments = JSONObject()
+        self._blanks = ""
+        """Blanks behind a block, which belong to a text if one follows."""
+        self._out: list[BlockEvent] = []
+
+    def take(self, pieces: Iterable[Piece]) -> list[BlockEvent]:
+        """The events of these parts."""
+        for piece in pieces:
+            match piece:
+                case str():
+                    self._text(piece)
+                case Thought(text):
+                    self._thought(text)
+                case CallBegun(_, id_, name):
+                    self._open("tool_use", {"id": tool_use_id(id_), "name": name, "input": {}})
+                    self._arguments = JSONObject()
+                case CallArguments(_, text):
+                    self._grow("input_json_delta", "partial_json", self._arguments.push(text))
+        return self._events()
+
+    def finish(self, calls_complete: bool) -> list[BlockEvent]:
+        """The events at the end of the answer, which has at least one block. The arguments of a last call that is not complete
+        stay as they are: clients must not carry it out."""
+        if self.index < 0 and not self.kind:
+            self._open("text", {"text": ""})
+        self._close(calls_complete)
+        return self._events()
+
+    def _events(self) -> list[BlockEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _text(self, text: str) -> None:
+        if self.kind != "text":
+            text = self._blanks + text
+            self._blanks = ""
+            if self.index >= 0 and not text.strip():
+                self._blanks = text
+                return
+            if not text:
+                return
+            self._open("text", {"text": ""})
+        self._grow("text_delta", "text", text)
+
+    def _thought(self, text: str) -> None:
+        if self.kind != "thinking":
+            self._open("thinking", {"thinking": "", "signature": ""})
+            self._digest = hashlib.sha256()
+        self._digest.update(text.encode("utf-8", "surrogatepass"))
+        if self._show_thoughts:
+            self._grow("thinking_delta", "thinking", text)
+
+    def _open(self, kind: str, members: dict[str, Any]) -> None:
+        self._close(calls_complete=True)
+        self.index += 1
+        self.kind = kind
+        self._out.append(Opened(self.index, {"type": kind, **members}))
+
+    def _grow(self, kind: str, name: str, text: str) -> None:
+        if text:
+            self._out.append(Grew(self.index, {"type": kind, name: text}))
+
+    def _close(self, calls_complete: bool) -> None:
+        match self.kind:
+            case "":
+                return
+            case "thinking":
+                self._grow("signature_delta", "signature", self._digest.hexdigest())
+            case "tool_use" if calls_complete:
+                self._grow("input_json_delta", "partial_json", self._arguments.finish())
+        self._out.append(Closed(self.index, self.kind == "tool_use" and not calls_complete))
+        self.kind = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """What all events of an answer share. `limited_by_context`: fewer tokens fit into the context than the client allows."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    limited_by_context: bool = False
+    show_thoughts: bool = True
+
+    def opening(self, usage: Usage) -> dict[str, Any]:
+        """The message before its contents."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_of(usage),
+        }
+
+    def ending(self, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+        """The reason why the message ended. `reason`: that of the choice."""
+        if reason == "stop" and isinstance(stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+        told = _STOP_REASONS.get(reason, "end_turn")
+        if told == "max_tokens" and self.limited_by_context:
+            told = "model_context_window_exceeded"
+        return {"stop_reason": told, "stop_sequence": None}
+
+
+def usage_of(usage: Usage) -> dict[str, int]:
+    """Token counts in Anthropic's form: `input_tokens` does not include those read from the cache."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+class MessageStream:
+    """Encodes a stream. One writer: the event loop, on which the reader of the generation and the sender of pings take turns."""
+
+    def __init__(self, answer: MessageAnswer, choice: Choice) -> None:
+        self._answer = answer
+        self._choice = choice
+        self._blocks = BlockWriter(answer.show_thoughts)
+        self._begun = False
+        self._ending = answer.ending("stop", None)
+        self._usage = Usage(prompt_tokens=answer.prompt_tokens)
+
+    def begin(self, generation: Generation) -> None:
+        """The call is queued; the first event waits for the first delta, which knows what was cached."""
+        self._usage = generation.usage
+
+    def ping(self) -> bytes:
+        """The events after a silence. A message that has not begun begins: clients read nothing before that."""
+        return self._begin(self._usage.completion_tokens) + _PING
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """The events of a delta; empty if all of it is held back."""
+        out = self._begin(self._usage.completion_tokens - len(delta.token_ids))
+        blocks, choice = self._blocks, self._choice
+        if blocks.kind == "text" and delta.finish_reason is None and choice.plain:  # the frequent case
+            return out + _text_event(blocks.index, delta.text) if delta.text else out
+        events = blocks.take(choice.pieces(delta))
+        if delta.finish_reason is not None:
+            reason = choice.reason(delta.finish_reason)
+            events += blocks.finish(reason == "tool_calls")
+            self._ending = self._answer.ending(reason, delta.stop_reason)
+        return out + b"".join(map(_encoded, events))
+
+    def end(self) -> bytes:
+        """The events after the last delta."""
+        ending = {"type": "message_delta", "delta": self._ending, "usage": usage_of(self._usage)}
+        return (
+            self._begin(0)
+            + _event("message_delta", ending)
+            + _event("message_stop", {"type": "message_stop"})
+        )
+
+    def _begin(self, completion_tokens: int) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        counts = Usage(self._usage.prompt_tokens, completion_tokens, self._usage.cached_tokens)
+        opening = {"type": "message_start", "message": self._answer.opening(counts)}
+        return _event("message_start", opening)
+
+
+def _event(kind: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + encode(data) + b"\n\n"
+
+
+def error_event(error: dict[str, Any]) -> bytes:
+    """The event that ends a failed stream."""
+    return _event("error", error)
+
+
+def _text_event(index: int, text: str) -> bytes:
+    head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,' % index
+    return head + b'"delta":{"type":"text_delta","text":' + encode(text) + b"}}\n\n"
+
+
+def _encoded(event: BlockEvent) -> bytes:
+    match event:
+        case Opened(index, block):
+            kind, members = "content_block_start", {"index": index, "content_block": block}
+        case Grew(index, delta):
+            kind, members = "content_block_delta", {"index": index, "delta": delta}
+        case Closed(index):
+            kind, members = "content_block_stop", {"index": index}
+    return _event(kind, {"type": kind, **members})
+
+
+@dataclass(slots=True)
+class _Block:
+    form: dict[str, Any]
+    texts: dict[str, list[str]] = field(default_factory=dict)
+
+    def whole(self, cut_off: bool) -> dict[str, Any]:
+        """The block with its contents."""
+        joined: dict[str, Any] = {name: "".join(pieces) for name, pieces in self.texts.items()}
+        if (arguments := joined.pop("partial_json", None)) is not None:
+            # Those that are cut off read as they do in a stream: without the member that is not complete.
+            known = (
+                pydantic_core.from_json(arguments, allow_partial=True)
+                if cut_off
+                else msgspec.Raw(arguments.encode())
+            )
+            joined["input"] = known
+        return {**self.form, **joined}
+
+
+class MessageWhole:
+    """Collects a whole answer from the same events. One writer: the task that reads the generation."""
+
+    limited_by = "max_tokens"
+
+    def __init__(self, answer: MessageAnswer, choice: Choice) -> None:
+        self._answer = answer
+        self._choice = choice
+        self._writer = BlockWriter(answer.show_thoughts)
+        self._blocks: list[_Block] = []
+        self._content: list[dict[str, Any]] = []
+        self._ending = answer.ending("stop", None)
+        self.prompt_logprobs: bytes | None = None
+
+    def take(self, delta: TextDelta) -> int:
+        """Add a delta; there is nothing beside its text."""
+        self._fold(self._writer.take(self._choice.pieces(delta)))
+        if delta.finish_reason is not None:
+            reason = self._choice.reason(delta.finish_reason)
+            self._fold(self._writer.finish(reason == "tool_calls"))
+            self._ending = self._answer.ending(reason, delta.stop_reason)
+        return 0
+
+    def _fold(self, events: Sequence[BlockEvent]) -> None:
+        for event in events:
+            match event:
+                case Opened(_, block):
+                    self._blocks.append(_Block(block))
+                case Grew(index, delta):
+                    [name] = delta.keys() - {"type"}
+                    self._blocks[index].texts.setdefault(name, []).append(delta[name])
+                case Closed(index, cut_off):
+                    self._content.append(self._blocks[index].whole(cut_off))
+
+    def body(self, generation: Generation) -> dict[str, Any]:
+        """The body, once all deltas are taken."""
+        return {**self._answer.opening(generation.usage), "content": self._content, **self._ending}

@@ -1,0 +1,33 @@
+"""Anthropic's form of errors, for its paths.
+
+{"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "/v1/messages"
+"""Path below which answers have Anthropic's form."""
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Types by status; the other statuses of clients' mistakes are `invalid_request_error`, and those of the server `api_error`."""
+
+
+def speaks(path: str) -> bool:
+    """True if answers of this path, which need not exist, have Anthropic's form."""
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
+def error_object(status: int, message: str, request_id: str | None) -> dict[str, Any]:
+    """The whole body as plain data."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}

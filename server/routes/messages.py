@@ -1,0 +1,108 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.errors import ContextLengthExceeded
+from server.answer.messages_encoder import MessageAnswer, MessageStream, MessageWhole, error_event
+from server.http import anthropic
+from server.http.errors import REQUEST_ID, Refusal
+from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.middleware import RESPONSE_ID
+from server.http.request_timing import run_off_loop_if_large
+from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
+from server.prepare.messages import ConvertedMessages, chat_of, template_variables_of
+from server.routes.answering import AnsweredCall
+from server.routes.common import json_response, read, state_of, tell_ignored
+from server.schemas.chat import ChatRequest
+from server.schemas.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
+from server.state import ServedModel, ServerState
+
+router = APIRouter()
+
+
+@router.post("/v1/messages")
+async def messages(request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    body = await read(request, MessagesRequest)
+    model, name = await state.find(body.model, generating=True)
+    converted, variables = await _converted(request, state, model, body)
+
+    async def prepare(chat: ChatRequest) -> PreparedChat:
+        return await prepare_chat(state, model, chat, variables, "msg_")
+
+    prepared = await while_connected(request.receive, converted.prepared(prepare))
+    prepared, limited = _within_context(model, prepared, body.max_tokens)
+    prepared = replace(prepared, grammar_param=converted.field_name(prepared.grammar_param))
+    call = AnsweredCall(model, prepared, "messages", "max_tokens")
+    request.scope[RESPONSE_ID] = call.id
+    show = body.thinking is None or body.thinking.display != "omitted"
+    answer = MessageAnswer(call.id, name, len(call.asked.prompts[0]), limited, show)
+    [choice] = call.choices
+    if body.stream:
+        encoder = MessageStream(answer, choice)
+        return EventStream(call.stream(encoder), form=_Form(encoder, request.scope.get(REQUEST_ID)))
+    whole = MessageWhole(answer, choice)
+    generation = await while_connected(request.receive, call.collect(whole))
+    return json_response(whole.body(generation))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens of a conversation's prompt."""
+    state = state_of(request)
+    body = await read(request, CountTokensRequest)
+    model, _ = await state.find(body.model, generating=True)
+    converted, variables = await _converted(request, state, model, body)
+
+    async def prepare(chat: ChatRequest) -> tuple[int, ...]:
+        return await prompt_ids(state, model, chat, chat.choice, variables)
+
+    ids = await while_connected(request.receive, converted.prepared(prepare))
+    return json_response({"input_tokens": len(ids)})
+
+
+async def _converted(
+    request: Request, state: ServerState, model: ServedModel, body: MessagesPrompt
+) -> tuple[ConvertedMessages, dict[str, Any]]:
+    """The chat that a body means, and its variables for the template. What has no effect is listed in the response's header."""
+    converted = await run_off_loop_if_large(state.threads, lambda: chat_of(body, state.unread_parts))
+    known = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = template_variables_of(body, known)
+    tell_ignored(request, [*converted.ignored, *unread])
+    return converted, variables
+
+
+def _within_context(model: ServedModel, prepared: PreparedChat, max_tokens: int) -> tuple[PreparedChat, bool]:
+    """The call with a limit on its output that fits the context, and whether that is less than `max_tokens`: agents ask for the
+    longest output of a hosted model, whatever the prompt. Raises ContextLengthExceeded if nothing fits."""
+    tokens, longest = len(prepared.request.prompts[0]), model.max_model_len - 1
+    if tokens > longest:
+        message = f"prompt is too long: {tokens} tokens > {longest} maximum"
+        raise ContextLengthExceeded(message, "messages")
+    room = model.max_model_len - tokens
+    request = replace(prepared.request, max_tokens=min(max_tokens, room))
+    return replace(prepared, request=request), room < max_tokens
+
+
+class _Form:
+    """Pings keep a stream alive, and an event in Anthropic's form ends a failed one."""
+
+    def __init__(self, encoder: MessageStream, request_id: str | None) -> None:
+        self._encoder = encoder
+        self._request_id = request_id
+
+    def keep_alive(self) -> bytes:
+        """A ping."""
+        return self._encoder.ping()
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error."""
+        refusal, message, _ = refusal_of(error)
+        return refusal, error_event(anthropic.error_object(refusal.status, message, self._request_id))

@@ -12,7 +12,8 @@ KEYS = """
 ## Keys
 
 A server started without `--api-key` requires no key. With keys (the flag given several times, or `COHORT_API_KEY` with commas)
-every path requires `Authorization: Bearer KEY`, also a path that does not exist; only `/live`, `/ready`, `/health` and
+every path requires `Authorization: Bearer KEY` or, without that header, `x-api-key: KEY`, also a path that does not exist; only
+`/live`, `/ready`, `/health` and
 `/version` do not. `/metrics` needs no key unless the server was started with `--metrics-key`; then it accepts only that key. A
 missing or wrong key, or a second `Authorization` header, returns 401 with the code `invalid_api_key`.
 
@@ -41,6 +42,7 @@ HEADERS = """
 | Response header | When | Meaning |
 | --- | --- | --- |
 | `x-request-id` | always | Identifier of the request, also in the server's log. An identifier sent by the client is not used. |
+| `request-id` | below `/v1/messages` | The same identifier, where Anthropic's clients look for it. |
 | `x-cohort-ignored` | a parameter had no effect | Names of such parameters, percent-encoded and separated by commas. A name \
 within an object is its path (`messages[].type`). A final `...` means that there are more. |
 | `retry-after` | 429, 503 | Seconds to wait before the next attempt. |
@@ -59,6 +61,16 @@ Every answer that is not a success has this body, and so has the event that ends
 ```json
 {"error": {"message": "'n' ...", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
 ```
+
+Below `/v1/messages` errors have Anthropic's form, with the same statuses; the message names the field:
+
+```json
+{"type": "error", "error": {"type": "invalid_request_error", "message": "'n' ..."}, "request_id": "req_..."}
+```
+
+Its types are `invalid_request_error`, `authentication_error` (401), `permission_error` (403), `not_found_error` (404),
+`timeout_error` (408), `request_too_large` (413), `rate_limit_error` (429), `api_error` (500) and `overloaded_error` (503). The
+message for a prompt that does not fit the context begins with "prompt is too long: ".
 
 `param` is the path of the field in the body, such as `messages.0.content`, or null. A client may retry the same request after a
 429 or a 503 (when the seconds of `retry-after` have passed), after a 500 without `x-should-retry: false`, and after a
@@ -119,6 +131,11 @@ add up to the answer without `stream`.
 An error before the first event has its own status; an error after it is an event `{"error": {...}}`. If no event is ready after
 10 s, the server sends status 200 and a comment, so that proxies keep the connection open. A later error, such as a deadline
 that passes in the queue, is then an event too, without `retry-after`.
+
+`/v1/messages` has Anthropic's events, each with its type in a line `event:`, and no `[DONE]`. After 10 s of silence a `ping`
+comes, behind a `message_start` if the message has not begun. The arguments of a call are always one JSON object: what is common
+in models' JSON and invalid (line breaks in strings, unknown escapes, `True`) is mended, and an object with another fault ends
+there. A call that `max_tokens` cut off stays cut off.
 """
 
 PARAMETERS = """

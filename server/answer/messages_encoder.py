@@ -166,7 +166,7 @@ class MessageAnswer:
     limited_by_context: bool = False
     show_thoughts: bool = True
 
-    def opening(self, usage: Usage) -> dict[str, Any]:
+    def opening(self, usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
         """The message before its contents."""
         return {
             "id": self.id,
@@ -176,7 +176,7 @@ class MessageAnswer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_of(usage),
+            "usage": usage_of(usage, thinking_tokens),
         }
 
     def ending(self, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
@@ -189,13 +189,15 @@ class MessageAnswer:
         return {"stop_reason": told, "stop_sequence": None}
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
-    """Token counts in Anthropic's form: `input_tokens` does not include those read from the cache."""
+def usage_of(usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
+    """Token counts in Anthropic's form: `input_tokens` does not include those read from the cache, `output_tokens` includes
+    those of reasoning."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
     }
 
 
@@ -233,7 +235,8 @@ class MessageStream:
 
     def end(self) -> bytes:
         """The events after the last delta."""
-        ending = {"type": "message_delta", "delta": self._ending, "usage": usage_of(self._usage)}
+        usage = usage_of(self._usage, self._choice.reasoning_tokens)
+        ending = {"type": "message_delta", "delta": self._ending, "usage": usage}
         return (
             self._begin(0)
             + _event("message_delta", ending)
@@ -329,4 +332,5 @@ class MessageWhole:
 
     def body(self, generation: Generation) -> dict[str, Any]:
         """The body, once all deltas are taken."""
-        return {**self._answer.opening(generation.usage), "content": self._content, **self._ending}
+        opening = self._answer.opening(generation.usage, self._choice.reasoning_tokens)
+        return {**opening, "content": self._content, **self._ending}

@@ -78,14 +78,14 @@ class KeyAuth:
 
 
 def _given_key(scope: Scope) -> bytes | None:
-    """The request's key. None without a key, and for two that differ: a proxy in front may have looked at the other."""
-    found = [value.partition(b" ") for name, value in scope["headers"] if name == b"authorization"]
-    keys = [key.strip() for scheme, _, key in found if scheme.lower() == b"bearer"]
-    if len(found) > 1 or len(keys) < len(found):
-        return None
-    # Anthropic's clients send theirs so, or the same key both ways.
-    keys += [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
-    return keys[0] if len(set(keys)) == 1 else None
+    """The request's key; None without one, and for two in one header, of which a proxy in front may have looked at the other.
+    Anthropic's clients send `x-api-key`, which counts if there is no `Authorization`."""
+    found = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not found:
+        keys = [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
+        return keys[0] if len(keys) == 1 else None
+    scheme, _, key = found[0].partition(b" ")
+    return key.strip() if len(found) == 1 and scheme.lower() == b"bearer" else None
 
 
 def _hash(key: bytes) -> bytes:

@@ -272,6 +272,7 @@ ANSWERS: dict[str, Schema] = {
             "cache_creation_input_tokens": COUNT,
             "cache_read_input_tokens": COUNT,
             "output_tokens": COUNT,
+            "output_tokens_details": closed({"thinking_tokens": COUNT}),
         }
     ),
     "AnsweredBlock": {
@@ -349,7 +350,20 @@ ANSWERS: dict[str, Schema] = {
             ),
         }
     ),
-    "Model": closed(
+    "Model": {"anyOf": [ref("OpenAIModel"), ref("AnthropicModel")]},
+    "AnthropicModel": closed(
+        {
+            "type": const("model"),
+            "id": STRING,
+            "display_name": STRING,
+            "created_at": STRING,
+            "lifecycle": const("active"),
+            "max_input_tokens": nullable(COUNT),
+            "max_tokens": nullable(COUNT),
+        },
+        description="Model, for a client that sends `anthropic-version`.",
+    ),
+    "OpenAIModel": closed(
         {
             "id": STRING,
             "object": const("model"),
@@ -361,7 +375,19 @@ ANSWERS: dict[str, Schema] = {
             "generates": nullable(BOOLEAN),
         }
     ),
-    "ModelList": closed({"object": const("list"), "data": array(ref("Model"), minItems=1)}),
+    "ModelList": {
+        "anyOf": [
+            closed({"object": const("list"), "data": array(ref("OpenAIModel"), minItems=1)}),
+            closed(
+                {
+                    "data": array(ref("AnthropicModel"), minItems=1),
+                    "first_id": STRING,
+                    "last_id": STRING,
+                    "has_more": BOOLEAN,
+                }
+            ),
+        ]
+    },
     "Tokenized": closed(
         {
             "count": COUNT,

@@ -150,10 +150,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "Return the tokenizer's settings and chat template",
         "TokenizerInfo", (401, 403, 431, 500, 503),
     ),
-    Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList"),
+    Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList",
+        description="A request with the header `anthropic-version` gets Anthropic's form."),
     Operation(
         "get", "/v1/models/{name}", "getModel", "Models", "Describe the model of one name", "Model", (401, 403, 404, 431, 500),
-        "A name may contain slashes, which need not be encoded.",
+        "A name may contain slashes, which need not be encoded. A request with the header `anthropic-version` gets Anthropic's "
+        "form.",
     ),
     Operation(
         "post", "/v1/load_lora_adapter", "loadLoraAdapter", "Models", "Load a LoRA adapter from below --lora-root", None,

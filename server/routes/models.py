@@ -1,7 +1,8 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's form, and in Anthropic's for its clients."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,9 @@ from server.state import AdapterLike, ServerState
 
 router = APIRouter()
 
+_ANTHROPIC = "anthropic-version"
+"""Header that every client of Anthropic's API sends."""
+
 
 @router.api_route("/v1/models", methods=READ)
 async def list_models(request: Request) -> Response:
@@ -20,19 +24,22 @@ async def list_models(request: Request) -> Response:
     state = state_of(request)
     cards = [_card(state, name) for name in state.names]
     cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
+    if _ANTHROPIC in request.headers:
+        ids = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return json_response({"data": list(map(_anthropic_card, cards)), **ids})
     return json_response({"object": "list", "data": cards})
 
 
 @router.api_route("/v1/models/{name:path}", methods=READ)
 async def get_model(request: Request, name: str) -> Response:
-    """One model; names may contain slashes, as hub names do."""
+    """One model; names may contain slashes, as hub names do. An alias describes the model that it stands for."""
     state = state_of(request)
-    adapter = None if state.adapters is None else state.adapters.get(name)
-    if adapter is not None:
-        return json_response(_adapter_card(state, adapter))
-    if name not in state.names:
+    served = state.served_name(name) or name
+    adapter = None if state.adapters is None else state.adapters.get(served)
+    if adapter is None and served not in state.names:
         raise ModelNotFound(f"The model '{name[:200]}' does not exist.", param="model")
-    return json_response(_card(state, name))
+    card = (_card(state, served) if adapter is None else _adapter_card(state, adapter)) | {"id": name}
+    return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
@@ -54,3 +61,16 @@ def _adapter_card(state: ServerState, adapter: AdapterLike) -> dict[str, Any]:
     """vLLM's form: `parent` is the model that the adapter changes, `root` where it was loaded from."""
     base = _card(state, adapter.name)
     return {**base, "created": adapter.created, "root": adapter.root, "parent": state.names[0]}
+
+
+def _anthropic_card(card: dict[str, Any]) -> dict[str, Any]:
+    """The same model in Anthropic's form."""
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(card["created"])),
+        "lifecycle": "active",
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+    }

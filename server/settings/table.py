@@ -104,8 +104,8 @@ class Settings:
     )
     unread_parts: str = choice(
         "refuse",
-        "Images, audio and documents in messages, which no model here reads: refuse returns 400; placeholder puts a text such as "
-        "[image not read] in their place, and x-cohort-ignored lists them.",
+        "Images, audio and documents in messages, which no model here reads: refuse returns 400; placeholder puts "
+        "'image not read' or the like in their place, and x-cohort-ignored lists them.",
         ("refuse", "placeholder"),
     )
     generation_config: str = text(

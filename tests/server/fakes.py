@@ -363,6 +363,11 @@ def events(response: httpx.Response) -> list[str]:
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error object, after a look at its shape."""
     body = response.json()
+    if "type" in body:  # Anthropic's form, which names no field and no code
+        assert set(body) == {"type", "error", "request_id"} and body["type"] == "error", body
+        assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
+        assert set(body["error"]) == {"type", "message"} and body["error"]["message"], body
+        return {**body["error"], "param": None, "code": None}
     assert set(body) == {"error"}, body
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}, error

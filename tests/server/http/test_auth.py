@@ -63,6 +63,19 @@ async def test_right_keys() -> None:
         assert (await house.get("/v1/models", headers=raw)).status_code == status
 
 
+async def test_anthropics_header_counts_without_the_other() -> None:
+    house = House(options=KEYS)
+    for path in ("/v1/models", "/v1/messages"):
+        for key, right in (("key-one", True), (" key-one ", True), ("key", False), ("", False)):
+            status = (await house.get(path, headers={"x-api-key": key})).status_code
+            assert (status != 401) is right, (path, key)
+    twice = [("x-api-key", "key-one"), ("x-api-key", "key-one")]
+    assert (await house.get("/v1/models", headers=twice)).status_code == 401
+    for wrong in ("Bearer wrong", "Basic key-one", ""):
+        headers = {"x-api-key": "key-one", "Authorization": wrong}
+        assert (await house.get("/v1/models", headers=headers)).status_code == 401
+
+
 async def test_no_body_is_read_without_a_key() -> None:
     house = House(options=KEYS)
     async with house.client() as client:

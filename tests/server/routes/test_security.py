@@ -20,6 +20,7 @@ from tests.server.fakes import House, error_of
 KEYS = {"api_keys": ["key-one", "key-two", "key-three"], "metrics_key": "metrics"}
 PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
+    "/v1/messages", "/v1/messages/count_tokens",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
 }  # fmt: skip

@@ -182,6 +182,8 @@ def values_of(row: Setting) -> st.SearchStrategy[Any]:
         return st.lists(
             st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8}){0,2}", fullmatch=True), min_size=1, max_size=3
         )
+    if row.metavar == "PATTERN=NAME":
+        return st.lists(st.builds("{}*={}".format, NAME, NAME), min_size=1, max_size=3)
     if row.several and row.metavar != "NAME=VALUE":
         return st.lists(NAME, min_size=1, max_size=3)
     if row.is_switch:

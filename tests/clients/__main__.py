@@ -52,6 +52,8 @@ def clients() -> dict[str, Client]:
     for name, checks in {
         "openai-1": "check_openai.py",
         "openai-2": "check_openai.py",
+        "anthropic": "check_anthropic.py",
+        "anthropic-0": "check_anthropic.py",
         "langchain": "check_langchain.py",
         "litellm": "check_litellm.py",
         "lm-eval": "check_lm_eval.py",
@@ -89,7 +91,11 @@ class Outcome:
 
 def environment(url: str) -> dict[str, str]:
     """Of the checks: where the server is, and no look at the network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("COHORT_", "OPENAI_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("COHORT_", "OPENAI_", "ANTHROPIC_"))
+    }
     return {
         **kept,
         "CLIENT_URL": url,
@@ -168,9 +174,16 @@ def main() -> int:
     chosen = [known[name] for name in arguments.names or known if name not in arguments.without]
     words = ["-k", arguments.expression] if arguments.expression else []
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with ServerProcess(
-        ["cohort-tiny", "--dtype", "float32", "--api-key", API_KEY], FOLDER, env={"HF_HUB_OFFLINE": "1"}
-    ) as server:
+    arguments = [
+        "cohort-tiny",
+        "--dtype",
+        "float32",
+        "--api-key",
+        API_KEY,
+        "--model-alias",
+        f"claude-*={MODEL}",
+    ]
+    with ServerProcess(arguments, FOLDER, env={"HF_HUB_OFFLINE": "1"}) as server:
         outcomes = [run(client, server.url, words) for client in chosen]
         troubles = [line for line in server.log().splitlines() if _TROUBLE.search(line)]
     print(*troubles, sep="\n")

@@ -92,6 +92,9 @@ ENVIRONMENTS = {
         # The main environment has the third; these majors are what most programs still have.
         Environment("openai-1", ("openai==1.109.1",)),
         Environment("openai-2", ("openai==2.54.0",)),
+        Environment("anthropic", ("anthropic==2.14.0",)),
+        # The last one that sends `x-api-key`.
+        Environment("anthropic-0", ("anthropic==0.125.0",)),
         Environment("langchain", ("langchain-openai==1.7.3",)),
         # It imports mcp wherever tools are sent, and does not ask for it.
         Environment("litellm", ("litellm==1.106.2", "mcp")),

@@ -92,7 +92,8 @@ class ErrorResponse(Response):
         """Send it, in the form of the API that the path belongs to."""
         scope[REFUSAL] = self.refusal
         if anthropic.speaks(scope["path"]):
-            told = anthropic.error_object(self.status_code, self._message, scope.get(REQUEST_ID))
+            message = anthropic.naming(self._message, self.refusal.param, self.refusal.code)
+            told = anthropic.error_object(self.status_code, message, scope.get(REQUEST_ID))
             self.body = msgspec.json.encode(told)
             self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

@@ -105,4 +105,5 @@ class _Form:
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """The error."""
         refusal, message, _ = refusal_of(error)
+        message = anthropic.naming(message, refusal.param, refusal.code)
         return refusal, error_event(anthropic.error_object(refusal.status, message, self._request_id))

@@ -54,9 +54,12 @@ class Hostile:
 
     def _fault_of_body(self, answer: Answer) -> str | None:
         try:
-            error = json.loads(answer.body)["error"]
+            body = json.loads(answer.body)
+            error = body["error"]
         except (ValueError, KeyError, TypeError):
             return f"the body of {answer.status} is no error object: {answer.body[:300]!r}"
+        if "type" in body:
+            return self._fault_of_anthropics(answer, body)
         if set(error) != {"message", "type", "param", "code"} or not error["message"]:
             return f"not the four members of an error: {error}"
         if len(answer.body) > 2048:
@@ -64,6 +67,19 @@ class Hostile:
         found = error["param"] or ""
         if self.param is not None and found != self.param and not found.startswith(f"{self.param}."):
             return f"names {error['param']!r}, not {self.param!r}: {error['message']}"
+        return None
+
+    def _fault_of_anthropics(self, answer: Answer, body: dict[str, Any]) -> str | None:
+        """Its form has no member for the name of a field: the message has it."""
+        if set(body) != {"type", "error", "request_id"} or set(body["error"]) != {"type", "message"}:
+            return f"not the members of an error: {body}"
+        if not body["error"]["message"] or body["request_id"] != answer.headers.get("x-request-id"):
+            return f"no message, or another request's id: {body}"
+        if len(answer.body) > 2048:
+            return f"the error has {len(answer.body)} bytes"
+        told = body["error"]["message"]
+        if self.param is not None and f"'{self.param}" not in told and not told.startswith(self.param):
+            return f"does not name {self.param!r}: {body['error']['message']}"
         return None
 
 

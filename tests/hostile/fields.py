@@ -18,16 +18,21 @@ Values = SearchStrategy[Any]
 
 CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+MODEL = "cohort-tiny"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
 VALID: dict[str, dict[str, Any]] = {
+    MESSAGES: {"model": MODEL, "messages": [USER], "max_tokens": 2},
+    COUNT_TOKENS: {"model": MODEL, "messages": [USER]},
     CHAT: {"messages": [USER], "max_tokens": 2},
     COMPLETION: {"prompt": "Hi", "max_tokens": 2},
     EMBEDDINGS: {"input": "Hi"},
     TOKENIZE: {"prompt": "Hi"},
     DETOKENIZE: {"tokens": [5, 6]},
 }
-GENERATING = (CHAT, COMPLETION)
+GENERATING = (CHAT, COMPLETION, MESSAGES)
 
 _TEXT = st.text(max_size=12)
 _LISTS: Values = st.lists(st.none() | st.booleans() | st.integers() | _TEXT, max_size=3)
@@ -154,8 +159,38 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
         other_than("list"), st.lists(other_than("object"), min_size=1, max_size=3), st.just([TOOL] * 129),
         st.just([TOOL, TOOL]), _bad_tool().map(lambda tool: [tool]),
     )  # fmt: skip
+    prompt_fields = {
+        "model": no_text(1024, 0),
+        "messages": _bad_anthropic_messages(),
+        "system": _no_system(),
+        "tools": st.one_of(
+            other_than("list"),
+            st.lists(other_than("object"), min_size=1, max_size=3),
+            st.just([ANTHROPIC_TOOL] * 513),
+            st.just([ANTHROPIC_TOOL] * 2),
+            st.sampled_from(
+                [[{}], [{"name": "f"}], [{"name": "a/b", "input_schema": {}}], [{"input_schema": {}}]]
+            ),
+            other_than("object").map(lambda schema: [{"name": "f", "input_schema": schema}]),
+        ),
+        "tool_choice": other_than("object")
+        | st.sampled_from([{}, {"type": "x"}, {"type": "any"}, {"type": "tool"}]),
+        "thinking": other_than("object")
+        | st.sampled_from([{}, {"type": "x"}, {"type": "enabled", "budget_tokens": 0}]),
+        "output_config": other_than("object")
+        | st.sampled_from([{"effort": "huge"}, {"format": {}}, {"format": {"type": "x"}}]),
+        "chat_template_kwargs": other_than("object"),
+    }
     no_word = other_than("text") | st.sampled_from(["bananas", "", "HIGH", "x" * 1000])
     return {
+        MESSAGES: {
+            **prompt_fields,
+            **{name: generating[name] for name in
+               ("temperature", "top_p", "top_k", "seed", "priority", "deadline_ms", "cache_salt", "stream")},
+            "max_tokens": no_number(1, 2**31 - 1, True),
+            "stop_sequences": other_than("list") | no_texts(1024, 16),
+        },
+        COUNT_TOKENS: prompt_fields,
         CHAT: {
             **generating, "messages": messages, "tools": tools, "logprobs": flag,
             "top_logprobs": no_number(0, 20, True), "chat_template_kwargs": other_than("object"),
@@ -182,6 +217,41 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
             "tokens": no_ids(width, 2**20, False), "skip_special_tokens": flag, "model": no_text(1024, 0),
         },
     }  # fmt: skip
+
+
+def _no_system() -> Values:
+    """No system prompt."""
+    blocks = st.one_of(
+        other_than("object"), st.sampled_from([{}, {"type": "text"}, {"type": "x", "text": "x"}])
+    )
+    return other_than("text", "list") | blocks.map(lambda block: [block]) | SURROGATE
+
+
+def _bad_anthropic_messages() -> Values:
+    """Messages in Anthropic's form of which one is wrong."""
+    blocks = st.one_of(
+        other_than("object"),
+        st.sampled_from(
+            [
+                {}, {"type": "text"}, {"type": "text", "text": 5}, {"type": "image", "source": {"type": "url", "url": "http://x"}},
+                {"type": "tool_result"}, {"type": "tool_result", "tool_use_id": 5}, {"type": "wizard"},
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]},
+                {"type": "tool_result", "tool_use_id": "a", "content": 5},
+            ]
+        ),
+        other_than("boolean").map(lambda odd: {"type": "tool_result", "tool_use_id": "a", "is_error": odd}),
+    )  # fmt: skip
+    wrong = st.one_of(
+        st.builds(lambda role: {"role": role, "content": "x"}, other_than("text") | st.sampled_from(["tool", "x"]) | st.none()),
+        st.builds(lambda content: {"role": "user", "content": content}, other_than("text", "list") | st.none()),
+        st.builds(lambda block: {"role": "user", "content": [block]}, blocks),
+        st.builds(lambda text: {"role": "user", "content": text}, SURROGATE),
+        st.just({"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}),
+    )  # fmt: skip
+    return st.one_of(
+        other_than("list"), st.just([]), st.lists(other_than("object") | st.none(), min_size=1, max_size=3),
+        wrong.map(lambda message: [USER, message]), st.just([USER] * 4097),
+    )  # fmt: skip
 
 
 def _bad_message() -> Values:

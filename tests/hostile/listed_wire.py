@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.hostile.case import Hostile, call, encoded, head, posted
-from tests.hostile.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDINGS, TOKENIZE, USER, VALID
+from tests.hostile.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDINGS, MESSAGES, TOKENIZE, USER, VALID
 from tests.hostile.http_tricks import ADMIN, NO_KEY, PROTECTED
 
 
@@ -126,6 +126,13 @@ def innocent() -> Iterator[tuple[str, bytes, list[tuple[str, str]]]]:
         CHAT,
         encoded(
             {**VALID[CHAT], "messages": [{**USER, "name": "a{{b}}"}], "chat_template_kwargs": {"a": text}}
+        ),
+        [],
+    )
+    yield (
+        MESSAGES,
+        encoded(
+            {**VALID[MESSAGES], "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}
         ),
         [],
     )

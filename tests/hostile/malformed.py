@@ -9,10 +9,22 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.hostile.case import Hostile, call, encoded
-from tests.hostile.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDINGS, TOKENIZE, VALID, other_than
+from tests.hostile.fields import (
+    CHAT,
+    COMPLETION,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    TOKENIZE,
+    VALID,
+    other_than,
+)
 
 PATHS = sorted(VALID)
 _LONGER: dict[str, dict[str, Any]] = {
+    MESSAGES: {**VALID[MESSAGES], "stop_sequences": ["a", "b"], "system": "ü", "stream": False},
+    COUNT_TOKENS: {**VALID[COUNT_TOKENS], "system": [{"type": "text", "text": "x"}]},
     CHAT: {**VALID[CHAT], "stop": ["a", "b"], "temperature": 0.5, "logit_bias": {"7": 1}, "stream": False},
     COMPLETION: {**VALID[COMPLETION], "echo": True, "logprobs": 2, "seed": 7, "user": "ü", "stop": "\n"},
     EMBEDDINGS: {"input": ["a", "bc"], "encoding_format": "float"},
@@ -98,7 +110,12 @@ def no_request(draw: st.DrawFn) -> Hostile:
 def twice(draw: st.DrawFn) -> Hostile:
     """A key twice: the last one counts, and is the bad one."""
     path = draw(st.sampled_from(PATHS))
-    name = {CHAT: "messages", EMBEDDINGS: "input", DETOKENIZE: "tokens"}.get(path, "prompt")
+    names = {
+        EMBEDDINGS: "input",
+        DETOKENIZE: "tokens",
+        **dict.fromkeys((CHAT, MESSAGES, COUNT_TOKENS), "messages"),
+    }
+    name = names.get(path, "prompt")
     wrong = draw(other_than("text", "list"))
     body = encoded(VALID[path])[:-1] + b', "%s": ' % name.encode() + encoded(wrong) + b"}"
     return call("a key twice", path, body, name)

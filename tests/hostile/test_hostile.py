@@ -91,6 +91,15 @@ def test_faults_are_noticed() -> None:
         Answer(400, id_, good.replace(b'"m"', b'"' + b"m" * 5000 + b'"'), 0), Answer(400, id_, b'{"detail": "m"}', 0),
     ):  # fmt: skip
         assert case.fault(answer), answer
+    theirs = b'{"type": "error", "error": {"type": "t", "message": "\'n.0\' m"}, "request_id": "req_1"}'
+    assert case.fault(Answer(400, id_, theirs, 0)) is None
+    for old, new in (
+        (b"n.0", b"m.0"),
+        (b"req_1", b"req_2"),
+        (b'"t"', b'"t", "param": "n"'),
+        (b', "request_id', b', "id'),
+    ):
+        assert case.fault(Answer(400, id_, theirs.replace(old, new), 0)), new
     silent = Hostile("x", (b"",), silent=True)
     assert silent.fault(Answer(None, {}, b"", 0, "the connection ended: closed")) is None
     assert silent.fault(Answer(None, {}, b"", 0, "no whole answer within 10 s"))

@@ -75,7 +75,13 @@ class LoadedAdapter:
             array = (structs.LoraPart * len(parts))()
             for number, part in enumerate(parts):
                 array[number] = structs.LoraPart(
-                    part.a.data_ptr(), part.b.data_ptr(), len(part.a), part.outputs, part.begin, at, part.scale
+                    part.a.data_ptr(),
+                    part.b.data_ptr(),
+                    len(part.a),
+                    part.outputs,
+                    part.begin,
+                    at,
+                    part.scale,
                 )
                 at += len(part.a)
             self._kept.append(array)
@@ -110,5 +116,7 @@ def _part(module: Module, place: Place, dtype: torch.dtype, grouped: bool) -> Pa
         raise ConfigError(f"{module.name[:200]}: its numbers do not fit into {dtype}")
     outputs, turned = len(b), b.T
     if grouped:
-        turned = F.pad(turned, (0, -outputs % structs.GROUP)).unflatten(1, (-1, structs.GROUP)).transpose(0, 1)
+        turned = (
+            F.pad(turned, (0, -outputs % structs.GROUP)).unflatten(1, (-1, structs.GROUP)).transpose(0, 1)
+        )
     return Part(a.contiguous(), turned.contiguous(), outputs, place.begin, module.scale)

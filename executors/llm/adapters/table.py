@@ -50,7 +50,9 @@ class AdapterRows:
             own = x.index_select(0, rows).float()
             for part in parts:
                 end = part.begin + part.outputs
-                found[rows, part.begin : end] += part.scale * ((own @ part.a.float().T) @ part.rows_of_b().float())
+                found[rows, part.begin : end] += part.scale * (
+                    (own @ part.a.float().T) @ part.rows_of_b().float()
+                )
         return found
 
 

@@ -130,7 +130,7 @@ async def engine(
         return output
 
     executor.unified_decode = timed  # type: ignore[method-assign]
-    core = EngineCore(executor, EngineConfig(max_num_seqs=max_num_seqs, **config))
+    core = EngineCore(executor, EngineConfig(max_num_seqs=max_num_seqs, max_queue_wait=3600, **config))
     await core.start()
     freeze_after_load()
     try:
@@ -158,8 +158,8 @@ async def _streams(core: EngineCore, prompts: list[np.ndarray], count: int) -> t
 
 def _prompts(kind: str, number: int, round_: int) -> list[np.ndarray]:
     rng = np.random.default_rng(round_)
-    prompts = [rng.integers(0, _VOCAB, 128) for _ in range(number)]
-    return [np.tile(prompt[:64], 4) for prompt in prompts] if kind == "ngram" else prompts
+    prompts = [rng.integers(0, _VOCAB, 32) for _ in range(number)]
+    return [np.tile(prompt, 4) for prompt in prompts] if kind == "ngram" else prompts
 
 
 async def compare(

@@ -71,8 +71,15 @@ class NgramDrafter:
         for length in self._lengths:
             following = index.followed_by.get(self._key(index.run, length))
             if following is not None and length <= index.run_length:
-                return seq.token_ids(following, min(following + self.num_tokens, known))
+                return self._repeated(seq.token_ids(following, min(following + self.num_tokens, known)))
         return []
+
+    def _repeated(self, token_ids: list[int]) -> list[int]:
+        """Go on in a circle where the text ends: a run that occurred so late that fewer tokens follow is likely to come again."""
+        period = len(token_ids)
+        while len(token_ids) < self.num_tokens:
+            token_ids.append(token_ids[-period])
+        return token_ids
 
     def _extend(self, index: _Index, tokens: SequenceOf[int]) -> None:
         """Add the tokens behind those that are indexed. The run that ends with a token is entered with the next one: with what

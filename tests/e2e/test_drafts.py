@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -25,6 +26,7 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams
 from executors.process import connect
 from executors.tiny import weights_dir
+from tests.e2e.server_process import ServerProcess
 from tests.tiny_model import NUMBERS_PER_TOKEN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -213,3 +215,33 @@ async def test_drafts_of_a_model_change_no_token(draft_model: Path) -> None:
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 async def test_drafts_change_no_token_of_200_calls(method: str, draft_model: Path) -> None:
     await _compare(draft_model if method == "draft_model" else None, 200, kills=3)
+
+
+def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
+    config = json.dumps({"model": str(draft_model), "num_speculative_tokens": 3})
+    body = {"prompt": "abc xyz abc xyz", "max_tokens": 24, "temperature": 0, "return_token_ids": True}
+    with ServerProcess(
+        ["cohort-tiny", "--deterministic", "--dtype", "float32", "--speculative-config", config], tmp_path
+    ) as server:
+        said = [
+            httpx.post(f"{server.url}/v1/completions", json=body | more, timeout=60).json()["choices"][0]
+            for more in ({}, {"speculative": True}, {"speculative": False})
+        ]
+        assert said[0] == said[1] == said[2]
+        metrics = httpx.get(f"{server.url}/metrics").text
+    assert "cohort_spec_decode_num_draft_tokens_total " in metrics
+    assert 'cohort_spec_decode_num_accepted_tokens_per_pos_total{position="2"}' in metrics
+
+
+@pytest.mark.long
+def test_a_draft_model_of_another_vocabulary_ends_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    config = json.loads((weights_dir() / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 500}))
+    process = ServerProcess(
+        ["cohort-tiny", "--load-format", "dummy", "--speculative-config", json.dumps({"model": str(folder)})],
+        tmp_path,
+    )
+    assert process.process.wait(60) == 2
+    assert "its vocabulary has 500 tokens, the model's 1024" in process.log()

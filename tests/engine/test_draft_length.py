@@ -171,5 +171,5 @@ def _searched(tokens: list[int], longest: int, shortest: int, count: int) -> lis
     for length in range(min(longest, len(tokens)), shortest - 1, -1):
         for begin in range(len(tokens) - length - 1, -1, -1):
             if tokens[begin : begin + length] == tokens[-length:]:
-                return tokens[begin + length : begin + length + count]
+                return (tokens[begin + length :] * count)[:count]
     return []

@@ -278,6 +278,7 @@ def test_ngrams_propose_what_followed_before() -> None:
     assert after([1, 2, 3, 4, 1, 2]) == [3, 4, 1]
     assert after([1, 2, 3, 4, 1, 2], 1) == [3]
     assert after([5, 2, 8, 7, 2, 9, 5, 2]) == [8, 7, 2], "a longer match counts more than a later one"
+    assert after([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1], "a text that repeats itself goes on so"
     assert after([1, 2, 3]) == [] and after([1]) == []
 
 

@@ -19,6 +19,7 @@ from executors.contract import (
     ExecutorCapabilities,
     ExecutorType,
     LogitsMode,
+    OptimizationConfig,
     PrefillInput,
     Tensor,
 )
@@ -78,7 +79,9 @@ def test_no_fact_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", EXECUTORS)
 async def test_flags(name: str, model: Path) -> None:
-    executor = await started(name, model)
+    executor = await started(
+        name, model, optimization=OptimizationConfig(num_threads=1, draft_model=str(model))
+    )
     capabilities = executor.capabilities()
     epoch = 2
     for flag, cases in FLAGS.items():

@@ -4,13 +4,24 @@ wrong KV, a wrong position or a wrong row."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from executors.contract import ConfigError, ExecutorConfig, OptimizationConfig, SamplingParams
+from executors.contract import (
+    ConfigError,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+    SamplingParams,
+)
+from executors.llm.checkpoint.draft import load_draft
 from executors.llm.executor import LlmExecutor
+from executors.llm.factory import LlmFactory
+from executors.llm.spec.companion import DraftCompanion
+from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.models import build
 
@@ -23,7 +34,11 @@ SETTINGS = [
 
 
 def config(model: Path, draft: Path | None, **changes: object) -> ExecutorConfig:
-    optimization = OptimizationConfig(deterministic=True, draft_model=str(draft or ""))
+    optimization = OptimizationConfig(
+        deterministic=True,
+        draft_model=str(draft or ""),
+        num_threads=1,  # threads that wait for each other on a busy machine make small tests ten times slower
+    )
     return replace(
         ExecutorConfig(
             "llm", str(model), dtype="float32", max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256
@@ -37,13 +52,18 @@ async def driver_of(model: Path, draft: Path | None) -> Driver:
     return await Driver.start(LlmExecutor.from_config(config(model, draft)))
 
 
-async def expected(
-    model: Path, prompt: list[int], sampling: SamplingParams, count: int = OUTPUT
-) -> list[int]:
+async def truths(
+    model: Path, asked: list[tuple[list[int], SamplingParams]], count: int = OUTPUT
+) -> list[list[int]]:
+    """What the model says to each, alone."""
     driver = await driver_of(model, None)
-    seq = driver.add(prompt, sampling)
-    await driver.decode(count, seq)
-    return seq.output
+    found = []
+    for prompt, sampling in asked:
+        seq = driver.add(prompt, sampling)
+        await driver.decode(count, seq)
+        found.append(seq.output)
+        driver.release(seq)
+    return found
 
 
 def drafts_of(seq: DrivenSequence) -> list[int]:
@@ -56,7 +76,7 @@ async def test_drafts_of_the_same_model_are_the_tokens_that_come(
     qwen3: Path, sampling: SamplingParams
 ) -> None:
     prompt = list(range(3, 40))
-    truth = await expected(qwen3, prompt, sampling)
+    [truth] = await truths(qwen3, [(prompt, sampling)])
     driver = await driver_of(qwen3, qwen3)
     assert driver.executor.capabilities().drafts
     seq = driver.add(prompt, sampling)
@@ -73,13 +93,69 @@ async def test_drafts_of_the_same_model_are_the_tokens_that_come(
 
 
 async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:
+    await whatever_happens(qwen3)
+
+
+def _keeps_old_cells(patch: pytest.MonkeyPatch) -> None:
+    """What a block held for another sequence counts as filled."""
+    patch.setattr(DraftCompanion, "_note_tables", lambda self, batch: None)
+
+
+def _copies_too_much(patch: pytest.MonkeyPatch) -> None:
+    """A copied block counts as filled behind the tokens that its new owner shares."""
+    patch.setattr(DraftCompanion, "_cut", lambda self, block, position: None)
+
+
+def _keeps_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    """KV of drafts counts as filled whether they were accepted or not."""
+    first_missing = DraftCompanion._first_missing
+
+    def believing(self, slot, blocks, known):  # type: ignore[no-untyped-def]
+        if (ahead := self._ahead.get(slot)) is not None:
+            history = self._history[slot].copy()
+            self._history[slot, ahead.begin : ahead.begin + len(ahead.token_ids)] = ahead.token_ids
+            begin = first_missing(self, slot, blocks, known)
+            self._history[slot] = history
+            return begin
+        return first_missing(self, slot, blocks, known)
+
+    patch.setattr(DraftCompanion, "_first_missing", believing)
+
+
+def _wrong_row(patch: pytest.MonkeyPatch) -> None:
+    """A sequence's draft comes from its neighbour's row."""
+    choose = DraftCompanion._choose
+    patch.setattr(
+        DraftCompanion,
+        "_choose",
+        lambda self, hidden, rows, wishes, place: choose(self, hidden, rows[::-1].copy(), wishes, place),
+    )
+
+
+@pytest.mark.parametrize("mutate", [_keeps_old_cells, _copies_too_much, _wrong_row])
+async def test_mistakes_show(
+    qwen3: Path, mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        await whatever_happens(qwen3)
+
+
+@pytest.mark.parametrize(
+    "case", ["drafts_come_as_asked", "own_drafts_change_no_token", "verify_in_a_mixed_batch"]
+)
+async def test_conformance(qwen3: Path, tmp_path: Path, case: str) -> None:
+    other = build("qwen3-untied-one-kv-head", tmp_path / "other").path
+    for draft in (qwen3, other):
+        assert await run_case(case, lambda draft=draft: LlmExecutor.from_config(config(qwen3, draft))) is None
+
+
+async def whatever_happens(qwen3: Path) -> None:
     """Chunks, prefix hits, forks, wrong drafts, steps without drafts, preemption, and blocks that change hands, at random."""
     rng = random.Random(7)
     family = [rng.randrange(211) for _ in range(90)]
     prompts = [family[:70], [*family[:50], 9, 8, 7], family[:33], [rng.randrange(211) for _ in range(25)]]
-    truths = {
-        (i, j): await expected(qwen3, p, s) for i, p in enumerate(prompts) for j, s in enumerate(SETTINGS)
-    }
+    said = await truths(qwen3, [(prompt, sampling) for prompt in prompts for sampling in SETTINGS])
     driver = await driver_of(qwen3, qwen3)
     live: dict[int, tuple[DrivenSequence, list[int]]] = {}
     judged = 0
@@ -88,7 +164,7 @@ async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:
             i, j = rng.randrange(len(prompts)), rng.randrange(len(SETTINGS))
             prompt = prompts[i]
             seq = _begin(driver, rng, prompt, SETTINGS[j], [one for one, _ in live.values()])
-            live[seq.seq_id] = seq, truths[i, j]
+            live[seq.seq_id] = seq, said[i * len(SETTINGS) + j]
         feeds = []
         for seq, truth in live.values():
             if rng.random() < 0.3:
@@ -157,7 +233,7 @@ def _preempt(driver: Driver, seq: DrivenSequence) -> None:
 
 async def test_a_late_wish_is_met_after_the_draft_model_has_caught_up(qwen3: Path) -> None:
     prompt = [(7 * i) % 211 for i in range(200)]
-    truth = await expected(qwen3, prompt, SETTINGS[0], 12)
+    [truth] = await truths(qwen3, [(prompt, SETTINGS[0])], 12)
     driver = await Driver.start(
         LlmExecutor.from_config(replace(config(qwen3, qwen3), max_num_batched_tokens=220))
     )
@@ -170,7 +246,7 @@ async def test_a_late_wish_is_met_after_the_draft_model_has_caught_up(qwen3: Pat
 
 async def test_another_model_costs_acceptance_and_no_token(qwen3: Path, tmp_path: Path) -> None:
     other = build("qwen3-untied-one-kv-head", tmp_path / "other").path
-    truth = await expected(qwen3, [5, 6, 7], SETTINGS[0])
+    [truth] = await truths(qwen3, [([5, 6, 7], SETTINGS[0])])
     driver = await driver_of(qwen3, other)
     seq = driver.add([5, 6, 7], SETTINGS[0])
     await driver.step(Feed(seq, wanted=4))
@@ -180,8 +256,6 @@ async def test_another_model_costs_acceptance_and_no_token(qwen3: Path, tmp_path
 
 
 async def test_the_pool_has_room_for_both(qwen3: Path) -> None:
-    from executors.contract import ExecutorMemoryConfig
-
     sized = {"memory": ExecutorMemoryConfig(kv_cache_memory_bytes=8 << 20)}
     alone, both = (
         LlmExecutor.from_config(config(qwen3, None, **sized)),
@@ -204,3 +278,16 @@ async def test_another_vocabulary_is_refused(qwen3: Path, tmp_path: Path, shape:
     other = build(shape, tmp_path / "other").path
     with pytest.raises(ConfigError, match=why):
         await LlmExecutor.from_config(config(qwen3, other)).warmup()
+
+
+async def test_on_a_device_it_is_refused(qwen3: Path) -> None:
+    executor = LlmExecutor.from_config(config(qwen3, None))
+    await executor.warmup()
+    info = replace(executor.info(), device="cuda:0")
+    with pytest.raises(ConfigError, match="computed on a CPU only, and this model is on cuda:0"):
+        load_draft(config(qwen3, qwen3), info, lambda stage, done, total: None)
+
+
+def test_a_folder_that_is_not_there_is_refused(qwen3: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draft_model '/nowhere': no such directory"):
+        LlmFactory().validate_config(config(qwen3, Path("/nowhere")))

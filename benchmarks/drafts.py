@@ -1,6 +1,6 @@
 """What drafts gain: a draft model and n-grams for one stream, and what they cost where the batch makes them a loss.
 
-    python -m benchmarks.drafts model|ngram|batch [--rounds 3] [--chance 0.8] [--json FILE]
+    python -m benchmarks.drafts model|ngram|batch|lookup [--rounds 3] [--json FILE]
 
 The engine runs in this process, the executor in its own, without HTTP. Rounds with and without drafts alternate on two engines
 that are both loaded, and each figure is the median over the rounds.
@@ -9,6 +9,8 @@ The models are made here, with random weights: the layers of the model behind th
 draft model, which is those first layers, agrees with it as often as `--tail` lets it. Speeds depend on shapes alone.
 For `model` the formula says (1 - a^(k+1)) / ((1 - a)(v + k c)): a is the chance that a draft is accepted if those before it were,
 v the time of a step that verifies k drafts and c that of a forward of the draft model, both in units of a step without drafts.
+
+`lookup`: microseconds that one look-up of n-grams takes, by the length of the sequence; no model.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ import numpy as np
 from benchmarks.engine import generate
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from executors.contract import ExecutorConfig, UnifiedBatch, UnifiedOutput
+from engine.mailbox import Mailbox
+from engine.policies.drafter import NgramDrafter
+from engine.request import Request, RequestContext
+from engine.sequence import Sequence
+from executors.contract import ExecutorConfig, SamplingParams, UnifiedBatch, UnifiedOutput
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
 
@@ -217,6 +223,29 @@ def _result(
     return result
 
 
+def lookup(rounds: int) -> list[Result]:
+    """Time of `NgramDrafter.propose` after each new token, for sequences of several lengths."""
+    found, rng = [], np.random.default_rng(0)
+    for length in (1_000, 10_000, 100_000):
+        took = []
+        for _ in range(rounds):
+            prompt = rng.integers(0, 2_000, length).astype(np.int32)
+            context = RequestContext("bench", 0.0)
+            request = Request(context, prompt, SamplingParams(temperature=0.0), 2_000)
+            seq, drafter = Sequence(1, request, Mailbox(), 0), NgramDrafter(5)
+            while drafter._indexes.get(seq) is None or drafter._indexes[seq].num_tokens < length:
+                drafter.propose(seq)
+            tokens = rng.integers(0, 2_000, 1_000).tolist()
+            for token in tokens:
+                seq.commit_one(token)
+                began = time.perf_counter()
+                drafter.propose(seq)
+                took.append(1e6 * (time.perf_counter() - began))
+        found.append({"kind": "lookup", "tokens": length, "microseconds": statistics.median(took)})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
 async def _main(args: argparse.Namespace) -> list[Result]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -236,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("model", "ngram", "batch"))
+    parser.add_argument("what", choices=("model", "ngram", "batch", "lookup"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128, help="output tokens of a stream")
     parser.add_argument("--drafts", type=int, default=5, help="num_speculative_tokens")
@@ -245,7 +274,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = asyncio.run(_main(args))
+    found = lookup(args.rounds) if args.what == "lookup" else asyncio.run(_main(args))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -31,11 +31,12 @@ class Drafter(Protocol):
 class _Index:
     """The tokens of one sequence, by the runs that come before them.
 
-    `followed_by`: a run, as one number, and the position after its last occurrence, those seen last at the end. `num_tokens`: the
-    first ones, which are looked at. `run`: the last `longest` of those tokens as one number, fewer where `run_length` says so.
+    `followed_by`: a run, as one number, and the position after its last occurrence; `before`: the same of earlier tokens, for runs
+    that did not come again. `num_tokens`: the first ones, which are looked at. `run`: the last `longest` of those tokens as one number, fewer where `run_length` says so.
     """
 
     followed_by: dict[int, int] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
     num_tokens: int = 0
     run: int = 0
     run_length: int = 0
@@ -59,7 +60,7 @@ class NgramDrafter:
 
     def propose(self, seq: Sequence) -> list[int]:
         """What followed the last match. Of a prompt the last 4,096 tokens are looked at, and of all tokens what was seen in the
-        last 4,096 or more."""
+        last 4,096 to 8,704."""
         index = self._indexes.get(seq)
         if index is None:
             index = self._indexes[seq] = _Index(num_tokens=max(0, seq.prompt_len - _INDEXED))
@@ -69,7 +70,8 @@ class NgramDrafter:
         if end < known:
             return []
         for length in self._lengths:
-            following = index.followed_by.get(self._key(index.run, length))
+            key = self._key(index.run, length)
+            following = index.followed_by.get(key) or index.before.get(key)
             if following is not None and length <= index.run_length:
                 return self._repeated(seq.token_ids(following, min(following + self.num_tokens, known)))
         return []
@@ -89,14 +91,14 @@ class NgramDrafter:
         for token in tokens:
             for length in self._lengths:
                 if length <= index.run_length:
-                    key = self._key(run, length)
-                    followed_by.pop(key, None)  # so that the run seen last stands last
-                    followed_by[key] = at
+                    followed_by[self._key(run, length)] = at
             run = ((run << _ID_BITS) | token) & self._masks[longest]
             index.run_length = min(index.run_length + 1, longest)
             at += 1
-        while len(followed_by) > self._most:
-            del followed_by[next(iter(followed_by))]
+        if (
+            len(followed_by) >= self._most
+        ):  # all at once: taking out the oldest one by one takes longer the more there were
+            index.before, index.followed_by = followed_by, {}
         index.num_tokens, index.run = at, run
 
     def _key(self, run: int, length: int) -> int:

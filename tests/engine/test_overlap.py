@@ -309,12 +309,13 @@ def test_what_ngrams_remember_has_a_limit() -> None:
     seq = Sequence(1, request([1], 100_000), Mailbox(), 0)
     drafter = NgramDrafter(3)
     seq.output_token_ids = []
-    for token in [*range(10_000), 9_000, 9_001, 9_002]:
+    for token in [*range(20_000), 19_000, 19_001, 19_002]:
         seq.output_token_ids.append(token)
         seq.num_known_tokens += 1
         found = drafter.propose(seq)
-    assert found == [9_003, 9_004, 9_005]
-    assert len(drafter._indexes[seq].followed_by) <= 3 * 4096
+    assert found == [19_003, 19_004, 19_005]
+    index = drafter._indexes[seq]
+    assert len(index.followed_by) + len(index.before) <= 2 * 3 * (4096 + 512)
     seq.output_token_ids += [5, 6, 7]
     seq.num_known_tokens += 3
     assert drafter.propose(seq) == [], "too long ago"

@@ -103,6 +103,8 @@ class Steps:
     verified: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     rounds: int = 0
     drafting: float = 0.0
+    beside_prompts: float = 0.0
+    """Seconds that the draft model took in steps with prompts."""
 
     def median(self, least: int, most: int) -> float:
         """Median time of a step that verifies so many drafts; nan if there was none."""
@@ -128,8 +130,10 @@ async def engine(
         began = time.perf_counter()
         output = await inner(batch)
         took = time.perf_counter() - began
-        if not batch.num_prompt_tokens:
-            drafting = output.drafts.seconds if output.drafts else 0.0
+        drafting = output.drafts.seconds if output.drafts else 0.0
+        if batch.num_prompt_tokens:
+            steps.beside_prompts += drafting
+        else:
             steps.verified.append((int(batch.num_draft_tokens.sum()), took - drafting))
             steps.drafting += drafting
             steps.rounds += output.drafts.rounds if output.drafts else 0
@@ -186,7 +190,7 @@ async def compare(
         before = dataclasses.replace(fast.stats().drafts, accepted_at=list(fast.stats().drafts.accepted_at))
         for one in (plain_steps, steps):
             one.verified.clear()
-        steps.rounds, steps.drafting = 0, 0.0
+        steps.rounds, steps.drafting, steps.beside_prompts = 0, 0.0, 0.0
         took: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
         for round_ in range(rounds):
             for name, core in (("without", plain), ("with", fast)):
@@ -207,7 +211,8 @@ def _result(
     result: Result = {
         "kind": kind, "streams": number, "speedup": wall["without"] / wall["with"],
         "cpu_per_token": cpu["with"] / cpu["without"], "ms_per_token": {n: 1e3 * s for n, s in wall.items()},
-        "proposals": proposals, "tokens": tokens, "accepted": accepted,
+        "proposals": proposals, "tokens": tokens, "accepted": accepted, "drafting_s": steps.drafting,
+        "drafting_beside_prompts_s": steps.beside_prompts,
         "rounds": {n: [[1e3 * w, 1e3 * c] for w, c in of] for n, of in took.items()},
     }  # fmt: skip
     if proposals and number == 1:

@@ -31,8 +31,9 @@ class Drafter(Protocol):
 class _Index:
     """The tokens of one sequence, by the runs that come before them.
 
-    `followed_by`: a run, as one number, and the position after its last occurrence; `before`: the same of earlier tokens, for runs
-    that did not come again. `num_tokens`: the first ones, which are looked at. `run`: the last `longest` of those tokens as one number, fewer where `run_length` says so.
+    `followed_by`: a run, as one number, and the position after its last occurrence; `before`: the same of earlier tokens, for
+    runs that did not come again. `num_tokens`: the first ones, which are looked at. `run`: the last `longest` of those tokens as
+    one number, fewer where `run_length` says so.
     """
 
     followed_by: dict[int, int] = field(default_factory=dict)

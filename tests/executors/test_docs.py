@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.testing import conformance_grammars
+from executors.testing import conformance_drafts, conformance_grammars
 from executors.testing.conformance import CASES, run_case
 from executors.testing.fakes.base import OPTIONS
 from executors.testing.fakes.failures import KINDS
@@ -32,7 +32,11 @@ DOES_NOT_CONCERN_IT = {
     "pooling_is_consistent",
     "failed_steps_are_skipped_until_a_new_epoch",
     "nan_is_isolated",
-} | {name for name, case in CASES.items() if case.__module__ == conformance_grammars.__name__}
+} | {
+    name
+    for name, case in CASES.items()
+    if case.__module__ in (conformance_drafts.__name__, conformance_grammars.__name__)
+}
 
 
 @pytest.mark.parametrize("case", CASES)

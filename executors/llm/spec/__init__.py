@@ -1,1 +1,1 @@
-"""The draft model beside the model: companion.py guesses the next tokens, loading.py loads it."""
+"""The draft model beside the model: companion.py guesses the next tokens. `checkpoint/draft.py` loads it."""

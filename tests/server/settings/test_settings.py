@@ -270,7 +270,7 @@ def test_every_setting_has_its_flag() -> None:
         ("--tensor-parallel-size 2", "--tensor-parallel-size is not supported yet"),
         ("--async-scheduling", "unknown flag --async-scheduling: use --max-in-flight 2"),
         ("--no-async-scheduling", "use --max-in-flight 1"),
-        ('--speculative-config {"method":"ngram"}', "use --num-speculative-tokens N"),
+        ("--speculative-model x", "use --speculative-config"),
         ("--disable-radix-cache", "use --no-enable-prefix-caching"),
         ("--schedule-policy fcfs", "use --scheduling-policy"),
         ("--no_enable_prefix_caching", "use --no-enable-prefix-caching"),

@@ -1,6 +1,6 @@
 """What drafts gain: a draft model and n-grams for one stream, and what they cost where the batch makes them a loss.
 
-    python -m benchmarks.drafts model|ngram|batch|lookup [--rounds 3] [--json FILE]
+    python -m benchmarks.drafts model|ngram|batch-model|batch-ngram|lookup [--rounds 3] [--json FILE]
 
 The engine runs in this process, the executor in its own, without HTTP. Rounds with and without drafts alternate on two engines
 that are both loaded, and each figure is the median over the rounds.
@@ -258,7 +258,8 @@ async def _main(args: argparse.Namespace) -> list[Result]:
         for kind, number in {
             "model": [("model", 1)],
             "ngram": [("ngram", 1)],
-            "batch": [("model", 32), ("ngram", 32)],
+            "batch-model": [("model", 32)],
+            "batch-ngram": [("ngram", 32)],
         }[args.what]:
             found.append(await compare(models, kind, number, args.rounds, args.tokens, args.drafts))
             print(json.dumps(found[-1], indent=1), flush=True)
@@ -270,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("model", "ngram", "batch", "lookup"))
+    parser.add_argument("what", choices=("model", "ngram", "batch-model", "batch-ngram", "lookup"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128, help="output tokens of a stream")
     parser.add_argument("--drafts", type=int, default=5, help="num_speculative_tokens")

@@ -279,7 +279,9 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
         """Pack objects into arrays; items with more than token ids are kept whole in `details`."""
         counts = np.array([len(it.tokens) if it else 0 for it in items], np.int32)
         ids = np.array([t.token_id for it in items if it for t in it.tokens], np.int32)
-        details = {i: it for i, it in enumerate(items) if it is not None and not _is_plain(it)}
+        details = {
+            i: replace(it, drafts=()) for i, it in enumerate(items) if it is not None and not _is_plain(it)
+        }
         proposed = [it.drafts if it else () for it in items]
         drafts = None
         if any(proposed):

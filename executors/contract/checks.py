@@ -106,6 +106,8 @@ def _check_drafts(batch: UnifiedBatch, output: UnifiedOutput) -> None:
     if drafts is None:
         return
     counts, ids, wanted = drafts.counts, drafts.token_ids, batch.drafts_wanted
+    if counts.dtype != np.int32 or ids.dtype != np.int32:
+        raise StepFailed(f"an answer with drafts of {counts.dtype} and {ids.dtype}, not int32")
     if wanted is None or len(counts) != len(batch) or (counts < 0).any() or (counts > wanted).any():
         raise StepFailed("an answer with drafts that were not asked for")
     if (counts[~batch.is_final_chunk] > 0).any():

@@ -7,6 +7,7 @@ import pytest
 
 from executors.contract import checks
 from executors.contract.batch import (
+    Drafts,
     ItemOutput,
     SampledToken,
     SamplingParams,
@@ -65,6 +66,46 @@ def test_output_holds_plain_tokens_as_arrays_and_the_rest_whole() -> None:
     assert list(output) == [plain, None, drafts, rich, failed]
     with pytest.raises(IndexError):
         output[5]
+
+
+def test_output_holds_drafts_beside_the_tokens() -> None:
+    plain = ItemOutput((SampledToken(5),), drafts=(1, 2))
+    rich = ItemOutput((SampledToken(8, -0.5, ((8, -0.5),)),), drafts=(3,))
+    none = ItemOutput((SampledToken(6),))
+    output = UnifiedOutput.from_items([plain, None, none, rich])
+    assert output.drafts is not None and set(output.details) == {3}
+    assert output.drafts.counts.tolist() == [2, 0, 0, 1]
+    assert output.drafts.by_item() == {0: [1, 2], 3: [3]}
+    assert list(output) == [plain, None, none, rich]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "counts", "tokens", "message"),
+    [
+        (None, (0, 1, 0), (5,), "not asked for"),
+        ((2, 2, 2), (0, 3, 0), (5, 6, 7), "not asked for"),
+        ((2, 2, 2), (1, 0, 0), (5,), "for an intermediate chunk"),
+        ((2, 2, 2), (0, 2, 0), (5,), "with 1 drafts, where counts add up to 2"),
+        ((2, 2, 2), (0, 1, 0), (-1,), "with 1 drafts"),
+        ((2, 2, 2), (0, 1), (5,), "not asked for"),
+    ],
+)
+def test_drafts_that_do_not_fit(
+    wanted: tuple[int, ...] | None, counts: tuple[int, ...], tokens: tuple[int, ...], message: str
+) -> None:
+    output = UnifiedOutput(ids(0, 1, 1), ids(5, 6), drafts=Drafts(ids(*counts), ids(*tokens)))
+    with pytest.raises(StepFailed, match=message):
+        checks.check_output(make(drafts_wanted=None if wanted is None else ids(*wanted)), output)
+
+
+def test_drafts_that_fit() -> None:
+    output = UnifiedOutput(ids(0, 1, 1), ids(5, 6), drafts=Drafts(ids(0, 2, 1), ids(7, 8, 9)))
+    batch = make(drafts_wanted=ids(1, 2, 4))
+    checks.check_arrays(batch)
+    checks.check_output(batch, output)
+    for wrong in (ids(1, 2), ids(1, -2, 4)):
+        with pytest.raises(InvalidInput, match="drafts_wanted"):
+            checks.check_arrays(make(drafts_wanted=wrong))
 
 
 @pytest.mark.parametrize(

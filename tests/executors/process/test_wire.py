@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from executors.contract import (
     DecodeInput,
+    Drafts,
     ExecutorConfig,
     InvalidInput,
     ItemFault,
@@ -106,6 +107,7 @@ def batches(draw: st.DrawFn) -> UnifiedBatch:
         starts=tuple(draw(st.lists(starts, max_size=3))),
         tables=TableUpdates(*(array(draw(st.integers(0, 4))) for _ in range(5))),
         block_copies=draw(hnp.arrays(np.int32, (copies, 2))),
+        drafts_wanted=draw(st.none() | hnp.arrays(np.int32, n)),
     )
 
 
@@ -145,6 +147,9 @@ def test_a_batch_comes_back(batch: UnifiedBatch) -> None:
 @given(st.lists(items, max_size=4))
 def test_an_output_comes_back(outputs: list[ItemOutput | None]) -> None:
     output = UnifiedOutput.from_items(outputs)
+    if outputs:
+        counts = np.full(len(outputs), 2, np.int32)
+        output.drafts = Drafts(counts, np.arange(2 * len(outputs), dtype=np.int32), 2, 0.25)
     got = to_parent(m.pack_output(3, 0.5, output))
     assert isinstance(got, m.StepDone) and got.seconds == 0.5
     assert same(output, m.unpack_output(got))

@@ -15,6 +15,7 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.layer import Layer
 from executors.llm.model.linear import Linear
 from executors.llm.model.modules import Mlp
+from executors.llm.model.names import usual_name
 from executors.llm.model.parameters import Place
 from executors.llm.row_adapters import Product
 from executors.lora import AdapterFile, Module
@@ -50,7 +51,10 @@ class LoadedAdapter:
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
         served = {id(linear): linear for layer in decoder.layers for linear in _linears(layer)}
-        targets = {name: _target(places, served, file, name) for name in file.names}
+        usual = {name: usual_name(decoder.config.family, name, places) for name in file.names}
+        if len(set(usual.values())) < len(usual):
+            raise ConfigError(f"{file.path.name}: it names a weight twice, with different prefixes")
+        targets = {name: _target(places.get(usual[name]), served, file, name) for name in file.names}
         for module in file.modules():
             place = targets[module.name]
             assert place.linear is not None
@@ -94,8 +98,7 @@ def _linears(layer: Layer) -> tuple[Linear, ...]:
     return (layer.qkv, layer.o, *(layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()))
 
 
-def _target(places: Mapping[str, Place], served: Mapping[int, Linear], file: AdapterFile, name: str) -> Place:
-    place = places.get(name)
+def _target(place: Place | None, served: Mapping[int, Linear], file: AdapterFile, name: str) -> Place:
     where = f"{file.path.name}: {name[:200]}"
     if place is None:
         raise ConfigError(f"{where}: the model has no such weight")

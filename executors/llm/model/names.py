@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 
 from executors.llm.model.families import Family
 
@@ -72,6 +72,17 @@ def _beginning(family: Family, present: Collection[str]) -> str:
             return begin
     # One of the two may be missing, which is told by the name that it would have.
     return next((begin for begin in known if begin + embed in present or begin + norm in present), usual)
+
+
+def usual_name(family: Family, name: str, usual: Container[str]) -> str:
+    """Return the one of the `usual` names that `name` stands for, whatever prefix it has; `name` itself if there is none.
+
+    For a file that holds some weights of a model, such as an adapter: its names alone do not tell their prefix.
+    """
+    if name in usual:
+        return name
+    begun = (family.names.beginning + name[len(begin) :] for begin in BEGINNINGS if name.startswith(begin))
+    return next((found for found in begun if found in usual), name)
 
 
 def _is_of(module: str, name: str) -> bool:

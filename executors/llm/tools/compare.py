@@ -15,26 +15,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from executors.contract import KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
+from executors.contract import AdapterExecutor, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
 from executors.contract.config import ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf
-from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, version
+from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, peft_version, version
 from executors.llm.tools.wide_copy import write_wide_copy
+from executors.lora import PackedAdapter, pack
 from executors.testing.driver import Driver, Feed
 
 CHUNK = 7
 """Chunk length in tokens; odd, so that chunks end within blocks."""
 FLOOR = 5e-6
 """Smallest limit as a share of the largest logit: small models lose little, and by chance very little."""
+_HIGHEST_RANK = 256
 _RANDOM_PROMPTS = (1, 12, 40)
 """Lengths in tokens of the prompts for a model without tokenizer."""
 
@@ -77,7 +79,7 @@ class Bound:
 
 def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """`job`: `model` and `reference` (directories), `dtype`, `device`, `tolerance` (None: see the module), `tokens` to generate,
-    `num_threads` (None: all), `has_tokenizer`, `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
+    `num_threads` (None: all), `lora` (folder of an adapter for both sides, None: none), `has_tokenizer`, `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
 
     A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
     checkpoint.
@@ -105,8 +107,14 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     prompts = _prompts(job)
     count = job["tokens"]
     stage("reference model")
-    exact, greedy, bound = _reference(directory, job["dtype"], job["tolerance"], prompts, count, stage)
-    ours = asyncio.run(_executor_answers(_config(job, len(prompts)), prompts, count, stage))
+    lora = None if job["lora"] is None else Path(job["lora"])
+    with TemporaryDirectory(prefix="cohort-verify-") as scratch:
+        packed = None
+        if lora is not None:
+            answer["peft"] = peft_version()
+            packed = pack(lora, Path(scratch), _HIGHEST_RANK)
+        exact, greedy, bound = _reference(_Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage)
+        ours = asyncio.run(_executor_answers(_config(job, len(prompts)), packed, prompts, count, stage))
     answer |= {"tolerance": bound.tolerance, "own_rounding": bound.own, "largest": bound.largest}
     answer["prompts"] = [
         _judged(prompts[i], exact[i], greedy[i], ours, i, bound, text) for i in range(len(prompts))
@@ -143,11 +151,23 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
     return [rng.integers(0, shape.vocab_size, min(length, room)).tolist() for length in _RANDOM_PROMPTS]
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The checkpoint and the adapter that both sides load, and the executor's dtype."""
+
+    directory: Path
+    lora: Path | None
+    dtype: str
+
+    def model(self, dtype: str) -> ReferenceModel:
+        return ReferenceModel(self.directory, getattr(torch, dtype), self.lora)
+
+
 def _reference(
-    directory: Path, dtype: str, given: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
+    wanted: _Wanted, given: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
 ) -> tuple[Logits, list[Greedy], Bound]:
     """Return logits in float64 and greedy tokens in float32. One model is in memory at a time, and none afterwards."""
-    model = ReferenceModel(directory, torch.float32)
+    model = wanted.model("float32")
     stage("reference logits in float64")
     exact = [model.exact_logits(ids) for ids in prompts]
     largest = max((float(np.abs(one).max()) for one in exact), default=0.0)
@@ -156,11 +176,11 @@ def _reference(
     stage("reference text")
     greedy = [model.greedy(ids, count) for ids in prompts]
     own = None if given is not None else float32
-    if own is not None and dtype != "float32":
+    if own is not None and wanted.dtype != "float32":
         del model
         gc.collect()
-        stage(f"reference logits in {dtype}")
-        model = ReferenceModel(directory, getattr(torch, dtype))
+        stage(f"reference logits in {wanted.dtype}")
+        model = wanted.model(wanted.dtype)
         own = _rounding(model, prompts, exact)
     del model
     gc.collect()
@@ -178,27 +198,31 @@ def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits
 def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
     return ExecutorConfig(
         "llm", job["model"], dtype=job["dtype"], device=job["device"], max_num_seqs=num_prompts,
-        optimization=OptimizationConfig(num_threads=job["num_threads"]),
+        optimization=OptimizationConfig(num_threads=job["num_threads"], max_loras=int(job["lora"] is not None)),
     )  # fmt: skip
 
 
 async def _executor_answers(
-    config: ExecutorConfig, prompts: Sequence[list[int]], count: int, stage: Stage
+    config: ExecutorConfig, packed: PackedAdapter | None, prompts: Sequence[list[int]], count: int, stage: Stage
 ) -> _Ours:
     executor = LlmFactory().create_executor(config)
     stage("executor")
     driver = await Driver.start(executor)
     try:
+        adapter = None
+        if packed is not None:
+            adapter = packed.digest
+            await cast(AdapterExecutor, executor).load_adapter(adapter, str(packed.path), packed.digest)
         stage("logits, whole and in chunks")
-        whole = [await _prefill(executor, ids, len(ids)) for ids in prompts]
-        chunked = [await _prefill(executor, ids, CHUNK) for ids in prompts]
+        whole = [await _prefill(executor, ids, len(ids), adapter) for ids in prompts]
+        chunked = [await _prefill(executor, ids, CHUNK, adapter) for ids in prompts]
         stage("greedy tokens")
-        return _Ours(whole, chunked, await _generate(driver, prompts, count))
+        return _Ours(whole, chunked, await _generate(driver, prompts, count, adapter))
     finally:
         await executor.shutdown()
 
 
-async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int) -> np.ndarray:
+async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int, adapter: str | None) -> np.ndarray:
     """Return float32 [len(ids), V], computed over blocks in descending order, so that a wrong use of the block table shows."""
     layout = executor.kv_layout()
     blocks = np.arange(layout.num_blocks, dtype=np.int32)[::-1][: -(-len(ids) // layout.block_size)].copy()
@@ -206,16 +230,20 @@ async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int) -> np.nd
     for begin in range(0, len(ids), chunk):
         part = Tensor.of([ids[begin : begin + chunk]], "int32")
         handle = KvCacheHandle(0, (blocks,), begin)
-        request = PrefillInput(part, kv_cache=handle, pos_offset=begin, logits=LogitsMode.ALL)
+        request = PrefillInput(
+            part, kv_cache=handle, pos_offset=begin, logits=LogitsMode.ALL, adapter=adapter
+        )
         output = await executor.prefill(request)
         assert output.logits is not None  # asked for
         rows.append(output.logits.numpy()[0].astype(np.float32))
     return np.concatenate(rows)
 
 
-async def _generate(driver: Driver, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+async def _generate(
+    driver: Driver, prompts: Sequence[list[int]], count: int, adapter: str | None
+) -> list[list[int]]:
     """Generate `count` tokens for every prompt, all in the same steps, with the prompts in chunks."""
-    sequences = [driver.add(ids) for ids in prompts]
+    sequences = [driver.add(ids, adapter=adapter) for ids in prompts]
     while waiting := [seq for seq in sequences if len(seq.output) < count]:
         await driver.step(
             *(Feed(seq, min(CHUNK, left) if (left := len(seq.tokens) - seq.num_computed) > 1 else None) for seq in waiting)

@@ -5,6 +5,7 @@ Nothing is downloaded, and no code of the checkpoint is run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ class ReferenceModel:
     """The model in `dtype` on the CPU. Attention uses its plain form, because the fused ones ignore the softcap of scores.
     Experts do as well, because the grouped product does not support float64."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, lora: Path | None = None) -> None:
+        """`lora`: folder of an adapter that PEFT adds to the model. Raises ConfigError when either cannot be loaded."""
         transformers = _transformers()
         try:
             # By its name: the automatic choice does not know all that hold more than a decoder.
@@ -77,6 +79,8 @@ class ReferenceModel:
             )  # fmt: skip
         except Exception as error:
             raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
+        if lora is not None:
+            model = _with_adapter(model, lora, dtype)
         self._model = model.eval()
 
     @torch.inference_mode()
@@ -123,6 +127,32 @@ def _transformers() -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
+
+
+def peft_version() -> str:
+    """Return the version of PEFT. Raises ConfigError if it cannot be imported."""
+    return str(_peft().__version__)
+
+
+def _with_adapter(model: Any, lora: Path, dtype: torch.dtype) -> Any:
+    peft = _peft()
+    try:
+        with warnings.catch_warnings():
+            # PEFT asks transformers by names of older versions.
+            warnings.simplefilter("ignore", FutureWarning)
+            made = peft.PeftModel.from_pretrained(model, str(lora))
+    except Exception as error:
+        raise ConfigError(f"PEFT cannot load the adapter: {_one_line(error)}") from error
+    # PEFT keeps an adapter's numbers in float32 whatever the model's dtype is; the executor does not.
+    return made.to(dtype).get_base_model()
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except Exception as error:
+        raise ConfigError(f"PEFT cannot be imported: {_one_line(error)}") from error
+    return peft
 
 
 def _one_line(error: BaseException) -> str:

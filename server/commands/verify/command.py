@@ -35,6 +35,7 @@ class Options:
     tolerance: float | None = None
     prompts: tuple[str, ...] = ()
     num_threads: int | None = None
+    lora: Path | None = None
 
 
 @with_settings(("revision", "download_dir"))
@@ -50,6 +51,10 @@ def verify(
             "--prompts",
             metavar="FILE",
         ),
+    ] = None,
+    lora: Annotated[
+        Text,
+        flag("Directory of a LoRA adapter, which PEFT adds to the reference. Needs PEFT.", "--lora", metavar="DIR"),
     ] = None,
     tokens: Annotated[int, flag("Number of tokens of greedy text per prompt [32].", "--tokens")] = 32,
     dtype: Annotated[str, flag("Data type: float32, bfloat16 or float16 [float32].", "--dtype")] = "float32",
@@ -75,11 +80,16 @@ def verify(
     from server.commands.verify import view
 
     _check(tokens, dtype, tolerance)
-    _require_transformers()
-    options = Options(tokens, dtype, device, tolerance, _read_prompts(prompts))
+    _require("transformers", "transformers")
+    if lora is not None:
+        _require("peft", "PEFT")
+    options = Options(
+        tokens, dtype, device, tolerance, _read_prompts(prompts),
+        lora=None if lora is None else _directory("--lora", lora),
+    )  # fmt: skip
     take_interrupts()
     _, name, directory = find_model({"model": model, **flags})
-    other = directory if reference is None else _directory(reference)
+    other = directory if reference is None else _directory("--reference", reference)
     screen = console(stderr=True)
     try:
         with screen.status("starting") as status:
@@ -121,6 +131,7 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
             "tolerance": options.tolerance,
             "tokens": options.tokens,
             "num_threads": options.num_threads,
+            "lora": None if options.lora is None else str(options.lora),
             "has_tokenizer": tokenizer is not None,
             "conversations": cases,
             "texts": texts,
@@ -138,6 +149,7 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
         "equal": all(part["outcome"] != DIFFERENT for part in parts.values()),
         "dtype": options.dtype,
         **{name: answer[name] for name in about},
+        "peft": answer.get("peft"),
         "note": problem,
         **parts,
     }
@@ -260,11 +272,11 @@ def _check(tokens: int, dtype: str, tolerance: float | None) -> None:
         fail(f"--tolerance {tolerance}: it should be 0 or more")
 
 
-def _require_transformers() -> None:
+def _require(module: str, name: str) -> None:
     from importlib.util import find_spec
 
-    if find_spec("transformers") is None:
-        fail("verify compares with transformers, which is not installed: pip install 'cohort-server[verify]'")
+    if find_spec(module) is None:
+        fail(f"verify compares with {name}, which is not installed: pip install 'cohort-server[verify]'")
 
 
 def _read_prompts(name: str | None) -> tuple[str, ...]:
@@ -282,10 +294,10 @@ def _read_prompts(name: str | None) -> tuple[str, ...]:
     return prompts
 
 
-def _directory(name: str) -> Path:
+def _directory(said: str, name: str) -> Path:
     from pathlib import Path
 
     directory = Path(name).expanduser().resolve()
     if not directory.is_dir():
-        fail(f"--reference {name}: no such directory")
+        fail(f"{said} {name}: no such directory")
     return directory

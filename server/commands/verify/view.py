@@ -29,8 +29,11 @@ def show(report: dict[str, Any], name: str) -> None:
     """Print it to stdout."""
     screen = console()
     screen.print()
+    peft = f" and PEFT {report['peft']}" if report["peft"] else ""
     screen.print(
-        Text.assemble((name, "bold"), f" in {report['dtype']}, beside transformers {report['transformers']}")
+        Text.assemble(
+            (name, "bold"), f" in {report['dtype']}, beside transformers {report['transformers']}{peft}"
+        )
     )
     screen.print()
     table = Table.grid(padding=(0, 2))

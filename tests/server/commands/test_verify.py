@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,16 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from executors.contract.errors import ConfigError
 from executors.llm.model.config import read_config
 from executors.llm.model.families import FAMILIES
 from executors.llm.tools import compare
 from executors.llm.tools.reference import ReferenceText
+from executors.lora import pack
 from executors.tiny import weights_dir
 from server.commands.verify import command as verb
 from server.commands.verify import view
 from tests.executors.llm.models import build
+from tests.executors.lora.peft_files import write_peft
 
 pytestmark = pytest.mark.long
 
@@ -270,3 +274,51 @@ def test_without_transformers(capsys: pytest.CaptureFixture[str], monkeypatch: p
         verb.verify()
     assert ended.value.code == 2
     assert "pip install 'cohort-server[verify]'" in capsys.readouterr().err
+
+
+def write_adapter(model: Path, folder: Path, seed: int) -> Path:
+    with safe_open(model / "model.safetensors", "pt") as file:
+        shapes = {
+            name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape())
+            for name in file.keys()  # noqa: SIM118
+            if name.endswith("_proj.weight")
+        }
+    write_peft(folder, shapes, rank=4, seed=seed, config={"lora_alpha": 2})
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_with_an_adapter_is_equal_to_peft(tmp_path: Path, dtype: str) -> None:
+    build("llama-biases-llama3-rope", tmp_path / "model")
+    adapter = write_adapter(tmp_path / "model", tmp_path / "adapter", 1)
+    report = compared(tmp_path / "model", lora=adapter, dtype=dtype)
+    assert report["equal"] and report["peft"], report
+    # The adapter is in it: beside the model alone nothing is equal.
+    plain = compared(tmp_path / "model", dtype=dtype)
+    assert plain["greedy"]["prompts"][0]["ours"] != report["greedy"]["prompts"][0]["ours"]
+
+
+def test_another_adapter_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("llama-biases-llama3-rope", tmp_path / "model")
+    adapter = write_adapter(tmp_path / "model", tmp_path / "adapter", 1)
+    other = write_adapter(tmp_path / "model", tmp_path / "other", 2)
+    monkeypatch.setattr(compare, "pack", lambda folder, to, rank: pack(other, to, rank))
+    report = compared(tmp_path / "model", lora=adapter)
+    assert report["logits"]["outcome"] == "different", report
+
+
+def test_without_peft_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else object())
+    with pytest.raises(SystemExit):
+        verb.verify(str(tmp_path), lora=str(tmp_path))
+    said = capsys.readouterr().err
+    assert "verify compares with PEFT, which is not installed: pip install 'cohort-server[verify]'" in said
+
+
+def test_an_adapter_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    build("llama-biases-llama3-rope", tmp_path / "model")
+    write_peft(tmp_path / "adapter", {"model.layers.0.self_attn.q_proj": (80, 40)}, config={"use_dora": True})
+    with pytest.raises(ConfigError, match="use_dora"):
+        compared(tmp_path / "model", lora=tmp_path / "adapter")

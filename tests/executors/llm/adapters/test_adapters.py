@@ -15,6 +15,7 @@ from executors.contract import (
     AdapterExecutor,
     ConfigError,
     DecodeInput,
+    ExecutorAttentionConfig,
     InvalidInput,
     KvCacheHandle,
     OptimizationConfig,
@@ -26,6 +27,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.lora import pack
 from tests.executors.checkpoints import write_checkpoint
+from tests.executors.llm.attention.test_cpu_attention import ISAS
 from tests.executors.llm.driver import config as small_config
 from tests.executors.lora.peft_files import write_peft
 
@@ -36,6 +38,8 @@ LLAMA = {
 }  # fmt: skip
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
            "mlp.down_proj")  # fmt: skip
+ASKEW = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "hidden_size": 60, "intermediate_size": 43}
+"""Sizes at which weights begin and end within the groups of columns that the kernels read."""
 RANKS = (1, 4, 8, 16, 3, 64, 2, 5)
 
 
@@ -100,14 +104,20 @@ async def with_adapters(
     return executor, made
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
-async def test_many_in_one_batch_equal_each_merged_model(tmp_path: Path, model: Path, backend: str) -> None:
-    from executors.contract.config import ExecutorAttentionConfig
-
-    attention = {"attention": ExecutorAttentionConfig(block_size=4, backend=backend)}
-    executor, made = await with_adapters(tmp_path, model, **attention)
+@pytest.mark.parametrize("backend", ["torch", *ISAS])
+@pytest.mark.parametrize("fields", [{}, ASKEW], ids=["even", "askew"])
+async def test_many_in_one_batch_equal_each_merged_model(
+    tmp_path: Path, fields: dict[str, Any], backend: str
+) -> None:
+    """On torch, and in one call of the kernels for each of this machine's instruction sets."""
+    model = write_checkpoint(tmp_path / "model", {**LLAMA, **fields})
+    kernels = backend != "torch"
+    attention = {"attention": ExecutorAttentionConfig(block_size=4, backend="auto" if kernels else "torch")}
+    executor, made = await with_adapters(
+        tmp_path, model, optimization={"cpu_isa": backend} if kernels else {}, **attention
+    )
     note = " ".join(executor.status().notes)
-    assert ("in one call" in note) == (backend == "auto")
+    assert ("in one call" in note) == kernels
     asked = [(prompt(n, 3 + n), f"a{n}") for n in range(8)] + [(prompt(9), None), (prompt(2), "a5")]
     found = await logits(executor, asked)
     await executor.shutdown()

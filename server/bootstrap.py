@@ -451,6 +451,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
             draft_model="" if draft is None else str(draft),
             # One more than steps use: a new one is tried beside them.
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
+            max_lora_rank=settings.max_lora_rank,
         ),
         options=dict(settings.executor_option),
     )

@@ -73,7 +73,7 @@ class Adapters:
         self.most = most
         self.num_loads = 0
         self.num_evictions = 0
-        self._executor = cast(AdapterExecutor, executor)
+        self._model_executor, self._executor = executor, cast(AdapterExecutor, executor)
         self._clock = clock
         self._wake = wake
         self._failed = failed
@@ -111,7 +111,7 @@ class Adapters:
             lives = self._lives
             try:
                 await self._unload_lost()
-                await self._executor.load_adapter(digest, path, digest)
+                await self._load_into(digest, path)
             except (ConfigError, InvalidInput, OutOfMemory, Unsupported) as error:
                 raise InvalidRequest(f"the adapter cannot be loaded: {error}", "lora_path") from None
             except ExecutorError as error:
@@ -247,7 +247,7 @@ class Adapters:
 
     async def _load(self, digest: str, lives: int) -> None:
         try:
-            await self._executor.load_adapter(digest, self._known[digest].path, digest)
+            await self._load_into(digest, self._known[digest].path)
         except (ConfigError, InvalidInput, OutOfMemory, Unsupported) as error:
             logger.error("adapter %s cannot be loaded: %s", digest[:12], error)
             self._failed(digest, InvalidRequest(f"the adapter cannot be loaded: {error}", "model"))
@@ -255,6 +255,11 @@ class Adapters:
         self.num_loads += 1
         if lives == self._lives:
             self._held[digest] = None
+
+    async def _load_into(self, digest: str, path: str) -> None:
+        """Load an adapter; steps run on while its file is read."""
+        await self._model_executor.prepare_adapter(digest, path, digest)
+        await self._executor.load_adapter(digest, path, digest)
 
     async def _unload_lost(self) -> None:
         for digest in list(self._lost):

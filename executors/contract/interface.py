@@ -236,6 +236,13 @@ class ModelExecutor(ABC):
         """
         raise Unsupported(f"{type(self).__name__} has no grammars")
 
+    async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
+        """Read and check an adapter that `AdapterExecutor.load_adapter` is about to load, so that loading takes next to no time.
+
+        Like `prepare_grammar` it may be called at any time, and steps proceed meanwhile. It is optional: `load_adapter` reads
+        what was not prepared, or was displaced by another one. Raises as `load_adapter`. Default: nothing is prepared.
+        """
+
     async def forward(self, tensor: Tensor) -> Tensor:
         """Full forward for non-autoregressive use (encoders). Default: Unsupported."""
         raise Unsupported(f"{type(self).__name__} has no plain forward: it is an autoregressive executor")
@@ -258,7 +265,7 @@ class AdapterExecutor(Protocol):
     """An executor that can load LoRA adapters."""
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """Load safetensors LoRA weights; `digest` is of their content. Raises ConfigError, OutOfMemory."""
+        """Load safetensors LoRA weights, prepared or not; `digest` is of their content. Raises ConfigError, OutOfMemory."""
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter once no sequence uses it. Unknown names are harmless."""

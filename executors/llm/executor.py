@@ -464,11 +464,24 @@ class LlmExecutor(BatchModelExecutor):
 class LlmAdapterExecutor(LlmExecutor):
     """The same with LoRA adapters: an `AdapterExecutor`."""
 
+    _loading: asyncio.Lock
+    """Held from the reading of an adapter until it is loaded, so that no other one is prepared in between."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._loading = asyncio.Lock()
+
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
         """See the contract. `path`: a file of `executors.lora`."""
-        await self._steps.settled()
+        async with self._loading:
+            await self.prepare_adapter(name, path, digest)
+            await self._steps.settled()
+            self._table.load(name, digest)
+
+    async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
+        """See the contract. If the caller is cancelled, the file is still read."""
         try:
-            self._table.load(name, path, digest)
+            await asyncio.to_thread(self._table.prepare, name, path, digest)
         except (MemoryError, RuntimeError) as error:
             raise step_fault(error) from error
 

@@ -112,6 +112,7 @@ def _check_numbers(config: ExecutorConfig) -> None:
         "memory_limit_bytes": config.memory.memory_limit_bytes,
         "num_threads": config.optimization.num_threads,
         "max_loras": config.optimization.max_loras or None,
+        "max_lora_rank": config.optimization.max_lora_rank,
     }
     for name, value in numbers.items():
         if value is not None and value < 1:

@@ -269,6 +269,10 @@ class RemoteExecutor(BatchModelExecutor):
         """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._ask(m.Done, lambda call: m.LoadAdapter(call, name, path, digest))
 
+    async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
+        """As the contract's; its answer does not wait for steps."""
+        await self._ready_life().prepare_adapter(name, path, digest)
+
     async def unload_adapter(self, name: str) -> None:
         """As load_adapter."""
         await self._ask(m.Done, lambda call: m.UnloadAdapter(call, name))

@@ -344,6 +344,10 @@ class InlineExecutor(BatchModelExecutor):
         """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._run(lambda guard: _adapters(guard).load_adapter(name, path, digest))
 
+    async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
+        """As load_adapter."""
+        await self._warm().prepare_adapter(name, path, digest)
+
     async def unload_adapter(self, name: str) -> None:
         """As load_adapter."""
         await self._run(lambda guard: _adapters(guard).unload_adapter(name))

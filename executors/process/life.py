@@ -180,10 +180,17 @@ class Life:
 
     async def prepare(self, grammar: str) -> None:
         """Compile a grammar concurrently with the calls. Raises InvalidInput, Unsupported or ExecutorDied."""
+        await self._prepare(lambda number: Prepare(number, grammar))
+
+    async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
+        """Read an adapter concurrently with the calls. Raises ConfigError, OutOfMemory, Unsupported or ExecutorDied."""
+        await self._prepare(lambda number: Prepare(number, "", name, path, digest))
+
+    async def _prepare(self, make: Callable[[int], Prepare]) -> None:
         if self.death is not None:
             raise self._fresh(self.death)
         self._last_prepare = number = self._last_prepare + 1
-        self._stream.send(_frame(Prepare(number, grammar)))
+        self._stream.send(_frame(make(number)))
         self._preparing[number] = future = self._loop.create_future()
         try:
             await future

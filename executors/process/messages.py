@@ -145,10 +145,13 @@ class Shutdown(msgspec.Struct, tag=12, array_like=True):
 
 
 class Prepare(msgspec.Struct, tag=13, array_like=True):
-    """`prepare_grammar`; answered by Prepared, in no order with the calls."""
+    """`prepare_grammar`, or `prepare_adapter` where there is a digest; answered by Prepared, in no order with the calls."""
 
     number: int
-    grammar: str
+    grammar: str = ""
+    name: str = ""
+    path: str = ""
+    digest: str | None = None
 
 
 class ReleaseMemory(msgspec.Struct, tag=14, array_like=True):

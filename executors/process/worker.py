@@ -186,10 +186,14 @@ class Worker:
                 self.beat()
 
     async def _prepare(self, asked: m.Prepare) -> None:
-        """Compile a grammar concurrently with the calls, on a thread of the executor's own."""
+        """Compile a grammar or read an adapter concurrently with the calls, on a thread of the executor's own."""
         assert self._guard is not None
+        executor = self._guard.executor
         try:
-            await self._guard.executor.prepare_grammar(asked.grammar)
+            if asked.digest is None:
+                await executor.prepare_grammar(asked.grammar)
+            else:
+                await executor.prepare_adapter(asked.name, asked.path, asked.digest)
         except Exception as error:
             failure = typed(error)
             self._send(m.Prepared(asked.number, failure.kind, _text(str(failure))))

@@ -14,7 +14,6 @@ from executors.kernels import lora as structs
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layer import Layer
 from executors.llm.model.linear import Linear
-from executors.llm.model.modules import Mlp
 from executors.llm.model.names import usual_name
 from executors.llm.model.parameters import Place
 from executors.llm.row_adapters import Product
@@ -50,7 +49,7 @@ class LoadedAdapter:
         self.rank = file.rank
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
-        served = {id(linear): linear for layer in decoder.layers for linear in _linears(layer)}
+        served = {id(linear): linear for layer in decoder.layers for linear in layer.adapted_linears()}
         usual = {name: usual_name(decoder.config.family, name, places) for name in file.names}
         if len(set(usual.values())) < len(usual):
             raise ConfigError(f"{file.path.name}: it names a weight twice, with different prefixes")
@@ -74,7 +73,7 @@ class LoadedAdapter:
 
     def _layer(self, layer: Layer) -> structs.LoraLayer:
         made = structs.LoraLayer()
-        for where, linear in enumerate(_linears(layer)):
+        for where, linear in enumerate(layer.adapted_linears()):
             parts, at = self.parts(linear), 0
             array = (structs.LoraPart * len(parts))()
             for number, part in enumerate(parts):
@@ -91,11 +90,6 @@ class LoadedAdapter:
             self._kept.append(array)
             made.weights[where] = structs.LoraWeight(array, len(parts), at)
         return made
-
-
-def _linears(layer: Layer) -> tuple[Linear, ...]:
-    """The linear layers that adapters may change: qkv, o, and of an MLP without experts gate and up, and down."""
-    return (layer.qkv, layer.o, *(layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()))
 
 
 def _target(place: Place | None, served: Mapping[int, Linear], file: AdapterFile, name: str) -> Place:

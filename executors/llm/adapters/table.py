@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,22 +58,44 @@ class AdapterRows:
 
 
 class AdapterTable:
-    """At most `most` adapters. Changed between steps only."""
+    """At most `most` adapters, and the one that was prepared last. Changed between steps only, but for `prepare`."""
 
     def __init__(self, load: Callable[[Path, str], LoadedAdapter], most: int, num_slots: int) -> None:
         self._load = load
         self._most = most
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._prepared: tuple[str, LoadedAdapter] | None = None
+        """Digest and adapter. A whole tuple is set at a time, by the thread that has read it."""
+        self._reading = threading.Lock()
         self._slots: list[str | None] = [None] * num_slots
         """Name of the adapter of the sequence in each slot."""
 
-    def load(self, name: str, path: str, digest: str) -> None:
-        """Load an adapter under a name; one that is loaded under it already stays. Raises ConfigError, OutOfMemory."""
+    def prepare(self, name: str, path: str, digest: str) -> None:
+        """Read an adapter, unless it is loaded under this name or was prepared last. Steps may run meanwhile. Raises
+        ConfigError, OutOfMemory."""
         if name in self._loaded:
             return
+        self._check_room()
+        with self._reading:
+            prepared = self._prepared
+            if prepared is None or prepared[0] != digest:
+                prepared = self._prepared = None  # so that there are never two
+                self._prepared = digest, self._load(Path(path), digest)
+
+    def load(self, name: str, digest: str) -> None:
+        """Load the adapter that was prepared under a name; one that is loaded under it already stays. Raises OutOfMemory, and
+        InvalidInput if another one was prepared since."""
+        if name in self._loaded:
+            return
+        self._check_room()
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared[0] != digest:
+            raise InvalidInput("another adapter was prepared meanwhile")
+        self._loaded[name] = prepared[1]
+
+    def _check_room(self) -> None:
         if len(self._loaded) >= self._most:
             raise OutOfMemory(f"{len(self._loaded)} adapters are loaded, as many as there is room for")
-        self._loaded[name] = self._load(Path(path), digest)
 
     def unload(self, name: str) -> None:
         """Forget an adapter. Raises InvalidInput while a sequence uses it; an unknown name is ignored."""

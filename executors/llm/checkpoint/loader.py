@@ -116,6 +116,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             decoder,
         ),
         warnings,
+        decoder.adapter_bytes_per_rank(),
     )
 
 

@@ -40,15 +40,17 @@ def num_slots(config: ExecutorConfig) -> int:
 
 
 def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
-    """Return the memory that a full step needs, by setting."""
+    """Return the memory that a full step and loaded adapters need, by setting."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     per_seq = _logits_bytes(config, source)
     if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
         per_seq += _slot_bytes(config, source.info.max_model_len)
         per_seq += table_bytes(seqs, source.info.logits_width)
+    most, rank = config.optimization.max_loras, config.optimization.max_lora_rank
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),
+        *([Claim("max_loras", most, most * rank * source.adapter_bytes_per_rank)] if most else ()),
     )
 
 

@@ -140,3 +140,5 @@ class LoadedModel:
     """Note on what runs slower here than it could."""
     warnings: tuple[str, ...] = ()
     """Parts of the checkpoint that are not used, one sentence each."""
+    adapter_bytes_per_rank: int = 0
+    """Bytes of a LoRA adapter of rank 1 for all linear layers that may have one."""

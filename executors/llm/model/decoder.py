@@ -311,6 +311,16 @@ class Decoder:
         """Names in `parameters()` whose checkpoint tensor is broadcast over heads."""
         return naming.head_norms(self)
 
+    def adapter_bytes_per_rank(self) -> int:
+        """Return the bytes of a LoRA adapter of rank 1 for all weights of linear layers that adapters may change."""
+        served = {id(linear) for layer in self.layers for linear in layer.adapted_linears()}
+        elements = sum(
+            sum(place.tensor.shape)
+            for place in self.places().values()
+            if place.linear is not None and id(place.linear) in served
+        )
+        return elements * self.dtype.itemsize
+
     def places(self) -> dict[str, naming.Place]:
         """Map checkpoint names to the places of tensors, see `parameters.py`."""
         return naming.places(self)

@@ -38,3 +38,7 @@ class Layer:
         self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
         self.q_norm = norm(family.names.q_norm if full else "", config.q_size)
         self.k_norm = norm(family.names.k_norm if full else "", config.kv_size)
+
+    def adapted_linears(self) -> tuple[Linear, ...]:
+        """The linear layers that LoRA adapters may change: qkv, o, and of an MLP without experts gate and up, and down."""
+        return (self.qkv, self.o, *(self.mlp.linears if isinstance(self.mlp, Mlp) else ()))

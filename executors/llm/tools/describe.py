@@ -121,7 +121,13 @@ def sketch_model(
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     model: Any = SimpleNamespace(kv_spec=spec)
-    return LoadedModel(model, info, num_bytes, loader.activation_bytes(decoder, kernels))
+    return LoadedModel(
+        model,
+        info,
+        num_bytes,
+        loader.activation_bytes(decoder, kernels),
+        adapter_bytes_per_rank=decoder.adapter_bytes_per_rank(),
+    )
 
 
 def _bytes_when_loaded(

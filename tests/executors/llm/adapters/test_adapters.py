@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,14 @@ from executors.contract import (
     PrefillInput,
     Tensor,
 )
+from executors.llm.adapters import table
+from executors.llm.adapters.loaded import LoadedAdapter
+from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.lora import pack
+from executors.llm.memory.sizing import claims
+from executors.llm.model.decoder import Decoder
+from executors.lora import AdapterFile, pack, read_adapter
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.attention.test_cpu_attention import ISAS
 from tests.executors.llm.driver import config as small_config
@@ -245,3 +252,88 @@ async def test_loads_beside_steps(tmp_path: Path, model: Path) -> None:
     results = await asyncio.gather(churn(), *(logits(executor, [(prompt(1), "a0")]) for _ in range(20)))
     assert all(np.array_equal(one[0], expected[0]) for one in results[1:] if one is not None)
     await executor.shutdown()
+
+
+async def test_preparing_reads_and_loading_does_not(tmp_path: Path, model: Path) -> None:
+    executor, _ = await with_adapters(tmp_path, model, (4, 2, 8))
+    assert isinstance(executor, AdapterExecutor)
+    packed = pack(tmp_path / "a2", tmp_path / "packed", 256)
+    [expected] = await logits(executor, [(prompt(1), "a2")])
+    await executor.unload_adapter("a2")
+    await executor.prepare_adapter("a2", str(packed.path), packed.digest)
+    packed.path.rename(tmp_path / "away")
+    await executor.load_adapter("a2", str(packed.path), packed.digest)
+    assert np.array_equal((await logits(executor, [(prompt(1), "a2")]))[0], expected)
+    # What is loaded already is not read, and what no longer fits is told at once.
+    await executor.prepare_adapter("a2", "/nowhere", packed.digest)
+    with pytest.raises(OutOfMemory):
+        await executor.prepare_adapter("more", str(tmp_path / "away"), packed.digest)
+    await executor.unload_adapter("a2")
+    with pytest.raises(ConfigError):
+        await executor.prepare_adapter("a2", "/nowhere", packed.digest)
+    # Another one in between takes its place, and loading reads the first one again.
+    await executor.prepare_adapter("a2", str(tmp_path / "away"), packed.digest)
+    other = pack(tmp_path / "a1", tmp_path / "packed", 256)
+    await executor.prepare_adapter("other", str(other.path), other.digest)
+    await executor.load_adapter("a2", str(tmp_path / "away"), packed.digest)
+    assert np.array_equal((await logits(executor, [(prompt(1), "a2")]))[0], expected)
+    await executor.shutdown()
+
+
+async def test_steps_run_on_while_an_adapter_is_read(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, _ = await with_adapters(tmp_path, model, (4, 2))
+    assert isinstance(executor, AdapterExecutor)
+    packed = pack(tmp_path / "a1", tmp_path / "packed", 256)
+    await executor.unload_adapter("a1")
+    may_read, reading = threading.Event(), threading.Event()
+
+    def slowly(file: Path, digest: str) -> AdapterFile:
+        reading.set()
+        assert may_read.wait(30)
+        return read_adapter(file, digest)
+
+    monkeypatch.setattr(table, "read_adapter", slowly)
+    loading = asyncio.create_task(executor.load_adapter("a1", str(packed.path), packed.digest))
+    try:
+        assert await asyncio.to_thread(reading.wait, 30)
+        for _ in range(3):
+            await logits(executor, [(prompt(1), "a0")])
+        assert not loading.done()
+    finally:
+        may_read.set()
+    await loading
+    await logits(executor, [(prompt(1), "a1")])
+    # A caller that gives up leaves nothing loaded, and nothing in the way.
+    await executor.unload_adapter("a1")
+    may_read.clear(), reading.clear()
+    loading = asyncio.create_task(executor.load_adapter("a1", str(packed.path), packed.digest))
+    assert await asyncio.to_thread(reading.wait, 30)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    may_read.set()
+    with pytest.raises(InvalidInput, match="not loaded"):
+        await logits(executor, [(prompt(1), "a1")])
+    await executor.load_adapter("a1", str(packed.path), packed.digest)
+    await logits(executor, [(prompt(1), "a1")])
+    await executor.shutdown()
+
+
+async def test_memory_for_adapters_is_kept_free_of_kv(tmp_path: Path, model: Path) -> None:
+    """As many as may be loaded, all of the highest rank, take what is claimed for them."""
+    optimization = OptimizationConfig(max_loras=3, max_lora_rank=16)
+    config = small_config(model, optimization=optimization, dtype="float32")
+    source = load_model(config, lambda stage, done, total: None)
+    claim = next(one for one in claims(config, source) if one.setting == "max_loras")
+    (tmp_path / "packed").mkdir()
+    write_peft(tmp_path / "a", shapes(model), rank=16)
+    packed = pack(tmp_path / "a", tmp_path / "packed", 16)
+    assert isinstance(source.model, Decoder)
+    loaded = LoadedAdapter(source.model, read_adapter(packed.path))
+    assert claim.num_bytes == 3 * loaded.num_bytes
+    without = replace(config, optimization=replace(optimization, max_loras=0))
+    assert sum(one.num_bytes for one in claims(config, source)) == claim.num_bytes + sum(
+        one.num_bytes for one in claims(without, source)
+    )

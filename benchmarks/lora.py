@@ -1,14 +1,18 @@
 """What LoRA adapters cost a running batch: output tokens and CPU seconds beside those of a server without LoRA.
 
-    python -m benchmarks.lora [--shape qwen3-0.6b] [--streams 32] [--adapters 8] [--rank 16] [--rounds 3] [--json FILE]
+    python -m benchmarks.lora [speed|load] [--shape qwen3-0.6b] [--streams 32] [--adapters 8] [--rank 16] [--rounds 3] [--json FILE]
 
     off      a server without LoRA
     idle     a server with all adapters loaded, whose requests use none
     active   the same server, whose requests use all adapters in turn
 
-Two engines run side by side, each with its executor in a process of its own, as in the server, without HTTP. Rounds of the
+speed: two engines run side by side, each with its executor in a process of its own, as in the server, without HTTP. Rounds of the
 three alternate, and a figure is the median of its rounds. A round counts from the last of the first tokens to the first of
 the last ones, so that all its steps have one row of each stream. CPU seconds are those of the engine and of the executors.
+
+load: the longest time between two tokens of a running stream while an adapter of `--rank` is loaded, read beside the steps as
+the engine does it, or by the call that loads it, which holds up the steps; and without a load.
+
 Weights are random. A load of the machine that changes between rounds shows in their spread.
 """
 
@@ -24,10 +28,11 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.engine import Result, engine, prompts
+from benchmarks.engine import Result, engine, generate, prompts
 from benchmarks.shapes import SHAPES
 from engine.core.loop import EngineCore
 from engine.mailbox import Mailbox
@@ -172,11 +177,51 @@ async def run(asked: argparse.Namespace) -> Result:
     }  # fmt: skip
 
 
+async def gaps_while_loading(asked: argparse.Namespace) -> Result:
+    """Milliseconds: medians over the rounds of the longest gap, and the seconds that the loads took."""
+    found: dict[str, list[float]] = {"calm": [], "beside": [], "between": []}
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        optimization = OptimizationConfig(max_loras=2, max_lora_rank=asked.rank)
+        core = await stack.enter_async_context(
+            engine(asked.shape, optimization=optimization, prefix_caching=False, max_loras=1)
+        )
+        write_peft(folder / "a", targets(asked.shape), rank=asked.rank)
+        packed = await asyncio.to_thread(pack, folder / "a", folder, asked.rank)
+        executor: Any = core.executor
+        for number in range(asked.rounds):
+            for name, longest in found.items():
+                running = asyncio.create_task(generate(core, prompts(1, _PROMPT, number)[0], 100))
+                await asyncio.sleep(1.0)
+                began = time.perf_counter()
+                if name == "beside":
+                    await executor.prepare_adapter("a", str(packed.path), packed.digest)
+                if name != "calm":
+                    await executor.load_adapter("a", str(packed.path), packed.digest)
+                ended = time.perf_counter()
+                timed = await running
+                inside = [
+                    end - begin
+                    for begin, end in zip(timed.times, timed.times[1:], strict=False)
+                    if name == "calm" or (end > began and begin < ended)
+                ]
+                longest.append(1e3 * max(inside))
+                seconds[name].append(ended - began)
+                await executor.unload_adapter("a")
+                print(name, f"{longest[-1]:.0f} ms, loaded in {ended - began:.2f} s", flush=True)
+    return {
+        "longest_gap_ms": {name: statistics.median(one) for name, one in found.items()},
+        "load_seconds": {name: statistics.median(one) for name, one in seconds.items()},
+    }
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("what", nargs="?", default="speed", choices=("speed", "load"))
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--adapters", type=int, default=8)
@@ -185,7 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    found = asyncio.run(run(asked))
+    found = asyncio.run(run(asked) if asked.what == "speed" else gaps_while_loading(asked))
     print(json.dumps({key: value for key, value in found.items() if key != "rounds"}, indent=2))
     if asked.json:
         kept = {key: value for key, value in vars(asked).items() if key != "json"}

@@ -18,10 +18,12 @@ Without: `report = await check(make_my_executor, tolerance=1e-3)`, then `print(r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from executors.contract import ModelExecutor
 from executors.testing import (
+    conformance_adapters,
     conformance_drafts,
     conformance_grammars,
     conformance_history,
@@ -29,10 +31,18 @@ from executors.testing import (
     conformance_sampling,
     conformance_settings,
 )
-from executors.testing.conformance_kit import CASES, Inject, Kit, MakeExecutor, Nonconformance, NotApplicable
+from executors.testing.conformance_kit import (
+    CASES,
+    Adapter,
+    Inject,
+    Kit,
+    MakeExecutor,
+    Nonconformance,
+    NotApplicable,
+)
 
 __all__ = [
-    "CASES", "Inject", "Kit", "MakeExecutor", "Nonconformance", "NotApplicable", "Report", "check", "run_case",
+    "CASES", "Adapter", "Inject", "Kit", "MakeExecutor", "Nonconformance", "NotApplicable", "Report", "check", "run_case",
 ]  # fmt: skip
 
 # Importing the modules registered their cases.
@@ -40,6 +50,7 @@ assert all(
     module.__name__
     for module in (
         conformance_drafts,
+        conformance_adapters,
         conformance_grammars,
         conformance_history,
         conformance_life,
@@ -71,12 +82,19 @@ class Report:
             raise Nonconformance(str(self))
 
 
-async def check(make: MakeExecutor, *, tolerance: float = 0.0, inject: Inject | None = None) -> Report:
+async def check(
+    make: MakeExecutor,
+    *,
+    tolerance: float = 0.0,
+    inject: Inject | None = None,
+    adapters: Sequence[Adapter] = (),
+) -> Report:
     """Run every case against one executor, an epoch or more each.
 
     `tolerance`: 0 demands equality bit for bit; above 0 it is the largest permitted difference between logprobs, and
     tokens may differ where the two best candidates are no further apart. `inject` makes steps fail (`Inject`); without
-    it, cases on failures do not apply.
+    it, cases on failures do not apply. `adapters`: two that the executor can load; without them, cases on adapters do not
+    apply.
     """
     report = Report()
     executor = make()
@@ -84,7 +102,7 @@ async def check(make: MakeExecutor, *, tolerance: float = 0.0, inject: Inject | 
     try:
         await executor.warmup()
         for name in CASES:
-            kit = Kit(make, executor, tolerance, inject, epoch)
+            kit = Kit(make, executor, tolerance, inject, epoch, adapters)
             try:
                 await CASES[name](kit)
                 report.passed.append(name)
@@ -106,6 +124,7 @@ async def run_case(
     inject: Inject | None = None,
     executor: ModelExecutor | None = None,
     epoch: int = 1,
+    adapters: Sequence[Adapter] = (),
 ) -> str | None:
     """Run one case; None if it passed, the reason if it does not apply.
 
@@ -115,7 +134,7 @@ async def run_case(
     subject = executor or make()
     try:
         await subject.warmup()
-        await CASES[name](Kit(make, subject, tolerance, inject, epoch))
+        await CASES[name](Kit(make, subject, tolerance, inject, epoch, adapters))
     except NotApplicable as reason:
         return str(reason)
     finally:

@@ -6,9 +6,9 @@ Standard library and NumPy only.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,14 @@ MakeExecutor = Callable[[], ModelExecutor]
 
 Inject = Callable[[ModelExecutor, str, int], None]
 """Makes the next step that computes sequence `int` fail: kind "step_failed", "out_of_memory" or "nan"."""
+
+
+class Adapter(NamedTuple):
+    """What `load_adapter` is given of an adapter that the executor under test can load."""
+
+    name: str
+    path: str
+    digest: str
 
 
 class Nonconformance(AssertionError):
@@ -58,8 +66,10 @@ class Kit:
         tolerance: float = 0.0,
         inject: Inject | None = None,
         epoch: int = 1,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.make = make
+        self.adapters = adapters
         self.executor = executor
         self.tolerance = tolerance
         self.inject = inject
@@ -210,6 +220,6 @@ def case(function: CaseFunction) -> CaseFunction:
 
 
 __all__ = [
-    "CASES", "GREEDY", "CaseFunction", "DrivenSequence", "Driver", "Feed", "Inject", "Kit", "MakeExecutor",
+    "CASES", "GREEDY", "Adapter", "CaseFunction", "DrivenSequence", "Driver", "Feed", "Inject", "Kit", "MakeExecutor",
     "Nonconformance", "NotApplicable", "case", "refused", "require", "row_of",
 ]  # fmt: skip

@@ -1,13 +1,18 @@
 """The conformance kit, over a small Qwen3."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from executors.contract.config import ExecutorAttentionConfig
-from executors.llm.executor import LlmExecutor
-from executors.testing.conformance import CASES, run_case
+from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
+from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
+from executors.lora import pack
+from executors.testing.conformance import CASES, Adapter, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
+from tests.executors.lora.peft_files import write_peft
 
 
 def make_inject(monkeypatch):
@@ -35,13 +40,32 @@ def make_inject(monkeypatch):
     return inject
 
 
+def write_adapters(model: Path, folder: Path) -> list[Adapter]:
+    """Two for all linear layers, large enough to change what the model says."""
+    tensors = load_file(model / "model.safetensors")
+    targets = {
+        name.removesuffix(".weight"): tuple(tensor.shape)
+        for name, tensor in tensors.items()
+        if name.endswith("_proj.weight")
+    }
+    (folder / "packed").mkdir()
+    found = []
+    for seed, rank in enumerate((3, 8)):
+        write_peft(folder / f"a{seed}", targets, rank=rank, seed=seed)
+        packed = pack(folder / f"a{seed}", folder / "packed", 8)
+        found.append(Adapter(f"a{seed}", str(packed.path), packed.digest))
+    return found
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_conformance(case, qwen3, monkeypatch, tmp_path):
-    settings = config(qwen3, tokenizer=str(write_tokenizer(tmp_path, 200)))
+    optimization = OptimizationConfig(num_threads=1, max_loras=2)
+    settings = config(qwen3, tokenizer=str(write_tokenizer(tmp_path, 200)), optimization=optimization)
+    adapters = write_adapters(qwen3, tmp_path)
 
     def make() -> LlmExecutor:
-        return LlmExecutor.from_config(settings)
+        return LlmAdapterExecutor.from_config(settings)
 
     assert settings.attention == ExecutorAttentionConfig(block_size=4)
-    reason = await run_case(case, make, tolerance=1e-3, inject=make_inject(monkeypatch))
+    reason = await run_case(case, make, tolerance=1e-3, inject=make_inject(monkeypatch), adapters=adapters)
     assert reason is None, "every case concerns LlmExecutor"

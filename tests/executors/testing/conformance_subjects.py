@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.contract.sampling_adapter import SamplingAdapter
-from executors.testing.conformance import MakeExecutor
+from executors.testing.conformance import Adapter, MakeExecutor
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.echo import EchoExecutor
 from executors.testing.fakes.failures import Failure
@@ -33,6 +33,9 @@ def inject(executor: ModelExecutor, kind: str, seq_id: int) -> None:
     assert isinstance(inner, FakeExecutor)
     inner.failures.append(Failure(kind, seq=seq_id))
 
+
+ADAPTERS = (Adapter("one", "/one", "digest of one"), Adapter("two", "/two", "digest of two"))
+"""What the fakes load: they read no files."""
 
 SUBJECTS: dict[str, MakeExecutor] = {
     "echo": maker(EchoExecutor),

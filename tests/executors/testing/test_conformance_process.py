@@ -5,6 +5,7 @@ import pytest
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import connect
 from executors.testing.conformance import check
+from tests.executors.testing.conformance_subjects import ADAPTERS
 
 pytestmark = pytest.mark.long
 
@@ -19,6 +20,6 @@ async def test_fakes_conform_through_the_client(name: str, native: bool, mode: s
     def make() -> ModelExecutor:
         return connect(config, mode)  # type: ignore[arg-type]  # parametrized
 
-    report = await check(make)
+    report = await check(make, adapters=ADAPTERS)
     report.raise_for_failures()
-    assert len(report.passed) >= 28
+    assert len(report.passed) >= 34

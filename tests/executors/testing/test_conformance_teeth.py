@@ -4,10 +4,12 @@ import pytest
 
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, run_case
-from tests.executors.testing import mutants_history, mutants_life, mutants_sampling
-from tests.executors.testing.conformance_subjects import MUTANTS, inject, maker
+from tests.executors.testing import mutants_adapters, mutants_history, mutants_life, mutants_sampling
+from tests.executors.testing.conformance_subjects import ADAPTERS, MUTANTS, inject, maker
 
 pytestmark = pytest.mark.long
+
+assert mutants_adapters.__name__  # importing it registered its mutants
 
 # Wrong in the arrays of the plain step only; with logprobs another part of the fake samples.
 PLAIN_PATH_ONLY = (
@@ -30,8 +32,13 @@ def _judged(mutant: type, case: str, tolerance: float) -> bool:
 )
 async def test_mutant_is_caught(mutant: type, case: str, tolerance: float) -> None:
     with pytest.raises(Exception) as caught:
+<<<<<<< HEAD
         await run_case(case, maker(mutant), inject=inject, tolerance=tolerance)
     assert not isinstance(caught.value, AttributeError | NameError | TypeError), "the mutant itself is broken"
+=======
+        await run_case(case, maker(mutant), inject=inject, tolerance=tolerance, adapters=ADAPTERS)
+    assert not isinstance(caught.value, AttributeError | NameError), "the mutant itself is broken"
+>>>>>>> e4f4113 (Examine adapters with the conformance kit)
 
 
 def test_every_case_catches_a_mutant() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.testing import conformance_drafts, conformance_grammars
+from executors.testing import conformance_adapters, conformance_drafts, conformance_grammars
 from executors.testing.conformance import CASES, run_case
 from executors.testing.fakes.base import OPTIONS
 from executors.testing.fakes.failures import KINDS
@@ -35,7 +35,8 @@ DOES_NOT_CONCERN_IT = {
 } | {
     name
     for name, case in CASES.items()
-    if case.__module__ in (conformance_drafts.__name__, conformance_grammars.__name__)
+    if case.__module__
+    in (conformance_adapters.__name__, conformance_drafts.__name__, conformance_grammars.__name__)
 }
 
 

@@ -22,7 +22,7 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.loader import load_model
-from executors.llm.executor import LlmExecutor
+from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe
@@ -30,7 +30,7 @@ from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import Metadata, converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.driver import config, start
-from tests.executors.llm.test_conformance import make_inject
+from tests.executors.llm.test_conformance import make_inject, write_adapters
 
 IDS = [7 * i * i % 127 + 1 for i in range(45)]
 BASE: dict[str, Any] = {
@@ -471,8 +471,14 @@ async def test_conformance_of_mixed_formats(
         tmp_path / "m.gguf", "llama", sizes(WIDE), converted_checkpoint(wide, "llama"),
         lambda name: next(mix[part] for part in mix if part in name),
     )  # fmt: skip
-    settings = config(prepared(tmp_path / "p", path), optimization=OptimizationConfig(deterministic=True))
-    await run_case(case, lambda: LlmExecutor.from_config(settings), inject=make_inject(monkeypatch))
+    optimization = OptimizationConfig(deterministic=True, max_loras=2)
+    settings = config(prepared(tmp_path / "p", path), optimization=optimization)
+    await run_case(
+        case,
+        lambda: LlmAdapterExecutor.from_config(settings),
+        inject=make_inject(monkeypatch),
+        adapters=write_adapters(wide, tmp_path),
+    )
 
 
 def test_facts_without_loading(tmp_path: Path, wide: Path):

@@ -135,7 +135,8 @@ def test_panels_do_not_overlap_and_show_what_was_promised() -> None:
     for name in (
         "requests_running requests_waiting tokens_total time_to_first_token_seconds inter_token_latency_seconds "
         "e2e_request_latency_seconds kv_cache_usage_ratio requests_total executor_restarts_total "
-        "requests_resumed_total executor_memory_used_bytes prefix_cache_hits_total kv_blocks_cached http_requests_total"
+        "requests_resumed_total executor_memory_used_bytes prefix_cache_hits_total kv_blocks_cached http_requests_total "
+        "lora_requests_running lora_requests_waiting lora_loads_total lora_evictions_total lora_bytes"
     ).split():
         assert f"cohort_{name}" in text, name
 

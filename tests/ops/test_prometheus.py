@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_lora import write
 from tests.ops.expressions import PROMETHEUS, ROOT, alerts, dashboard_expressions, operands
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(60)]
@@ -104,8 +105,10 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The embedded model, with room for adapters: all metrics are there."""
-    with ServerProcess(["cohort-tiny", "--enable-lora"], tmp_path_factory.mktemp("server")) as server:
+    """The embedded model with an adapter: all metrics are there."""
+    adapter = write(tmp_path_factory.mktemp("adapters") / "a", seed=1)
+    args = ["cohort-tiny", "--lora-modules", f"a={adapter}"]
+    with ServerProcess(args, tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

@@ -57,7 +57,8 @@ def write(
 ) -> tuple[Path, np.ndarray]:
     """Have PEFT write an adapter, load it again and merge it. `size`: deviation of what A and B are drawn from, times the
     root of what they multiply."""
-    peft = pytest.importorskip("peft", reason="PEFT is the reference: pip install -e '.[dev]'")
+    import peft
+
     fields = dict(KINDS[number])
     few = fields.pop("target", None)
     if few and hasattr(model.model if hasattr(model, "model") else model, "vision_tower"):
@@ -182,7 +183,8 @@ async def test_over_a_quantized_model(
 async def test_what_peft_writes_and_changes_the_model_is_refused(
     reference: Callable[[str], Reference], tmp_path: Path
 ) -> None:
-    peft = pytest.importorskip("peft", reason="PEFT is the reference: pip install -e '.[dev]'")
+    import peft
+
     base = reference("llama-biases-llama3-rope")
     (tmp_path / "packed").mkdir()
     for number, (fields, why) in enumerate(

@@ -1,6 +1,6 @@
 """What LoRA adapters cost a running batch: output tokens and CPU seconds beside those of a server without LoRA.
 
-    python -m benchmarks.lora [speed|load] [--shape qwen3-0.6b] [--streams 32] [--adapters 8] [--rank 16] [--rounds 3] [--json FILE]
+    python -m benchmarks.lora [speed|load] [--shape qwen3-0.6b] [--streams 32] [--adapters 8] [--rank 16] [--rounds 3]
 
     off      a server without LoRA
     idle     a server with all adapters loaded, whose requests use none

@@ -60,9 +60,7 @@ async def adapters_share_a_batch(kit: Kit) -> None:
     ]
     require(greedy[0] != greedy[2] != greedy[1], "an adapter does not change what the model says")
     driver = await kit.driver()
-    seqs = [
-        driver.add(prompt, kit.drawn(i), adapter=one and one.name) for i, one in enumerate(adapters)
-    ]
+    seqs = [driver.add(prompt, kit.drawn(i), adapter=one and one.name) for i, one in enumerate(adapters)]
     await driver.step(Feed(seqs[0], 2), Feed(seqs[2]), Feed(seqs[1], kit.block_size))
     await driver.step(Feed(seqs[3]), Feed(seqs[2]), Feed(seqs[1]), Feed(seqs[0]))
     await driver.decode(_NUM, *reversed(seqs))

@@ -79,7 +79,8 @@ class Bound:
 
 def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """`job`: `model` and `reference` (directories), `dtype`, `device`, `tolerance` (None: see the module), `tokens` to generate,
-    `num_threads` (None: all), `lora` (folder of an adapter for both sides, None: none), `has_tokenizer`, `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
+    `num_threads` (None: all), `lora` (folder of an adapter for both sides, None: none), `has_tokenizer`, `conversations`,
+    `texts`, and `prompts` as lists of ids (None: random ones).
 
     A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
     checkpoint.
@@ -113,7 +114,9 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
         if lora is not None:
             answer["peft"] = peft_version()
             packed = pack(lora, Path(scratch), _HIGHEST_RANK)
-        exact, greedy, bound = _reference(_Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage)
+        exact, greedy, bound = _reference(
+            _Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage
+        )
         ours = asyncio.run(_executor_answers(_config(job, len(prompts)), packed, prompts, count, stage))
     answer |= {"tolerance": bound.tolerance, "own_rounding": bound.own, "largest": bound.largest}
     answer["prompts"] = [
@@ -203,7 +206,11 @@ def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
 
 
 async def _executor_answers(
-    config: ExecutorConfig, packed: PackedAdapter | None, prompts: Sequence[list[int]], count: int, stage: Stage
+    config: ExecutorConfig,
+    packed: PackedAdapter | None,
+    prompts: Sequence[list[int]],
+    count: int,
+    stage: Stage,
 ) -> _Ours:
     executor = LlmFactory().create_executor(config)
     stage("executor")

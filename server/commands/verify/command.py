@@ -54,7 +54,11 @@ def verify(
     ] = None,
     lora: Annotated[
         Text,
-        flag("Directory of a LoRA adapter, which PEFT adds to the reference. Needs PEFT.", "--lora", metavar="DIR"),
+        flag(
+            "Directory of a LoRA adapter, which PEFT adds to the reference. Needs PEFT.",
+            "--lora",
+            metavar="DIR",
+        ),
     ] = None,
     tokens: Annotated[int, flag("Number of tokens of greedy text per prompt [32].", "--tokens")] = 32,
     dtype: Annotated[str, flag("Data type: float32, bfloat16 or float16 [float32].", "--dtype")] = "float32",

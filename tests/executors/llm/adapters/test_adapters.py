@@ -45,7 +45,13 @@ LLAMA = {
 }  # fmt: skip
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
            "mlp.down_proj")  # fmt: skip
-ASKEW = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "hidden_size": 60, "intermediate_size": 43}
+ASKEW = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "hidden_size": 60,
+    "intermediate_size": 43,
+}
 """Sizes at which weights begin and end within the groups of columns that the kernels read."""
 RANKS = (1, 4, 8, 16, 3, 64, 2, 5)
 

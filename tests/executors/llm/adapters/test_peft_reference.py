@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors.contract import ConfigError, OptimizationConfig
+from executors.contract import ConfigError
 from executors.llm.tools.wide_copy import write_wide_copy
 from executors.lora import pack
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
@@ -157,7 +157,11 @@ async def test_over_a_quantized_model(
         tensors = converted_checkpoint(tmp_path / "wide", "llama")
         metadata = {**sizes(fields), "rope.dimension_count": 64}
         file = write_gguf(
-            tmp_path / "model.gguf", "llama", metadata, tensors, lambda name: kind if "blk." in name else "Q8_0"
+            tmp_path / "model.gguf",
+            "llama",
+            metadata,
+            tensors,
+            lambda name: kind if "blk." in name else "Q8_0",
         )
         path = prepared(tmp_path / "gguf", file)
         write_wide_copy(path, tmp_path / "copy")

@@ -22,7 +22,7 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.loader import load_model
-from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
+from executors.llm.executor import LlmAdapterExecutor
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe

@@ -96,7 +96,10 @@ def _with_calls(
 ) -> str:
     """A Lark expression for the calls of `choice`, and `answer` beside them if there is one. Adds the arguments' grammars."""
     _check_sizes([one for one in choice.functions if choice.forced or one.strict])
-    arguments = {one.name: _arguments(parts, one, choice.forced or one.strict) for one in choice.functions}
+    budget = _Budget()
+    arguments = {
+        one.name: _arguments(parts, one, choice.forced or one.strict, budget) for one in choice.functions
+    }
     if answer and isinstance(tools, Llama3Json):
         calls = [one.part(tools.as_schema(name, one.schema)) for name, one in arguments.items()]
         call = lark.rule("call", " | ".join(calls))
@@ -110,21 +113,35 @@ def _with_calls(
 
 def _check_sizes(functions: Sequence[Function]) -> None:
     """Raises InvalidRequest for schemas that are too large, singly or together, before they are traversed."""
-    size = 0
+    budget = _Budget()
     for one in functions:
-        size += check_size(one.parameters, f"tools.{one.place}.function.parameters")
-        if size > MAX_GRAMMAR_LENGTH:
+        budget.take(one.parameters, f"tools.{one.place}.function.parameters")
+
+
+class _Budget:
+    """Bounds the schemas of a request's grammar. A notation may ask for parts of one schema several times."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def take(self, schema: Schema | None, param: str) -> None:
+        """Count a schema. Raises InvalidRequest if it is too large, alone or with the others."""
+        self._size += check_size(schema, param)
+        if self._size > MAX_GRAMMAR_LENGTH:
             raise refusal(
                 "tools", f"the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters"
             )
 
 
-def _arguments(parts: dict[str, Mapping[str, Any]], function: Function, by_schema: bool) -> Arguments:
+def _arguments(
+    parts: dict[str, Mapping[str, Any]], function: Function, by_schema: bool, budget: _Budget
+) -> Arguments:
     """The arguments of a function. Parts of a grammar are added to `parts` when the notation asks for them."""
     param = f"tools.{function.place}.function.parameters"
     numbers = count()
 
     def part(schema: Schema) -> str:
+        budget.take(schema, param)
         number = next(numbers)
         name = f"f{function.place}" + (f"_{number}" if number else "")
         parts[name] = json_part(dict(schema), param)

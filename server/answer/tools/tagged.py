@@ -27,6 +27,9 @@ from server.grammar.lark import Lark
 
 NAME = re.compile(r"[\w.:/-]+")
 """Names of functions."""
+_REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
+_SHARED = ("#/$defs/", "#/definitions/")
+"""Beginnings of references to what is shared; the whole schema need not go with a part that has no others."""
 _PART_OF_OBJECT = frozenset(
     {
         "$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
@@ -390,8 +393,13 @@ def standing_alone(schema: Any, root: Schema) -> dict[str, Any]:
     """A part of a schema as a schema of its own: what references lead to goes with it."""
     if not isinstance(schema, Mapping):
         return {}
-    if '"$ref"' not in json.dumps(schema, default=str):
+    if not _REFERENCE.search(json.dumps(schema, default=str)):
         return dict(schema)
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    if all(
+        one[1].startswith(_SHARED) for one in _REFERENCE.finditer(json.dumps([schema, shared], default=str))
+    ):
+        return {**schema, **shared}
     return {**_moved(schema), "$defs": {"root": _moved(root)}}
 
 

@@ -19,35 +19,48 @@ from server.answer.tools.python_literals import python_json
 
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 TEXT_ONLY = frozenset({"string"})
+MAX_SCHEMAS = 256
+"""Number of schemas that are looked at for one type; the rest may allow anything."""
 _DEPTH = 16
-"""Number of references and alternatives that are followed; beyond it any type is allowed."""
+"""Number of references and alternatives that are followed one behind the other."""
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 """Words of Python that models write in place of JSON's."""
 
 
-def kinds(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows. References lead into `root`. Never raises, whatever the client sent."""
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return ALL
-    found = ALL
-    if isinstance(reference := schema.get("$ref"), str):
-        found &= kinds(_referred(reference, root), root, depth + 1)
-    match schema.get("type"):
-        case str(name):
-            found &= _with_integers({name})
-        case [*names]:
-            found &= _with_integers({name for name in names if isinstance(name, str)})
-    if isinstance(values := schema.get("enum"), list):
-        found &= _with_integers(set(map(kind_of, values)))
-    if "const" in schema:
-        found &= _with_integers({kind_of(schema["const"])})
-    for name in ("anyOf", "oneOf"):
-        if isinstance(alternatives := schema.get(name), list):
-            found &= frozenset().union(*(kinds(one, root, depth + 1) for one in alternatives))
-    if isinstance(together := schema.get("allOf"), list):
-        for one in together:
-            found &= kinds(one, root, depth + 1)
-    return found
+def kinds(schema: Any, root: Any) -> frozenset[str]:
+    """The JSON types that a schema allows. References lead into `root`. Never raises, whatever the client sent, and looks at
+    MAX_SCHEMAS schemas at most: references may lead in circles, and alternatives multiply them."""
+    return _Kinds(root).of(schema, 0)
+
+
+class _Kinds:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = MAX_SCHEMAS
+
+    def of(self, schema: Any, depth: int) -> frozenset[str]:
+        self._left -= 1
+        if not isinstance(schema, Mapping) or depth > _DEPTH or self._left < 0:
+            return ALL
+        found = ALL
+        if isinstance(reference := schema.get("$ref"), str):
+            found &= self.of(_referred(reference, self._root), depth + 1)
+        match schema.get("type"):
+            case str(name):
+                found &= _with_integers({name})
+            case [*names]:
+                found &= _with_integers({name for name in names if isinstance(name, str)})
+        if isinstance(values := schema.get("enum"), list):
+            found &= _with_integers(set(map(kind_of, values)))
+        if "const" in schema:
+            found &= _with_integers({kind_of(schema["const"])})
+        for name in ("anyOf", "oneOf"):
+            if isinstance(alternatives := schema.get(name), list):
+                found &= frozenset().union(*(self.of(one, depth + 1) for one in alternatives[:MAX_SCHEMAS]))
+        if isinstance(together := schema.get("allOf"), list):
+            for one in together[:MAX_SCHEMAS]:
+                found &= self.of(one, depth + 1)
+        return found
 
 
 def properties_of(schema: Schema | None) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -180,6 +181,7 @@ def test_parameters_of_every_form(kind: str) -> None:
             point={"$ref": "#/$defs/point"},
             note={"type": ["string", "null"]},
             constant={"const": "x y"},
+            again={"type": "array", "items": {"$ref": "#/properties/point"}},
         ),
         "$defs": {
             "point": {"type": "array", "items": {"$ref": "#/$defs/number"}},
@@ -190,7 +192,8 @@ def test_parameters_of_every_form(kind: str) -> None:
     check = Checker(kind, "required", (Function(0, "f", parameters, True),))
     for good in (
         {"unit": "C"}, {"unit": 5}, {"unit": "F", "point": [1, 2]}, {"unit": "C", "note": "Hi."}, {"unit": "C", "note": None},
-        {"unit": "C", "point": [], "note": "a", "constant": "x y"}, {"unit": "C", "constant": "x y"},
+        {"unit": "C", "again": [[1], []]}, {"unit": "C", "point": [], "note": "a", "constant": "x y"},
+        {"unit": "C", "constant": "x y"},
     ):  # fmt: skip
         text = write(kind, ("f", good))
         assert check(text) == "yes", text
@@ -200,6 +203,7 @@ def test_parameters_of_every_form(kind: str) -> None:
         {"unit": "K"},
         {"unit": "C", "point": ["x"]},
         {"unit": "C", "constant": "z"},
+        {"unit": "C", "again": [1]},
         {"point": [1]},
     ):
         assert check(write(kind, ("f", bad))) != "yes", bad
@@ -238,6 +242,27 @@ def test_what_bare_text_cannot_be_held_to_is_refused(kind: str, keyword: dict[st
 def test_names_that_a_format_cannot_write(kind: str, name: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be written"):
         Checker(kind, "required", (Function(0, "f", schema(**{name: {"type": "string"}}), False),))
+
+
+REFERENCES = [{"$ref": "#/$defs/a"} for _ in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_coder", "pythonic", "gemma4"])
+def test_references_in_circles_and_many_of_them(kind: str) -> None:
+    """They take neither time nor memory without bound; what is too large for a grammar is refused."""
+    circle = {**schema(x={"$ref": "#/$defs/a"}), "$defs": {"a": {"anyOf": REFERENCES}}}
+    assert decoded(kind, write(kind, ("f", {"x": "a"})), functions={"f": circle}) == ("", [("f", {"x": "a"})])
+    assert (
+        Checker(kind, "required", (Function(0, "f", circle, False),))(write(kind, ("f", {"x": "a"}))) == "yes"
+    )
+    tree = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/t"} for n in range(9)}}
+    with pytest.raises(InvalidRequest) if kind != "qwen3_coder" else nullcontext():
+        Checker(kind, "required", (Function(0, "f", {**tree, "$defs": {"t": tree}}, True),))
+    integer = {"type": "integer"}
+    wide = schema(p0=integer, **{f"p{n}": {"$ref": "#/properties/p0"} for n in range(1, 900)})
+    with pytest.raises(InvalidRequest, match="at most") as caught:
+        Checker(kind, "required", (Function(0, "f", wide, False),))
+    assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize("kind", BARE)

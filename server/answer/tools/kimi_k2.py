@@ -70,7 +70,7 @@ class KimiK2(OpenedNotation):
     def block(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         begin, middle, end = lark.literal(CALL), lark.literal(ARGUMENTS), lark.literal(CALL_END)
         calls = " | ".join(
-            f"{begin} {lark.literal(f'functions.{name}:')} /[0-9]{{1,3}}/ {middle} {one.json} {end}"
+            f"{begin} {lark.literal(f'functions.{name}:')} /0|[1-9][0-9]?/ {middle} {one.json} {end}"
             for name, one in arguments.items()
         )
         call = lark.rule("one", calls)

@@ -43,9 +43,7 @@ FORMS: Mapping[str, Form] = {
 class GemmaParser(ToolParser):
     """Parser of one variant. A closing tag after a call is never shown, and may be missing."""
 
-    def __init__(
-        self, form: Form, functions: Functions | None = None, hidden: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, form: Form, functions: Functions, hidden: frozenset[str] = frozenset()) -> None:
         self._form = form
         self.opening = (form.opening, form.closing)  # type: ignore[misc]
         super().__init__(functions, hidden)

@@ -30,7 +30,7 @@ class JsonListParser(ToolParser):
     """Parser of one of them. A single object without a list is a call too. A closing tag after calls is never shown."""
 
     def __init__(
-        self, tags: tuple[str, str], functions: Functions | None = None, hidden: frozenset[str] = frozenset()
+        self, tags: tuple[str, str], functions: Functions, hidden: frozenset[str] = frozenset()
     ) -> None:
         self._opening, self._closing = tags
         self.opening = tuple(filter(None, tags))  # type: ignore[misc]

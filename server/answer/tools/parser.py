@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -43,18 +43,20 @@ _ARGUMENTS = ("arguments", "parameters")
 class ToolParser(ABC):
     """Reads one choice's text. One writer: the caller of `push` and `finish`.
 
-    `functions` are those on offer. `hidden` is notation that consists of special tokens of the model: it is never
-    shown, even where it did not begin a call.
+    `functions` are those on offer; names alone mean that their schemas are unknown. `hidden` is notation that consists of special
+    tokens of the model: it is never shown, even where it did not begin a call.
     """
 
     opening: ClassVar[tuple[str, ...]]
     """Literals that may open a call in the text."""
 
-    def __init__(self, functions: Functions | None = None, hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, functions: Functions | Collection[str] = (), hidden: frozenset[str] = frozenset()
+    ) -> None:
         self.num_calls = 0
         self.num_finished = 0
         """Number of calls whose last brace has come."""
-        self._functions = functions or {}
+        self._functions: Functions = functions if isinstance(functions, Mapping) else dict.fromkeys(functions)
         self._hidden = hidden
         literals = (*self.opening, *sorted(hidden - set(self.opening)))
         self._literals = re.compile("|".join(map(re.escape, literals)) or "(?!)")

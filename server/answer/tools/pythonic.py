@@ -60,9 +60,7 @@ FORMS: Mapping[str, Form] = {
 class PythonicParser(PythonValues):
     """Parser of one form. Brackets may be missing behind an opening tag."""
 
-    def __init__(
-        self, form: Form, functions: Functions | None = None, hidden: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, form: Form, functions: Functions, hidden: frozenset[str] = frozenset()) -> None:
         self._form = form
         self._fresh = True
         """Whether nothing but blanks has come since the beginning or since the last call."""

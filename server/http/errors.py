@@ -91,12 +91,16 @@ class ErrorResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, in the form of the API that the path belongs to."""
         scope[REFUSAL] = self.refusal
-        if anthropic.speaks(scope["path"]):
+        self.shape(scope["path"], scope.get(REQUEST_ID))
+        await super().__call__(scope, receive, send)
+
+    def shape(self, path: str, request_id: str | None) -> None:
+        """Give the body the form of the API that the path belongs to."""
+        if anthropic.speaks(path):
             message = anthropic.naming(self._message, self.refusal.param, self.refusal.code)
-            told = anthropic.error_object(self.status_code, message, scope.get(REQUEST_ID))
+            told = anthropic.error_object(self.status_code, message, request_id)
             self.body = msgspec.json.encode(told)
             self.headers["content-length"] = str(len(self.body))
-        await super().__call__(scope, receive, send)
 
 
 def http_error_response(status: int, message: str, headers: dict[str, str] | None = None) -> ErrorResponse:

@@ -416,6 +416,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         always = {"connection": "close", "x-request-id": request_id}
         response = http_error_response(status, message, {**always, **(headers or {})})
+        path = path_of(self.url) if self._receiving and self._target_known else None
+        if path is not None:
+            response.shape(path, request_id)
         log.info(
             "a request was refused before it was complete",
             status=status,
@@ -429,7 +432,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             answer += bytes(response.body)
         if refused is None or refused is not self._active:
             if self._busy:
-                self.answered(path_of(self.url) if self._receiving and self._target_known else None, status)
+                self.answered(path, status)
                 self._owed = answer
                 return
         else:
@@ -439,7 +442,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.transport.close()
                 return
             refused.scope[COUNTED] = True  # type: ignore[literal-required]
-        self.answered(path_of(self.url) if self._receiving and self._target_known else None, status)
+        self.answered(path, status)
         self._tell(answer)
 
     def _tell(self, answer: bytes) -> None:

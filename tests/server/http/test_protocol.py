@@ -11,6 +11,7 @@ from server.http.body_budget import BodyBudget, Flow
 from tests.server.fakes import House
 from tests.server.http.raw_http import (
     CHUNKED,
+    JSON,
     PIECE,
     WHOLE,
     dial,
@@ -210,3 +211,27 @@ class Transport:
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+
+async def test_what_the_protocol_refuses_has_the_form_of_the_path(running: Running) -> None:
+    """As far as the path is known."""
+    for path, anthropics in (
+        (b"/v1/messages", True),
+        (b"/v1/messages/count_tokens?beta=true", True),
+        (b"/v1/completions", False),
+    ):
+        head = (
+            b"POST "
+            + path
+            + b" HTTP/1.1\r\nHost: x\r\n"
+            + JSON
+            + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+        )
+        answer, _ = await talk(running, head)
+        lines, _, body = answer.partition(b"\r\n\r\n")
+        error = json.loads(body)
+        assert f"content-length: {len(body)}".encode() in lines.lower()
+        assert (error.get("type") == "error") is anthropics
+        if anthropics:
+            assert error["error"]["type"] == "invalid_request_error"
+            assert f"x-request-id: {error['request_id']}".encode() in lines

@@ -79,13 +79,11 @@ def whole(answer: MessageAnswer, place: Place, said: Sequence[TextDelta]) -> dic
         call.usage.completion_tokens += len(delta.token_ids)
         assert encoder.take(delta) == 0
     body: dict[str, Any] = json.loads(msgspec.json.encode(encoder.body(call)))
-    check("Message", body)
     return body
 
 
 def added_up(stream: bytes) -> dict[str, Any]:
     """The message that an SDK makes of a stream; anything out of order is a mistake."""
-    check_message_events(stream.decode())
     message: dict[str, Any] = {}
     arguments: dict[int, bytes] = {}
     opened = None
@@ -134,15 +132,18 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-@settings(max_examples=1000)
-@given(
+SAID = (
     st.lists(WORDS, max_size=9).map("".join),
     st.lists(st.integers(0, 10_000), max_size=6),
     st.sampled_from([("stop", None), ("stop", "END"), ("length", None)]),
     st.sampled_from(Place),
     st.booleans(),
     st.booleans(),
-)
+)  # fmt: skip
+
+
+@settings(max_examples=1000)
+@given(*SAID)
 def test_a_stream_adds_up_to_the_whole(
     text: str, cuts: list[int], ends: tuple[str, str | None], place: Place, limited: bool, shows: bool
 ) -> None:
@@ -162,6 +163,16 @@ def test_a_stream_adds_up_to_the_whole(
     if not shows:
         assert all(block["thinking"] == "" for block in uncut["content"] if block["type"] == "thinking")
     assert all(block["signature"] for block in uncut["content"] if block["type"] == "thinking")
+
+
+@settings(max_examples=60)
+@given(*SAID)
+def test_every_answer_is_described(
+    text: str, cuts: list[int], ends: tuple[str, str | None], place: Place, limited: bool, shows: bool
+) -> None:
+    answer, said = MessageAnswer("msg_1", "m", 40, limited, shows), deltas(text, cuts, *ends)
+    check("Message", whole(answer, place, said))
+    check_message_events(streamed(answer, place, said, pings=True).decode())
 
 
 PARTS = st.lists(

@@ -75,6 +75,8 @@ def test_an_object_with_a_fault_keeps_what_came_before(
         ('{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
         ('{"a": "\\ud83d!"}', {"a": "\ufffd!"}),
         ('{"a": "\\ude00"}', {"a": "\ufffd"}),
+        ('{"a": "\\ud83d', {"a": "\ufffd"}),
+        ('{"a": "\\ud83d\\n"}', {"a": "\ufffd\n"}),
         ('{"a": "\\ud83d\\ud83d\\ude00"}', {"a": "\ufffd😀"}),
         ('{"a": "\\u12x"}', {"a": "\\u12x"}),
         ('{"a": True, "b": None}', {"a": True, "b": None}),

@@ -233,6 +233,28 @@ def test_a_call_that_is_cut_off_stays_cut_off() -> None:
     }
 
 
+def test_signatures_are_those_of_the_text() -> None:
+    def signature(*texts: str) -> str:
+        writer = BlockWriter()
+        events = [*writer.take(map(Thought, texts)), *writer.finish(False)]
+        [found] = [
+            one.delta["signature"] for one in events if isinstance(one, Grew) and "signature" in one.delta
+        ]
+        return str(found)
+
+    assert signature("a", "b") == signature("ab") != signature("ac")
+
+
+def test_blanks_between_blocks_belong_to_a_text_that_follows() -> None:
+    def texts(*after: str) -> list[str]:
+        writer = BlockWriter()
+        events = [*writer.take([CallBegun(0, "call_1", "f"), *after]), *writer.finish(True)]
+        return [one.delta["text"] for one in events if isinstance(one, Grew) and "text" in one.delta]
+
+    assert texts("\n", " ", "So", " it is") == ["\n So", " it is"]
+    assert texts("\n", " ") == []
+
+
 def test_a_message_without_contents_has_an_empty_text() -> None:
     answer = MessageAnswer("msg_1", "m", 40)
     assert whole(answer, Place.AFTER, deltas("", [], "stop", None))["content"] == [

@@ -394,6 +394,7 @@ async def test_an_output_format_is_a_grammar(house: House) -> None:
         ("stop", None, 16, "end_turn"),
         ("stop", "END", 16, "stop_sequence"),
         ("length", None, 16, "max_tokens"),
+        ("length", None, MAX_MODEL_LEN - len("<s>[user:Hi][assistant:"), "max_tokens"),
         ("length", None, 64_000, "model_context_window_exceeded"),
     ],
 )
@@ -555,8 +556,14 @@ async def test_a_client_that_leaves_aborts(house: House) -> None:
 
 
 async def test_aliases_name_the_served_model(house: House) -> None:
-    house.state.aliases = (("claude-*", "fake"), ("gpt-?", "gone"))
-    for name, status in (("claude-sonnet-4-5", 200), ("gpt-5", 404), ("gemini", 404)):
+    house.state.aliases = (("claude-*", "fake"), ("gpt-?", "gone"), ("fa*", "gone"))
+    for name, status in (
+        ("claude-sonnet-4-5", 200),
+        ("fake", 200),
+        ("fable", 404),
+        ("gpt-5", 404),
+        ("gemini", 404),
+    ):
         for path in ("/v1/messages", "/v1/chat/completions"):
             response = await house.post(path, {"model": name, "max_tokens": 5, "messages": HI})
             assert response.status_code == status, name

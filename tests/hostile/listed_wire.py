@@ -14,7 +14,7 @@ def large() -> Iterator[Hostile]:
     too_much = b'{"prompt": "' + b"x" * (17 << 20) + b'"}'
     refused = frozenset({413})
     yield Hostile("too large", posted(COMPLETION, too_much), statuses=refused, alone=True)
-    start = head("POST", COMPLETION, [("Transfer-Encoding", "chunked")])
+    start = head("POST", COMPLETION, [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")])
     chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
     # The refusal comes in the middle of sending: the connection's end may overtake it.
     yield Hostile("too large", (start, *[chunk] * 18), statuses=refused, alone=True, silent=True)

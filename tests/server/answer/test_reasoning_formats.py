@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.answer.chat import Reading
+from server.answer.choice import Reading
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place, ReasoningParser, ReasoningTokens, Thought, detected
 from server.answer.reasoning.harmony import LITERALS, Channels

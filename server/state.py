@@ -276,6 +276,7 @@ class ServerState:
 
     def _not_found(self, name: str) -> ModelNotFound:
         names = [*self.names, *(one.name for one in (self.adapters.all() if self.adapters else ()))]
+        names += [pattern for pattern, _ in self.aliases]
         served = ", ".join(f"'{one}'" for one in names[:_MOST_NAMES])
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         message = f"The model '{name[:200]}' does not exist. This server has: {served}{more}."

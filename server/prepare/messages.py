@@ -47,6 +47,8 @@ Result = TypeVar("Result")
 _TEMPLATE_REFUSAL = "chat_template_error"
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off."""
+_BUDGET = "thinking_budget"
+"""Variable of templates (Seed-OSS) whose models know how many tokens they may reason; 0 turns reasoning off."""
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_tokens", "priority", "deadline_ms", "cache_salt")
 """Fields with the same name and meaning in a chat."""
 _ERROR_SIGNS = ("error", "<error", "<tool_use_error")
@@ -181,10 +183,13 @@ def template_variables_of(body: MessagesPrompt, read: Container[str]) -> tuple[d
     kwargs, thinking, config = body.chat_template_kwargs or {}, body.thinking, body.output_config
     wanted = thinking is not None and thinking.type != "disabled"
     variables: dict[str, Any] = {name: wanted for name in _SWITCHES if name in read}
+    budget = 0 if thinking is None or not wanted else thinking.budget_tokens
+    if _BUDGET in read and budget is not None:
+        variables[_BUDGET] = budget
     ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in read]
-    if thinking is not None and not variables:
+    if thinking is not None and not (variables or _BUDGET in read):
         ignored.append("thinking")
-    elif thinking is not None and thinking.budget_tokens is not None:
+    elif thinking is not None and thinking.budget_tokens is not None and _BUDGET not in read:
         ignored.append("thinking.budget_tokens")
     if config is not None and config.effort is not None:
         if "reasoning_effort" in read:

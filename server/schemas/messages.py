@@ -163,13 +163,15 @@ class MessagesToolChoice(WireModel):
 
 
 class Thinking(WireModel):
-    """Reasoning before the answer. The variables `enable_thinking` and `thinking` of the chat template follow `type`."""
+    """Reasoning before the answer. The variables `enable_thinking` and `thinking` of the chat template follow `type`, and
+    `thinking_budget` follows `budget_tokens`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     """Anthropic: Whether the model is to reason. If the chat template cannot choose, the header `x-cohort-ignored` lists the
     parameter."""
     budget_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    """Anthropic: Accepted and without effect, as `x-cohort-ignored` says: `max_tokens` limits reasoning and answer together."""
+    """Anthropic: Passed to the chat template as `thinking_budget`. If the template does not use it, the header `x-cohort-ignored`
+    lists it, and only `max_tokens` limits the reasoning, together with the answer."""
     display: Literal["summarized", "full", "omitted"] | None = None
     """Anthropic: `omitted` leaves the text of the reasoning out of the answer. Reasoning is never summarized. Default: full."""
 

@@ -310,6 +310,19 @@ async def test_thinking_turns_reasoning_on_and_off() -> None:
     house.state.threads.close()
 
 
+async def test_a_budget_reaches_a_template_that_knows_one() -> None:
+    house = House(template="{% if thinking_budget is defined %}[{{ thinking_budget }}]{% endif %}" + TEMPLATE)
+    for thinking, begins in (
+        (None, "[0]<s>"),
+        ({"type": "disabled"}, "[0]<s>"),
+        ({"type": "adaptive"}, "<s>"),
+        ({"type": "enabled", "budget_tokens": 1024}, "[1024]<s>"),
+    ):
+        response = await ask(house, thinking=thinking)
+        assert prompt_of(house).startswith(begins) and ignored(response) == []
+    house.state.threads.close()
+
+
 async def test_reasoning_is_a_block_of_its_own() -> None:
     house = House(notation=ModelNotation(reasoning=REASONING["qwen3"]))
     house.engine.script = spells("<think>\nHm.\n</think>\n\nYes.", size=3)
@@ -567,6 +580,7 @@ async def test_aliases_name_the_served_model(house: House) -> None:
         for path in ("/v1/messages", "/v1/chat/completions"):
             response = await house.post(path, {"model": name, "max_tokens": 5, "messages": HI})
             assert response.status_code == status, name
+            assert status == 200 or "'claude-*'" in response.text
             if status == 200:
                 assert response.json()["model"] == name
     assert (await house.get("/v1/models/claude-x")).json()["id"] == "claude-x"

@@ -64,16 +64,19 @@ def detected(template: ChatTemplate, tokens: Container[str]) -> str | None:
     """The name of the notation, None if it is unknown. `tokens`: those added to the tokenizer's vocabulary. Rendering may take
     long: call it on a fenced thread."""
     if shown := _shown_calls(template):
-        return next(
-            (name for name in registry.TOOL_PARSERS if any(_reads_back(name, one) for one in shown)), None
-        )
+        names = (name for name in registry.TOOL_PARSERS if any(_reads_back(name, one) for one in shown))
+        return _with_tokens(next(names, None), tokens)
     prompt = _rendered(template, [_user()], [TOOL]) or ""
     if found := [name for name, form in _PROSE.items() if form.search(prompt)]:
-        if found == ["pythonic"] and pythonic.FORMS["llama4_pythonic"].opening in tokens:
-            return "llama4_pythonic"
-        return found[0] if len(found) == 1 else None
+        return _with_tokens(found[0], tokens) if len(found) == 1 else None
     named = {name for token, name in _TOKENS.items() if token in tokens}
     return named.pop() if len(named) == 1 else None
+
+
+def _with_tokens(name: str | None, tokens: Container[str]) -> str | None:
+    """The notation of a model with these tokens: Llama 4's templates write lists, and the model may put its tags around them."""
+    tagged = "llama4_pythonic"
+    return tagged if name == "pythonic" and pythonic.FORMS[tagged].opening in tokens else name
 
 
 def writes(template: ChatTemplate, name: str) -> bool:

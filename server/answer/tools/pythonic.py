@@ -31,10 +31,11 @@ _FIRST = re.compile(r"[ \t\r\n]*\[")
 
 @dataclass(frozen=True)
 class Form:
-    """What stands around the calls: tags, if there are any, and a list's brackets."""
+    """What stands around the calls: tags, if there are any, and a list's brackets. `bare`: a list is a call without tags, too."""
 
     opening: str = ""
     closing: str = ""
+    bare: bool = False
     brackets: bool = True
     between: str = ", "
 
@@ -50,8 +51,8 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
-    "pythonic": Form(),
-    "llama4_pythonic": Form("<|python_start|>", "<|python_end|>"),
+    "pythonic": Form(bare=True),
+    "llama4_pythonic": Form("<|python_start|>", "<|python_end|>", bare=True),
     "lfm2": Form("<|tool_call_start|>", "<|tool_call_end|>"),
     "olmo3": Form("<function_calls>", "</function_calls>", brackets=False, between="\n"),
 }
@@ -82,11 +83,12 @@ class PythonicParser(PythonValues):
                 self._no_call()
 
     def _find(self) -> re.Match[str] | None:
-        if self._form.opening:
-            return super()._find()
-        if self._fresh and (found := _FIRST.match(self._text, self._at)):
-            return found
-        return _ON_A_LINE.search(self._text, self._at)
+        tagged = super()._find() if self._form.opening else None
+        if not self._form.bare:
+            return tagged
+        bare = _FIRST.match(self._text, self._at) if self._fresh else None
+        bare = bare or _ON_A_LINE.search(self._text, self._at)
+        return min(filter(None, (tagged, bare)), key=lambda found: found.start(), default=None)
 
     def _show(self, text: str) -> None:
         super()._show(text)
@@ -94,12 +96,13 @@ class PythonicParser(PythonValues):
 
     def _calls(self, opening: str) -> Wait[bool]:
         """Read calls and what closes them. True if there is one."""
-        bracket = not self._form.opening
-        if self._form.opening:
+        is_bare = opening.endswith("[")
+        bracket = is_bare
+        if not is_bare:
             char = yield from self._next()
             bracket = char == "["
             self._at -= 0 if bracket else len(char)
-        if not (yield from self._one_call(bracket)):
+        if not (yield from self._one_call(is_bare)):
             return False
         while True:
             self._stay()
@@ -107,20 +110,20 @@ class PythonicParser(PythonValues):
             if bracket and char == "]":
                 break
             self._at -= 0 if char in (",", ";") and char else len(char)
-            if not (yield from self._one_call(bracket)):
+            if not (yield from self._one_call(is_bare)):
                 self._go_back()
                 break
         self._mark = None
         return True
 
-    def _one_call(self, bracket: bool) -> Wait[bool]:
+    def _one_call(self, is_bare: bool) -> Wait[bool]:
         """Read a call. True if it has begun."""
         char = yield from self._next()
         self._at -= len(char)
         name = (yield from self._word("(\n<[]{}'\",=")).strip()
         if not _NAME.fullmatch(name) or not (yield from self._one_of("(")):
             return False
-        if not self._form.opening and name not in self._functions:
+        if is_bare and name not in self._functions:
             return False
         char = yield from self._next()
         self._at -= len(char)
@@ -172,10 +175,12 @@ class Pythonic(ToolNotation):
             # A line that begins as a list of calls would is one.
             text = lark.text_without("text", rf"(?:{TEXT}\n)?\s*\[\s*[A-Za-z_]")
             return f"{lark.literal(self.form.begin)} {block} | {text}"
-        before = lark.text_before("before", self.form.opening)
+        # A line that begins as a list of calls would is one.
+        forbidden = [rf"(?:{TEXT}\n)?\s*\[\s*[A-Za-z_]"] * self.form.bare
+        before = lark.text_before("before", self.form.opening, *forbidden)
         bracket = '"[" ' if self.form.brackets else ""
         call = lark.rule("call", f"{before} {bracket}{block}")
-        rest = lark.text_without("rest", TEXT + spelled(self.form.opening))
+        rest = lark.text_without("rest", TEXT + spelled(self.form.opening), *forbidden)
         return f"{call}* {rest}" if several else f"{call} | {rest}"
 
     def written(self, calls: Sequence[Call]) -> str:

@@ -149,6 +149,13 @@ def test_known(model: str) -> None:
     assert found.tools is not None and (found.tools.name, found.unknown) == (name, False)
 
 
+def test_llama_4_is_told_apart_by_its_tokens() -> None:
+    for model in ("llama 3.2, pythonic", "llama 4, in prose"):
+        template = ChatTemplate(KNOWN[model][0], TOKENS)
+        assert detected(template, {"<|python_start|>": 1}) == "llama4_pythonic"
+        assert detected(template, ()) == "pythonic"
+
+
 @pytest.mark.parametrize("model", UNKNOWN)
 def test_unknown(model: str) -> None:
     """Also with a token that several notations have."""

@@ -214,6 +214,18 @@ def test_glm_without_line_breaks() -> None:
     assert decoded("glm45", GLM_WITHOUT_LINES) == ("", [WEATHER])
 
 
+def test_llama_4_without_its_tags() -> None:
+    """Its templates write lists alone, and the model both."""
+    bare = WRITTEN["pythonic"].two
+    for text in (bare, f"I look.\n{bare}", f"<|python_start|>{bare}<|python_end|>\n{bare}"):
+        assert decoded("llama4_pythonic", *text)[1][:2] == [WEATHER, PING]
+    assert parsed("llama4_pythonic", "[other(x=1)]") == ("[other(x=1)]", [])
+    assert decoded("llama4_pythonic", "<|python_start|>[other(x=1)]<|python_end|>") == (
+        "",
+        [("other", {"x": 1})],
+    )
+
+
 def test_qwen3_coder_without_the_outer_tag() -> None:
     one = WRITTEN["qwen3_coder"].one.removeprefix("<tool_call>\n")
     assert decoded("qwen3_coder", "Well.\n" + one) == ("Well.", [WEATHER])

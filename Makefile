@@ -21,8 +21,9 @@ TRITON := $(VENV)/.triton-$(TRITON_VERSION)
 FAST := tests/engine tests/server tests/executors/contract
 FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/http/test_bad_requests server/http/test_head \
 	server/http/test_upgrade server/grammar/test_validator server/templates/test_template_shapes \
-	server/templates/test_sandbox_attacks server/answer/tools/test_detect server/settings/test_settings \
-	server/answer/test_messages_encoder server/answer/test_json_object server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
+	server/templates/test_sandbox_attacks server/answer/tools/test_detect server/answer/tools/test_formats \
+	server/answer/tools/test_format_grammars server/answer/test_messages_encoder server/answer/test_json_object server/settings/test_settings \
+	server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
 	server/routes/test_garbage server/http/test_streamed server/prepare/test_sampling_settings engine/test_mailbox engine/waiting/test_fair \
 	engine/test_grammars engine/test_core engine/text/test_garbage engine/text/test_slow_readers engine/text/test_special_tokens
 PIP := $(BIN)/python -m pip --disable-pip-version-check

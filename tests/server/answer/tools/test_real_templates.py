@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.answer.chat import Reading
+from server.answer.choice import Reading
 from server.answer.notation import ModelNotation, model_notation
 from server.answer.reasoning import Place, Thought
 from server.answer.tools.events import CallArguments, CallBegun

@@ -16,7 +16,18 @@ from server.http.endpoints import Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.hosts import HostCheck, Hosts
 from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash
-from server.routes import adapters, chat, completions, embeddings, executors, messages, models, ops, tokens
+from server.routes import (
+    adapters,
+    chat,
+    completions,
+    embeddings,
+    executors,
+    messages,
+    models,
+    ops,
+    responses,
+    tokens,
+)
 from server.state import ServerState
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -44,7 +55,18 @@ def create_app(
     )
     app.state.server = state
     app.openapi = _document  # type: ignore[method-assign]
-    for module in (adapters, chat, completions, messages, embeddings, models, executors, tokens, ops):
+    for module in (
+        adapters,
+        chat,
+        completions,
+        messages,
+        responses,
+        embeddings,
+        models,
+        executors,
+        tokens,
+        ops,
+    ):
         app.include_router(module.router)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)

@@ -57,6 +57,7 @@ from server.model_files.prepared import model_directory, model_file
 from server.model_source import LocalModel, Source, find_source
 from server.pending_core import LateCore
 from server.prepare.chat_prompt import DEADLINE
+from server.responses.store import MemoryResponseStore
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
@@ -130,6 +131,9 @@ class Bootstrap:
         state.reasoning_fields = reasoning_fields(settings.reasoning_field)
         state.aliases = self.aliases
         state.unread_parts = settings.unread_parts
+        state.responses = MemoryResponseStore(
+            settings.responses_store_entries, settings.responses_store_bytes, settings.responses_store_age
+        )
         core = LateCore()
         app = create_app(
             state,

@@ -120,6 +120,7 @@ async def serve(
                 await _until(signals.first, _gone(core), serving)
             await _drain(state, _finish(core, http, drain_timeout), drain_timeout, signals)
         finally:
+            await state.responses.close()
             await _stop(core)
             if state.judge is not None:
                 await state.judge.close()

@@ -20,6 +20,7 @@ from server.answer.notation import ModelNotation
 from server.metrics import Metrics
 from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.sampling import SamplingDefaults
+from server.responses.store import MemoryResponseStore, ResponseStore
 from server.settings.table import DEFAULTS
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
@@ -208,6 +209,12 @@ class ServerState:
     """Patterns of further names, and the served name or adapter that each stands for. The first match counts."""
     unread_parts: str = DEFAULTS.unread_parts
     """What happens to parts of messages that the model cannot read: `refuse` or `placeholder`."""
+    responses: ResponseStore = field(
+        default_factory=lambda: MemoryResponseStore(
+            DEFAULTS.responses_store_entries, DEFAULTS.responses_store_bytes, DEFAULTS.responses_store_age
+        )
+    )
+    """Responses that clients retrieve and continue."""
     recovery_timeout: float = DEFAULTS.recovery_timeout
     write_timeout: float = DEFAULTS.write_timeout
     """Time within which a client must read some of the data sent to it, or its connection is closed, in seconds."""

@@ -20,7 +20,8 @@ _SPECIFICATION = "GET /openapi.json for the description of the API"
 # Each row: paths without a version in front, whose they are, and what serves the purpose here (None: nothing does).
 # A path below one of them (`/responses/ID`) belongs to it as well.
 _ROWS: tuple[tuple[str, str, str | None], ...] = (
-    ("/responses /conversations", "OpenAI's Responses API", _CHAT),
+    ("/conversations", "OpenAI's stored conversations", "POST /v1/responses with 'previous_response_id'"),
+    ("/responses/compact /responses/input_tokens", "compaction and counting of OpenAI's Responses API", "POST /tokenize"),
     ("/assistants /threads", "OpenAI's Assistants API", _CHAT),
     ("/images /videos", "image and video generation of the OpenAI API", None),
     ("/audio /realtime", "speech of the OpenAI API", None),

@@ -27,7 +27,8 @@ Messages = Sequence[Mapping[str, Any]]
 _OF_HTTP = frozenset(
     "host port served_model_name api_key metrics_key allowed_origins allowed_methods allowed_headers allow_credentials "
     "allowed_hosts ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs drain_timeout write_timeout max_body_bytes "
-    "reasoning_field reasoning_parser tool_call_parser cache_salt_per_key".split()
+    "reasoning_field reasoning_parser tool_call_parser cache_salt_per_key responses_store_entries responses_store_bytes "
+    "responses_store_age".split()
 )
 _UNBOUNDED = {"max_queue_wait": 1e9, "max_queued_tokens": 2**40, "log_level": "warning"}
 """A caller waits for all answers, however long that takes; a server refuses what would wait for more than a minute."""

@@ -9,15 +9,15 @@ tools, tool_choice, output format    tools, tool_choice and parallel_tool_calls,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.answer.messages_encoder import call_id
 from server.prepare.billing_header import without_billing_header
+from server.prepare.turns import Turn, folded_turns
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import (
-    ChatMessage,
     ChatRequest,
     ContentPart,
     FunctionCall,
@@ -53,32 +53,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_tokens", "priority", 
 """Fields with the same name and meaning in a chat."""
 _ERROR_SIGNS = ("error", "<error", "<tool_use_error")
 """Beginnings of a result that says itself that it is an error."""
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One message of the chat."""
-
-    role: str
-    parts: list[ContentPart] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    @property
-    def shows_text(self) -> bool:
-        return any(part.type == TEXT and part.text for part in self.parts)
-
-    def message(self) -> ChatMessage:
-        """In the chat's form: a single text as a text."""
-        content: Any = self.parts
-        if not self.parts:
-            content = None if self.calls else ""
-        elif len(self.parts) == 1 and self.parts[0].type == TEXT:
-            content = self.parts[0].text
-        members: dict[str, Any] = {"role": self.role, "content": content}
-        members |= {"tool_calls": self.calls or None, "tool_call_id": self.tool_call_id, "name": self.name}
-        return ChatMessage.model_construct(**members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +135,7 @@ def chat_of(body: MessagesPrompt, unread_parts: str) -> ConvertedMessages:
     if format_ is not None:
         schema = JsonSchemaFormat.model_construct(name="answer", schema_=format_.schema_)
         fields["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
-    folded = _folded(turns)
+    folded = folded_turns(turns)
     return ConvertedMessages(
         _chat(turns, fields),
         None if folded is None else _chat(folded, fields),
@@ -171,7 +145,7 @@ def chat_of(body: MessagesPrompt, unread_parts: str) -> ConvertedMessages:
     )
 
 
-def _chat(turns: Sequence[_Turn], fields: dict[str, Any]) -> ChatRequest:
+def _chat(turns: Sequence[Turn], fields: dict[str, Any]) -> ChatRequest:
     return ChatRequest.model_construct(messages=[turn.message() for turn in turns], **fields)
 
 
@@ -199,19 +173,6 @@ def template_variables_of(body: MessagesPrompt, read: Container[str]) -> tuple[d
     return {**variables, **kwargs}, ignored
 
 
-def _folded(turns: Sequence[_Turn]) -> list[_Turn] | None:
-    """The turns with a user's text behind a tool's result as part of it, and with later words of the system as the user's."""
-    out: list[_Turn] = []
-    for number, turn in enumerate(turns):
-        late = number > 0 and turn.role == "system"
-        role = "user" if late else turn.role
-        if role == "user" and out and out[-1].role in ("tool", "user"):
-            out[-1] = replace(out[-1], parts=[*out[-1].parts, *turn.parts])
-        else:
-            out.append(replace(turn, role=role))
-    return out if [turn.role for turn in out] != [turn.role for turn in turns] else None
-
-
 class _Reader:
     """Reads the conversation of one body. `ignored` collects names, in order."""
 
@@ -220,14 +181,14 @@ class _Reader:
         self._unread_parts = unread_parts
         self._names: dict[str, str] = {}
         """Names of the tools called so far, by the ids of the calls."""
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
 
-    def turns(self, body: MessagesPrompt) -> list[_Turn]:
+    def turns(self, body: MessagesPrompt) -> list[Turn]:
         """The messages of the chat. Raises InvalidRequest naming the field."""
         system = body.system if isinstance(body.system, str) else [one.text for one in body.system or ()]
         texts = map(without_billing_header, [system] if isinstance(system, str) else system)
         if text := "\n\n".join(filter(None, texts)):
-            self._turns.append(_Turn("system", [_text(text)]))
+            self._turns.append(Turn("system", [_text(text)]))
         for index, message in enumerate(body.messages):
             self._message(f"messages.{index}", message)
         return self._turns
@@ -252,10 +213,10 @@ class _Reader:
                 text = self._read(place, "messages[].content[]", block)
                 self._turn(message.role).parts.append(_text(text))
 
-    def _turn(self, role: str) -> _Turn:
+    def _turn(self, role: str) -> Turn:
         """The message to add to: the last one, if its author goes on."""
         if not self._turns or self._turns[-1].role != role:
-            self._turns.append(_Turn(role))
+            self._turns.append(Turn(role))
         return self._turns[-1]
 
     def _call(self, place: str, block: ContentBlock) -> ToolCall:
@@ -274,7 +235,7 @@ class _Reader:
             )
         if block.is_error and not content.lstrip().lower().startswith(_ERROR_SIGNS):
             content = f"Error: {content}"
-        self._turns.append(_Turn("tool", [_text(content)], tool_call_id=id_, name=self._names.get(id_)))
+        self._turns.append(Turn("tool", [_text(content)], tool_call_id=id_, name=self._names.get(id_)))
 
     def _read(self, place: str, path: str, block: ContentBlock | ResultBlock) -> str:
         """The text of a block. Raises InvalidRequest if it has none that a model can read."""

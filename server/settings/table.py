@@ -342,6 +342,21 @@ class Settings:
         high=86_400,
     )
     max_body_bytes: int = byte_size(16 * 2**20, "Maximum size of a request body.")
+    responses_store_entries: int = integer(
+        1000,
+        "Number of responses of /v1/responses that are kept in memory, to be retrieved and continued; the oldest go first. 0 "
+        "keeps none.",
+        low=0,
+    )
+    responses_store_bytes: int = byte_size(
+        256 * 2**20, "Size of these responses, those in progress included."
+    )
+    responses_store_age: float = number(
+        86_400.0,
+        "Seconds for which a response is kept after its end.",
+        above=0,
+        may_be_infinite=True,
+    )
     log_level: str = choice(
         "info", "Log level: debug, info, warning or error.", ("debug", "info", "warning", "error")
     )

@@ -1,0 +1,411 @@
+"""The answer of OpenAI's Responses API: events of a stream, and the body of a whole answer, made of the same items.
+
+parts      Thought "Hm" "m."    str "Let me"     CallBegun f      CallArguments {"x":1}
+items      0 reasoning          1 message        2 function_call
+events     added part delta delta done part.done item.done        ... between response.created and response.completed
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from engine.text.generation import Generation, TextDelta, TokenText, Usage
+from server.answer.choice import Choice, Piece
+from server.answer.reasoning import Thought
+from server.answer.sse import chat_logprobs, encode
+from server.answer.tools.events import CallArguments, CallBegun
+
+Event = tuple[str, dict[str, Any]]
+"""Type of an event and its members, without its sequence number."""
+_REASONING_MARK = "cohort.1."
+"""Beginning of a reasoning item's `encrypted_content`."""
+_TEXT_DELTA = "response.output_text.delta"
+_CALLS = ("function_call", "custom_tool_call")
+_ITEM_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+
+
+def new_id(prefix: str) -> str:
+    """An identifier that no one can guess."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def encoded_reasoning(text: str) -> str:
+    """Reasoning as one opaque text. It is not encrypted: the answer contains the reasoning anyway."""
+    return _REASONING_MARK + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def decoded_reasoning(text: str) -> str | None:
+    """The reasoning in a text that `encoded_reasoning` made; None for another text."""
+    if not text.startswith(_REASONING_MARK):
+        return None
+    try:
+        return base64.urlsafe_b64decode(text.removeprefix(_REASONING_MARK).encode()).decode()
+    except (binascii.Error, UnicodeError):
+        return None
+
+
+def usage_of(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Token counts in the API's form. `reasoning_tokens` are part of the generated tokens."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A tool as the client names it. The input of a `custom` tool is one text."""
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAnswer:
+    """What all events of an answer share. `echo`: members of the response that repeat the request. `tools`: the tools by the
+    names that the model sees. `encrypted`: whether reasoning items have `encrypted_content`."""
+
+    id: str
+    model: str
+    echo: Mapping[str, Any]
+    tools: Mapping[str, CalledTool] = field(default_factory=dict)
+    encrypted: bool = False
+    created_at: int = field(default_factory=lambda: int(time.time()))
+
+    def response(
+        self,
+        status: str,
+        output: Sequence[Mapping[str, Any]] = (),
+        usage: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        incomplete: str | None = None,
+    ) -> dict[str, Any]:
+        """The response object. `incomplete`: the reason for an incomplete answer."""
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            "model": self.model,
+            "output": output,
+            "usage": usage,
+            **self.echo,
+        }
+
+
+class ItemWriter:
+    """Turns typed parts into items, of which one is open at a time. One writer: the caller of `take`."""
+
+    def __init__(self, tools: Mapping[str, CalledTool], encrypted: bool = False) -> None:
+        self.output: list[dict[str, Any]] = []
+        """The finished items."""
+        self.kind = ""
+        """Type of the open item, "" if none is open."""
+        self.item_id = ""
+        """Identifier of the open item."""
+        self._tools = tools
+        self._encrypted = encrypted
+        self._item: dict[str, Any] = {}
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._tokens: list[TokenText] = []
+        """Tokens whose text is held back."""
+        self._blanks = ""
+        """Blanks behind an item, which belong to a message if one follows."""
+        self._out: list[Event] = []
+
+    def take(self, pieces: Sequence[Piece], tokens: Iterable[TokenText] | None = None) -> list[Event]:
+        """The events of these parts. `tokens`: their tokens, if log probabilities were requested."""
+        self._tokens += tokens or ()
+        for piece in pieces:
+            match piece:
+                case str():
+                    self._text(piece)
+                case Thought(text):
+                    self._thought(text)
+                case CallBegun(_, id_, name):
+                    self._call(id_, name)
+                case CallArguments(_, text):
+                    self._texts.append(text)
+                    if text and self.kind == "function_call":
+                        self._add("response.function_call_arguments.delta", delta=text)
+        if pieces and not any(isinstance(piece, str) for piece in pieces):
+            self._tokens.clear()  # those of reasoning and of calls are not reported
+        return self._events()
+
+    def append(self, text: str) -> None:
+        """Add text to the open message without an event."""
+        self._texts.append(text)
+
+    def finish(self, cut_off: bool, call_complete: bool = True) -> list[Event]:
+        """The events at the end of the answer, which has at least one item unless it is `cut_off`: the open item is then
+        incomplete. `call_complete`: whether the arguments of an open call are complete."""
+        if not self.output and not self.kind and not cut_off:
+            self._open("message", {"role": "assistant", "content": []})
+        self._close("incomplete" if cut_off or (self.kind in _CALLS and not call_complete) else "completed")
+        return self._events()
+
+    @property
+    def index(self) -> int:
+        """Number of the open item in the output."""
+        return len(self.output)
+
+    def _events(self) -> list[Event]:
+        out, self._out = self._out, []
+        return out
+
+    def _add(self, kind: str, **members: Any) -> None:
+        self._out.append((kind, {"item_id": self.item_id, "output_index": self.index, **members}))
+
+    def _text(self, text: str) -> None:
+        if self.kind != "message":
+            text = self._blanks + text
+            self._blanks = ""
+            if (self.output or self.kind) and not text.strip():
+                self._blanks = text
+                return
+            if not text:
+                return
+            self._open("message", {"role": "assistant", "content": []})
+        if text:
+            self._texts.append(text)
+            logprobs = self._told()
+            self._add(_TEXT_DELTA, content_index=0, delta=text, logprobs=logprobs)
+
+    def _told(self) -> list[dict[str, Any]]:
+        """Log probabilities of the tokens so far that are not reported yet."""
+        if not self._tokens:
+            return []
+        told: list[dict[str, Any]] = chat_logprobs(self._tokens)["content"]
+        self._tokens.clear()
+        self._logprobs += told
+        return told
+
+    def _thought(self, text: str) -> None:
+        if self.kind != "reasoning":
+            self._open("reasoning", {"summary": [], "content": []})
+        if text:
+            self._texts.append(text)
+            self._add("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _call(self, call_id: str, name: str) -> None:
+        tool = self._tools.get(name, CalledTool("function", name))
+        members: dict[str, Any] = {"call_id": call_id, "name": tool.name}
+        if tool.namespace is not None:
+            members["namespace"] = tool.namespace
+        if tool.kind == "custom":
+            self._open("custom_tool_call", {**members, "input": ""})
+        else:
+            self._open("function_call", {**members, "arguments": ""})
+
+    def _open(self, kind: str, members: dict[str, Any]) -> None:
+        self._close("completed")
+        self.kind, self.item_id, self._texts = kind, new_id(_ITEM_PREFIXES[kind]), []
+        self._item = {"id": self.item_id, "type": kind, "status": "in_progress", **members}
+        self._out.append(
+            ("response.output_item.added", {"output_index": self.index, "item": dict(self._item)})
+        )
+        if (part := self._part("")) is not None:
+            self._add("response.content_part.added", content_index=0, part=part)
+
+    def _part(self, text: str) -> dict[str, Any] | None:
+        """The only part of the open item, if its type has parts."""
+        match self.kind:
+            case "message":
+                return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
+            case "reasoning":
+                return {"type": "reasoning_text", "text": text}
+        return None
+
+    def _close(self, status: str) -> None:
+        if not self.kind:
+            return
+        text = "".join(self._texts)
+        item = {**self._item, "status": status}
+        match self.kind:
+            case "message":
+                self._add("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            case "reasoning":
+                self._add("response.reasoning_text.done", content_index=0, text=text)
+                if self._encrypted:
+                    item["encrypted_content"] = encoded_reasoning(text)
+            case "function_call":
+                self._add("response.function_call_arguments.done", name=item["name"], arguments=text)
+                item["arguments"] = text
+            case "custom_tool_call":
+                item["input"] = text = _input_of(text)
+                self._add("response.custom_tool_call_input.delta", delta=text)
+                self._add("response.custom_tool_call_input.done", input=text)
+        if (part := self._part(text)) is not None:
+            self._add("response.content_part.done", content_index=0, part=part)
+            item["content"] = [part]
+        self._out.append(("response.output_item.done", {"output_index": self.index, "item": item}))
+        self.output.append(item)
+        self.kind, self._texts, self._logprobs = "", [], []
+
+
+def _input_of(arguments: str) -> str:
+    """The input of a custom tool, which the model sees as a function with one text; what the model wrote if it is no such
+    call."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError):
+        return arguments
+    match found:
+        case {"input": str(text)} if len(found) == 1:
+            return text
+    return arguments
+
+
+_ENDS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Reasons of incomplete answers, by the choice's finish reasons."""
+
+
+class _Answered:
+    """What a stream and a whole answer share: the items and the end of a choice. One writer: the reader of the generation."""
+
+    def __init__(self, answer: ResponseAnswer, choice: Choice) -> None:
+        self.answer = answer
+        self._choice = choice
+        self._writer = ItemWriter(answer.tools, answer.encrypted)
+        self._incomplete: str | None = None
+
+    def _taken(self, delta: TextDelta) -> list[Event]:
+        events = self._writer.take(self._choice.pieces(delta), delta.logprobs)
+        if delta.finish_reason is not None:
+            reason = self._choice.reason(delta.finish_reason)
+            self._incomplete = _ENDS.get(reason)
+            events += self._writer.finish(self._incomplete is not None, reason == "tool_calls")
+        return events
+
+    def _ended(self, usage: Usage) -> dict[str, Any]:
+        """The response at its end."""
+        counts = usage_of(usage, self._choice.reasoning_tokens)
+        status = "completed" if self._incomplete is None else "incomplete"
+        return self.answer.response(status, self._writer.output, counts, incomplete=self._incomplete)
+
+
+class ResponseStream(_Answered):
+    """Encodes a stream. One writer: the event loop, on which the reader of the generation and the sender of signs of life take
+    turns. `queued`: the stream begins before the call does, as that of a background response."""
+
+    def __init__(self, answer: ResponseAnswer, choice: Choice, queued: bool = False) -> None:
+        super().__init__(answer, choice)
+        self._status = "queued" if queued else "in_progress"
+        self._usage = Usage()
+        self._sequence = 0
+        self._created = self._begun = False
+        self.final: dict[str, Any] | None = None
+        """The response at its end."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True if an event was made."""
+        return self._created
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response so far, with the finished items."""
+        return self.final or self.answer.response(self._status, list(self._writer.output))
+
+    def created(self) -> bytes:
+        """The first events."""
+        if self._created:
+            return b""
+        self._created = True
+        response = self.answer.response(self._status)
+        out = self._lifecycle("created", response)
+        return out + self._lifecycle("queued", response) if self._status == "queued" else out
+
+    def begin(self, generation: Generation) -> None:
+        """The call is queued; the first event waits for the first delta, so that an error before it has its own status."""
+        self._usage = generation.usage
+
+    def keep_alive(self) -> bytes:
+        """The event after a silence: clients watch events, not bytes. A response that has not begun begins."""
+        return self._begin() or self._lifecycle("in_progress", self.snapshot())
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """The events of a delta; empty if all of it is held back."""
+        out = self._begin()
+        writer = self._writer
+        frequent = writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
+        if frequent and self._choice.plain:
+            return out + self._text_event(delta.text) if delta.text else out
+        return out + b"".join(self._event(*event) for event in self._taken(delta))
+
+    def conclude(self) -> dict[str, Any]:
+        """The response at its end, once all deltas are taken."""
+        if self.final is None:
+            self.final = self._ended(self._usage)
+        return self.final
+
+    def end(self) -> bytes:
+        """The events after the last delta."""
+        out = self._begin()
+        final = self.conclude()
+        return out + self._lifecycle(final["status"], final)
+
+    def stopped(self, status: Literal["failed", "cancelled"], error: Mapping[str, Any] | None) -> bytes:
+        """The events after which nothing comes."""
+        if self.final is not None:
+            return b""
+        out = self.created() + b"".join(self._event(*event) for event in self._writer.finish(cut_off=True))
+        self.final = self.answer.response(status, self._writer.output, error=error)
+        return out + self._lifecycle(status, self.final)
+
+    def _begin(self) -> bytes:
+        if self._begun:
+            return b""
+        out = self.created()
+        self._begun, self._status = True, "in_progress"
+        return out + self._lifecycle("in_progress", self.answer.response("in_progress"))
+
+    def _lifecycle(self, kind: str, response: dict[str, Any]) -> bytes:
+        return self._event(f"response.{kind}", {"response": response})
+
+    def _event(self, kind: str, members: dict[str, Any]) -> bytes:
+        data = encode({"type": kind, **members, "sequence_number": self._sequence})
+        self._sequence += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+    def _text_event(self, text: str) -> bytes:
+        """The frequent one."""
+        writer = self._writer
+        writer.append(text)
+        out = (
+            b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"%b","output_index":%d,'
+            b'"content_index":0,"delta":%b,"logprobs":[],"sequence_number":%d}\n\n'
+        ) % (writer.item_id.encode(), writer.index, encode(text), self._sequence)
+        self._sequence += 1
+        return out
+
+
+class ResponseWhole(_Answered):
+    """Collects a whole answer from the same items. One writer: the task that reads the generation."""
+
+    limited_by = "include"
+    prompt_logprobs: bytes | None = None
+
+    def take(self, delta: TextDelta) -> int:
+        """Add a delta; returns the size of its log probabilities in bytes."""
+        reported = (members.get("logprobs") for kind, members in self._taken(delta) if kind == _TEXT_DELTA)
+        return sum(len(encode(logprobs)) for logprobs in reported)
+
+    def body(self, generation: Generation) -> dict[str, Any]:
+        """The response, once all deltas are taken."""
+        return self._ended(generation.usage)

@@ -6,52 +6,21 @@ those of generation are written as bytes, chunk by chunk.
 
 from __future__ import annotations
 
-from typing import Any
-
-Schema = dict[str, Any]
-
-STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number"}
-BOOLEAN: Schema = {"type": "boolean"}
-
-
-def nullable(schema: Schema) -> Schema:
-    """The schema, or null."""
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def array(items: Schema, **limits: int) -> Schema:
-    """A list of items of one schema."""
-    return {"type": "array", "items": items, **limits}
-
-
-def ref(name: str) -> Schema:
-    """Reference to a component by its name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def closed(required: Schema, optional: Schema | None = None, description: str = "") -> Schema:
-    """An object with these members and no others."""
-    schema = {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-    return {"description": description, **schema} if description else schema
-
-
-def const(value: str) -> Schema:
-    """Schema of a single text."""
-    return {"type": "string", "const": value}
-
-
-def one_of(*values: str) -> Schema:
-    """Schema of several texts."""
-    return {"type": "string", "enum": list(values)}
-
+from server.openapi.responses import RESPONSES
+from server.openapi.schema import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NUMBER,
+    STRING,
+    Schema,
+    array,
+    closed,
+    const,
+    nullable,
+    one_of,
+    ref,
+)
 
 _ENVELOPE = {
     "created": COUNT,
@@ -327,6 +296,7 @@ ANSWERS: dict[str, Schema] = {
         ]
     },
     "TokenCount": closed({"input_tokens": COUNT}),
+    **RESPONSES,
     "Embeddings": closed(
         {
             "id": STRING,

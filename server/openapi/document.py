@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from server import __version__
-from server.openapi.answers import ANSWERS, Schema, ref
+from server.openapi.answers import ANSWERS
 from server.openapi.fields import field_texts
 from server.openapi.operations import OPERATIONS, TAGS, Operation
+from server.openapi.schema import Schema, ref
 from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
 
@@ -16,7 +17,7 @@ _ERRORS = {
     400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The Host header names a host that the server does not answer to; `--allowed-hosts` adds names.",
-    404: "The model or the path does not exist.",
+    404: "The model, the stored response or the path does not exist.",
     408: "The request did not arrive in time, or the client was too slow to read its answer. The connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
     415: "The body is compressed, or its Content-Type is not JSON.",
@@ -141,11 +142,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
         out["security"] = []
     elif operation.own_key:
         out["security"] = [{}, {"bearer": []}]
-    if names := list(_path_parameters(operation.path)):
-        out["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _path_parameters(operation.path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "description": about, "schema": schema}
+        for name, schema, about in operation.query
+    ]
+    if parameters:
+        out["parameters"] = parameters
     if operation.request is not None:
         content: dict[str, Any] = {"schema": ref(operation.request.__name__)}
         content["examples"] = {name: {"value": body} for name, body in operation.examples.items()}
@@ -172,7 +178,7 @@ def _success(operation: Operation) -> dict[str, Any]:
     if operation.request is not None:
         headers["x-cohort-ignored"] = _header("Ignored")
     if operation.chunk is not None:
-        event = _anthropic_event(operation.chunk) if operation.as_anthropic else _event(operation.chunk)
+        event = _typed_event(operation) if operation.typed_events else _event(operation.chunk)
         content["text/event-stream"] = {"schema": event}
     return {"description": "Success.", "headers": headers, "content": content}
 
@@ -192,16 +198,19 @@ def _event(chunk: str) -> Schema:
     }
 
 
-def _anthropic_event(chunk: str) -> Schema:
-    """The schema of one event of a stream in Anthropic's form."""
+def _typed_event(operation: Operation) -> Schema:
+    """The schema of one event of a stream whose events have a line with their type."""
+    assert operation.chunk is not None
+    chunks = [operation.chunk, *(["MessagesError"] if operation.as_anthropic else [])]
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"oneOf": [ref(chunk), ref("MessagesError")]},
+        "contentSchema": {"oneOf": list(map(ref, chunks))},
     }
+    told = " or a ".join(chunks)
     return {
         "type": "object",
-        "description": f"With `stream`: events `event: TYPE` and `data: JSON`, each a {chunk} or a MessagesError of this type.",
+        "description": f"With `stream`: events `event: TYPE` and `data: JSON`, each a {told} of this type.",
         "properties": {"event": {"type": "string"}, "data": data},
         "required": ["event", "data"],
     }

@@ -11,6 +11,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.messages import CountTokensRequest, MessagesRequest
+from server.schemas.responses import ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 TAGS = {
@@ -44,15 +45,24 @@ class Operation:
     """True if a 503 has the same body as the 200."""
     error: str = "Error"
     """Component of errors."""
+    query: tuple[tuple[str, dict[str, Any], str], ...] = ()
+    """Parameters of the query: names, schemas and descriptions."""
 
     @property
     def as_anthropic(self) -> bool:
         """True if errors and events have Anthropic's form."""
         return self.error == "MessagesError"
 
+    @property
+    def typed_events(self) -> bool:
+        """True if each event of a stream has a line with its type."""
+        return self.chunk in ("MessageEvent", "ResponseEvent")
+
 
 _OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
 _OF_WORK = (*_OF_BODIES, 429)
+_OF_STORED = (400, 401, 403, 404, 431, 500)
+_WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _HELLO = {"model": "cohort-tiny", "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
 _WEATHER: dict[str, Any] = {
     "type": "function",
@@ -129,6 +139,51 @@ OPERATIONS: tuple[Operation, ...] = (
         "TokenCount", _OF_BODIES,
         "The number equals the `input_tokens` and `cache_read_input_tokens` of an answer to the same conversation together.",
         CountTokensRequest, {"simple": _HELLO}, error="MessagesError",
+    ),
+    Operation(
+        "post", "/v1/responses", "createResponse", "Generation", "Answer a conversation in the form of OpenAI's Responses API",
+        "Response", _OF_WORK,
+        "A stream consists of the events `response.created`, `response.in_progress`, then for each item of the answer "
+        "`response.output_item.added`, its deltas and `response.output_item.done`, and last `response.completed`, "
+        "`response.incomplete` or `response.failed`; there is no `[DONE]`. After 10 s of silence `response.in_progress` comes "
+        "again. With `background` the response begins with status `queued` and goes on without its client.",
+        ResponsesRequest,
+        {
+            "simple": {"model": "cohort-tiny", "input": "Count from 3 to 9."},
+            "streamed": {"model": "cohort-tiny", "input": "Count from 3 to 9.", "stream": True, "instructions": "Be brief."},
+            "tools": {
+                "model": "cohort-tiny", "input": [{"role": "user", "content": "What is the weather in Rome?"}],
+                "tools": [{"type": "function", **_WEATHER["function"]}], "tool_choice": "auto",
+            },
+        },
+        chunk="ResponseEvent",
+    ),
+    Operation(
+        "get", "/v1/responses/{response_id}", "getResponse", "Generation", "Return a stored response", "Response", _OF_STORED,
+        "With `stream`, the events of a background response so far and to come, each with its `sequence_number`.",
+        chunk="ResponseEvent",
+        query=(
+            ("stream", {"type": "boolean"}, "Whether the events of a background response are sent."),
+            ("starting_after", _WHOLE, "Sequence number behind which the events begin. Default: all are sent."),
+        ),
+    ),
+    Operation(
+        "delete", "/v1/responses/{response_id}", "deleteResponse", "Generation",
+        "Forget a response, and end one in progress", "DeletedResponse", _OF_STORED,
+    ),
+    Operation(
+        "post", "/v1/responses/{response_id}/cancel", "cancelResponse", "Generation", "End a background response", "Response",
+        _OF_STORED, "A response that has ended stays as it is.",
+    ),
+    Operation(
+        "get", "/v1/responses/{response_id}/input_items", "listInputItems", "Generation",
+        "List the items that a stored response was made of", "InputItemList", _OF_STORED,
+        "Those of the responses before it are included.",
+        query=(
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Most items of a page. Default: 20."),
+            ("order", {"enum": ["asc", "desc"]}, "`asc` begins with the oldest. Default: desc."),
+            ("after", {"type": "string"}, "Identifier of the item behind which the page begins."),
+        ),
     ),
     Operation(
         "post", "/v1/embeddings", "createEmbedding", "Generation", "Turn texts into vectors",

@@ -293,7 +293,7 @@ class _Reader:
                 if id_ not in self._open:
                     message = f"No tool call found for function call output with call_id {id_[:100]}."
                     raise InvalidRequest(message, f"{place}.call_id", "invalid_value")
-                output: str | Sequence[InputPart] = _required(place, "output", item.output)
+                output = _contents(place, "output", item.output)
                 text = "\n".join(self._texts(f"{place}.output", "input[].output[]", output))
                 self._turns.append(Turn("tool", [_text(text)], tool_call_id=id_, name=self._open.pop(id_)))
             case str(kind) if kind in _OF_SERVERS:
@@ -304,7 +304,7 @@ class _Reader:
 
     def _message(self, place: str, item: InputItem) -> None:
         role = _required(place, "role", item.role)
-        content: str | Sequence[InputPart] = _required(place, "content", item.content)
+        content = _contents(place, "content", item.content)
         parts = [_text(text) for text in self._texts(f"{place}.content", "input[].content[]", content)]
         if role == "assistant":
             self._assistant().parts.extend(parts)
@@ -381,6 +381,11 @@ def _required(place: str, name: str, value: Result | None) -> Result:
     return value
 
 
+def _contents(place: str, name: str, value: str | Sequence[InputPart] | None) -> str | Sequence[InputPart]:
+    _required(place, name, value)
+    return value or ""
+
+
 def _choice(asked: str | Mapping[str, Any] | None, tools: OfferedTools) -> str | dict[str, Any] | None:
     """The chat's choice of tools. Raises InvalidRequest for a forced call that no tool of the request can answer."""
     match asked:
@@ -418,7 +423,7 @@ def _is_ours(tool: Any) -> bool:
     return False
 
 
-def _named(kind: str, name: str, asked: Mapping[str, Any], tools: OfferedTools) -> str:
+def _named(kind: str, name: str, asked: Mapping[Any, Any], tools: OfferedTools) -> str:
     own = tools.function_name(kind, name, asked.get("namespace"))
     if own is None:
         message = f"'tool_choice' names the tool '{name[:100]}', which is not in 'tools'."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import httpx
@@ -31,12 +32,15 @@ def check(component: str, value: Any) -> None:
 
 
 def operation_of(method: str, path: str) -> Operation:
-    for operation in OPERATIONS:
-        prefix, variable, _ = operation.path.partition("{")
-        matches = path.startswith(prefix) and path != prefix if variable else path == prefix
-        if matches and operation.method == method.lower():
-            return operation
-    raise AssertionError(f"{method} {path} is not described")
+    """The one whose template says most of the path."""
+    found = [
+        operation
+        for operation in OPERATIONS
+        if operation.method == method.lower()
+        and re.fullmatch(re.sub("{[a-z_]+}", ".+", operation.path), path)
+    ]
+    assert found, f"{method} {path} is not described"
+    return max(found, key=lambda operation: len(operation.path))
 
 
 def check_answer(response: httpx.Response) -> None:
@@ -65,6 +69,9 @@ def check_events(chunk: str, body: str) -> None:
     if chunk == "MessageEvent":
         check_message_events(body)
         return
+    if chunk == "ResponseEvent":
+        check_response_events(body)
+        return
     *blocks, last, empty = body.split("\n\n")
     assert (last, empty) == ("data: [DONE]", ""), body[-200:]
     for block in blocks:
@@ -86,6 +93,24 @@ def check_message_events(body: str) -> None:
         assert kind == f"event: {event['type']}"
         check("MessagesError" if event["type"] == "error" else "MessageEvent", event)
     assert kinds[-1] in ("message_stop", "error")
+
+
+def check_response_events(body: str) -> None:
+    """Events of the Responses API: their type stands in both lines, their numbers go up by one, and the last one is an end."""
+    *blocks, empty = body.split("\n\n")
+    assert empty == "", body[-200:]
+    events = []
+    for block in blocks:
+        if block.startswith(":"):
+            continue
+        kind, data = block.split("\n")
+        events.append(event := json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {event['type']}"
+        check("ResponseEvent", event)
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    ends = {f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled")}
+    assert [event["type"] in ends for event in events] == [False] * (len(events) - 1) + [True]
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:

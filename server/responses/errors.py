@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, Overloaded
 
 
 class ResponseNotFound(InvalidRequest):
@@ -12,9 +12,7 @@ class ResponseNotFound(InvalidRequest):
     code = "response_not_found"
 
 
-class StoreFull(InvalidRequest):
+class StoreFull(Overloaded):
     """Only background responses in progress are left, and they fill the store."""
 
-    status = 429
-    type = "rate_limit_error"
     code = "responses_store_full"

@@ -17,6 +17,8 @@ from server.responses.run import BackgroundRun
 
 Item = tuple[str, bytes]
 """Identifier of an item, and the item as JSON."""
+_RETRY_AFTER = 5
+"""Seconds after which a client may try again; a response takes about that long."""
 _ENTRY_BYTES = 1024
 """Size of an entry besides its texts."""
 
@@ -112,7 +114,7 @@ class MemoryResponseStore:
             oldest = next((one for one in self._responses.values() if not one.in_progress), None)
             if oldest is None:
                 message = "The store of responses is full: wait for a background response to end, or set 'store' to false."
-                raise StoreFull(message, "store")
+                raise StoreFull(message, retry_after=_RETRY_AFTER)
             self._drop(oldest)
         response.size, response.stored_at = size, self._clock()
         self._responses[key] = response

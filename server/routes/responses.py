@@ -100,7 +100,8 @@ async def create_response(request: Request) -> Response:
     [choice] = call.choices
     if body.stream:
         encoder = ResponseStream(answer, choice)
-        return EventStream(_stream(call, encoder, kept), form=_Form(encoder))
+        form = _Form(encoder)
+        return EventStream(_stream(call, encoder, form, kept), form=form)
     whole = ResponseWhole(answer, choice)
     generation = await while_connected(request.receive, call.collect(whole))
     return json_response(await kept.put(whole.body(generation)))
@@ -124,41 +125,50 @@ async def _prepared(
     return await while_connected(request.receive, conversion.prepared(prepare))
 
 
-async def _stream(call: AnsweredCall, encoder: ResponseStream, kept: _Kept) -> AsyncGenerator[bytes, None]:
-    """The events. The response is stored before its last event is sent: clients go on from there at once."""
-    async with call.start() as generation:
-        encoder.begin(generation)
-        async for delta in generation:
-            if out := encoder.delta(delta):
-                yield out
-    encoder.final = await kept.put(encoder.conclude())
-    yield encoder.end()
-
-
 class _Form:
-    """The stream's own events keep it alive and end it."""
+    """The stream's own events keep it alive and end it. One writer: the task that streams."""
 
     def __init__(self, encoder: ResponseStream) -> None:
         self._encoder = encoder
+        self._failed: tuple[Refusal, bytes] | None = None
 
     def keep_alive(self) -> bytes:
         """`response.in_progress`, again."""
         return self._encoder.keep_alive()
 
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
-        """`response.failed`."""
-        refusal, _, _ = refusal_of(error)
-        return refusal, self._encoder.stopped("failed", _failure(error))
+        """`response.failed`, always the same."""
+        if self._failed is None:
+            refusal, told = _failure(error)
+            self._failed = refusal, self._encoder.stopped("failed", told)
+        return self._failed
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    """The error of a failed response. Clients retry by its code: those of refusals are the server's own."""
+async def _stream(
+    call: AnsweredCall, encoder: ResponseStream, form: _Form, kept: _Kept
+) -> AsyncGenerator[bytes, None]:
+    """The events. The response is stored before its last event is sent: clients go on from there at once."""
+    try:
+        async for chunk in call.stream(encoder):
+            if encoder.final is not None:
+                await kept.put(encoder.final)
+            yield chunk
+    except Exception as error:
+        if encoder.has_begun:
+            form.error(error)
+            await kept.put(encoder.snapshot())
+        raise
+
+
+def _failure(error: Exception) -> tuple[Refusal, dict[str, Any]]:
+    """The facts of an error, and the error of a failed response. Clients retry by its code: those of refusals are the
+    server's own."""
     refusal, message, _ = refusal_of(error)
     if refusal.status == 429:
         code = "rate_limit_exceeded"
     else:
         code = "server_error" if refusal.status >= 500 else refusal.code
-    return {"code": code, "message": message}
+    return refusal, {"code": code, "message": message}
 
 
 async def _background(call: AnsweredCall, answer: ResponseAnswer, kept: _Kept, stream: bool) -> Response:
@@ -167,7 +177,7 @@ async def _background(call: AnsweredCall, answer: ResponseAnswer, kept: _Kept, s
     encoder = ResponseStream(answer, call.choices[0], queued=True)
     stack = contextlib.AsyncExitStack()
     generation = await stack.enter_async_context(call.start())
-    run = BackgroundRun(encoder, _chunks(stack, generation, encoder), _failure)
+    run = BackgroundRun(encoder, _chunks(stack, generation, encoder), lambda error: _failure(error)[1])
     entry = StoredResponse(call.id, kept.tenant, kept.inputs, run=run)
 
     async def grown() -> None:

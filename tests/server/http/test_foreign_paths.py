@@ -93,9 +93,7 @@ async def test_a_wrong_base_url_is_told_the_right_path(house: House) -> None:
 
 
 ELSEWHERE: list[tuple[str, str | None]] = [
-    ("/v1/responses", "/v1/chat/completions"),
-    ("/v1/responses/resp_1/cancel", "/v1/chat/completions"),
-    ("/responses", "/v1/chat/completions"),
+    ("/v1/conversations", "/v1/responses"),
     ("/v1/assistants", "/v1/chat/completions"),
     ("/v1/threads/t/runs", "/v1/chat/completions"),
     ("/v1/images/generations", None),

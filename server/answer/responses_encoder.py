@@ -404,7 +404,7 @@ class ResponseWhole(_Answered):
     def take(self, delta: TextDelta) -> int:
         """Add a delta; returns the size of its log probabilities in bytes."""
         reported = (members.get("logprobs") for kind, members in self._taken(delta) if kind == _TEXT_DELTA)
-        return sum(len(encode(logprobs)) for logprobs in reported)
+        return sum(len(encode(logprobs)) for logprobs in reported if logprobs)
 
     def body(self, generation: Generation) -> dict[str, Any]:
         """The response, once all deltas are taken."""

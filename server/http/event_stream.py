@@ -135,6 +135,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             await self._chunks.aclose()
+        if not self._started:  # a stream without events
+            await self._send(send, b"")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -95,8 +95,9 @@ def check_message_events(body: str) -> None:
     assert kinds[-1] in ("message_stop", "error")
 
 
-def check_response_events(body: str) -> None:
-    """Events of the Responses API: their type stands in both lines, their numbers go up by one, and the last one is an end."""
+def check_response_events(body: str, shapes: bool = True) -> None:
+    """Events of the Responses API: their type stands in both lines, their numbers go up by one, and the last one is an end.
+    `shapes`: each is what the description says, which takes a few milliseconds."""
     *blocks, empty = body.split("\n\n")
     assert empty == "", body[-200:]
     events = []
@@ -106,7 +107,8 @@ def check_response_events(body: str) -> None:
         kind, data = block.split("\n")
         events.append(event := json.loads(data.removeprefix("data: ")))
         assert kind == f"event: {event['type']}"
-        check("ResponseEvent", event)
+        if shapes:
+            check("ResponseEvent", event)
     numbers = [event["sequence_number"] for event in events]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     ends = {f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled")}

@@ -173,7 +173,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "post", "/v1/responses/{response_id}/cancel", "cancelResponse", "Generation", "End a background response", "Response",
-        _OF_STORED, "A response that has ended stays as it is.",
+        (*_OF_STORED, 415), "A response that has ended stays as it is.",
     ),
     Operation(
         "get", "/v1/responses/{response_id}/input_items", "listInputItems", "Generation",

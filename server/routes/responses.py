@@ -17,6 +17,7 @@ from server.answer.responses_encoder import ResponseAnswer, ResponseStream, Resp
 from server.http.auth import TENANT
 from server.http.errors import Refusal
 from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.media import check_media
 from server.http.middleware import RESPONSE_ID
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
@@ -238,6 +239,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End a background response; one that has ended stays as it is."""
+    check_media(request.headers)  # no page of another origin ends it
     found = await _found(request, response_id)
     if found.run is None:
         message = "Only responses created with 'background' can be cancelled."

@@ -22,7 +22,8 @@ PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
     "/v1/messages", "/v1/messages/count_tokens",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-    "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
+    "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
+    "/v1/responses/{response_id}/input_items", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
 }  # fmt: skip
 """All there are. Those that change the server need a key of their own (`--admin-key`): tests/server/adapters."""
 

@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.hostile import http_tricks, listed, listed_grammars, listed_messages, listed_wire, malformed
+from tests.hostile import (
+    http_tricks,
+    listed,
+    listed_grammars,
+    listed_messages,
+    listed_responses,
+    listed_wire,
+    malformed,
+)
 from tests.hostile.case import KEY, Hostile
 from tests.hostile.fields import one_bad_field
 from tests.hostile.wire import Wire
@@ -97,6 +105,7 @@ class Campaign:
         cases = [
             *listed.bodies(self._width, self._context),
             *listed_messages.messages(self._context),
+            *listed_responses.responses(self._context),
             *listed_grammars.constraints(),
             *listed_wire.on_the_wire(),
         ]

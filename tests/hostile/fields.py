@@ -19,11 +19,14 @@ Values = SearchStrategy[Any]
 CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
 MODEL = "cohort-tiny"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
+RESPONSES_TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 VALID: dict[str, dict[str, Any]] = {
+    RESPONSES: {"input": "Hi", "max_output_tokens": 2},
     MESSAGES: {"model": MODEL, "messages": [USER], "max_tokens": 2},
     COUNT_TOKENS: {"model": MODEL, "messages": [USER]},
     CHAT: {"messages": [USER], "max_tokens": 2},
@@ -191,6 +194,23 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
             "stop_sequences": other_than("list") | no_texts(1024, 16),
         },
         COUNT_TOKENS: prompt_fields,
+        RESPONSES: {
+            **{name: generating[name] for name in
+               ("model", "temperature", "top_p", "top_k", "seed", "priority", "deadline_ms", "cache_salt", "stream")},
+            "max_output_tokens": no_number(1, 2**31 - 1, True),
+            "top_logprobs": no_number(0, 20, True),
+            "input": other_than("text", "list") | st.lists(other_than("object"), min_size=1, max_size=3),
+            "instructions": other_than("text"),
+            "tools": other_than("list") | st.lists(other_than("object"), min_size=1, max_size=3),
+            "tool_choice": other_than("object") | st.sampled_from([{}, {"type": "x"}, {"type": "function"}]),
+            "reasoning": other_than("object") | st.sampled_from([{"effort": "huge"}, {"summary": 5}]),
+            "text": other_than("object") | st.sampled_from([{"format": {}}, {"format": {"type": "x"}}]),
+            "include": other_than("list") | st.lists(other_than("text"), min_size=1, max_size=3),
+            "metadata": other_than("object") | st.just({"a": 5}),
+            "background": flag,
+            "store": flag,
+            "chat_template_kwargs": other_than("object"),
+        },
         CHAT: {
             **generating, "messages": messages, "tools": tools, "logprobs": flag,
             "top_logprobs": no_number(0, 20, True), "chat_template_kwargs": other_than("object"),

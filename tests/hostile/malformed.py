@@ -16,6 +16,7 @@ from tests.hostile.fields import (
     DETOKENIZE,
     EMBEDDINGS,
     MESSAGES,
+    RESPONSES,
     TOKENIZE,
     VALID,
     other_than,
@@ -25,6 +26,7 @@ PATHS = sorted(VALID)
 _LONGER: dict[str, dict[str, Any]] = {
     MESSAGES: {**VALID[MESSAGES], "stop_sequences": ["a", "b"], "system": "ü", "stream": False},
     COUNT_TOKENS: {**VALID[COUNT_TOKENS], "system": [{"type": "text", "text": "x"}]},
+    RESPONSES: {**VALID[RESPONSES], "instructions": "ü", "metadata": {"a": "b"}, "stream": False},
     CHAT: {**VALID[CHAT], "stop": ["a", "b"], "temperature": 0.5, "logit_bias": {"7": 1}, "stream": False},
     COMPLETION: {**VALID[COMPLETION], "echo": True, "logprobs": 2, "seed": 7, "user": "ü", "stop": "\n"},
     EMBEDDINGS: {"input": ["a", "bc"], "encoding_format": "float"},
@@ -111,7 +113,7 @@ def twice(draw: st.DrawFn) -> Hostile:
     """A key twice: the last one counts, and is the bad one."""
     path = draw(st.sampled_from(PATHS))
     names = {
-        EMBEDDINGS: "input",
+        **dict.fromkeys((EMBEDDINGS, RESPONSES), "input"),
         DETOKENIZE: "tokens",
         **dict.fromkeys((CHAT, MESSAGES, COUNT_TOKENS), "messages"),
     }

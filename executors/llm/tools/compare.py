@@ -79,7 +79,7 @@ class Bound:
 
 def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """`job`: `model` and `reference` (directories), `dtype`, `device`, `tolerance` (None: see the module), `tokens` to generate,
-    `num_threads` (None: all), `lora` (folder of an adapter for both sides, None: none), `has_tokenizer`, `conversations`,
+    `num_threads` (None: all), `lora` (folder of an adapter for both sides, or None), `has_tokenizer`, `conversations`,
     `texts`, and `prompts` as lists of ids (None: random ones).
 
     A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
@@ -108,7 +108,7 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     prompts = _prompts(job)
     count = job["tokens"]
     stage("reference model")
-    lora = None if job["lora"] is None else Path(job["lora"])
+    lora = None if job.get("lora") is None else Path(job.get("lora"))
     with TemporaryDirectory(prefix="cohort-verify-") as scratch:
         packed = None
         if lora is not None:
@@ -201,7 +201,7 @@ def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits
 def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
     return ExecutorConfig(
         "llm", job["model"], dtype=job["dtype"], device=job["device"], max_num_seqs=num_prompts,
-        optimization=OptimizationConfig(num_threads=job["num_threads"], max_loras=int(job["lora"] is not None)),
+        optimization=OptimizationConfig(num_threads=job["num_threads"], max_loras=int(job.get("lora") is not None)),
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     prompts = _prompts(job)
     count = job["tokens"]
     stage("reference model")
-    lora = None if job.get("lora") is None else Path(job.get("lora"))
+    lora = Path(job["lora"]) if job.get("lora") is not None else None
     with TemporaryDirectory(prefix="cohort-verify-") as scratch:
         packed = None
         if lora is not None:

@@ -96,6 +96,8 @@ or given twice. |
 | 403 | `permission_error` | `host_not_allowed` | The `Host` header names a host that the server does not answer to: \
 see [Browsers](#browsers). |
 | 404 | `invalid_request_error` | `model_not_found` | The model does not exist. |
+| 404 | `invalid_request_error` | `response_not_found`, `previous_response_not_found`, `item_not_found` | The store has no such \
+response or item, or another API key owns it: see [The Responses API](responses.md). |
 | 404 | `invalid_request_error` | `not_found` | The path does not exist. The message names the path that was probably meant, or \
 the one that replaces another server's endpoint. |
 | 405 | `invalid_request_error` | `method_not_allowed` | The path does not have this method. |
@@ -105,6 +107,7 @@ the one that replaces another server's endpoint. |
 | 415 | `invalid_request_error` | `unsupported_media_type` | The body's `Content-Type` is not `application/json` (or \
 `application/NAME+json`), or it has a `Content-Encoding`. |
 | 429 | `rate_limit_error` | `overloaded` | The queue is full. |
+| 429 | `rate_limit_error` | `responses_store_full` | Background responses in progress fill the store of responses. |
 | 429 | `rate_limit_error` | `deadline_exceeded` | The request has not started by its `deadline_ms`, or is not expected to. |
 | 431 | `invalid_request_error` | `headers_too_large` | The request line and headers are larger than 64 KiB. |
 | 500 | `executor_error` | `sequence_failed` | Only this request failed, for example because its logits \
@@ -131,6 +134,9 @@ add up to the answer without `stream`.
 An error before the first event has its own status; an error after it is an event `{"error": {...}}`. If no event is ready after
 10 s, the server sends status 200 and a comment, so that proxies keep the connection open. A later error, such as a deadline
 that passes in the queue, is then an event too, without `retry-after`.
+
+`/v1/responses` has OpenAI's events, each with its type in a line `event:` and a `sequence_number`, and no `[DONE]`. After 10 s of
+silence `response.in_progress` comes again. [The Responses API](responses.md) tells what differs, and how to use Codex.
 
 `/v1/messages` has Anthropic's events, each with its type in a line `event:`, and no `[DONE]`. After 10 s of silence a `ping`
 comes, behind a `message_start` if the message has not begun. The arguments of a call are always one JSON object: what is common

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from engine.errors import BrokeExecutor, ExecutorFailed, InvalidRequest, Overloa
 from engine.text.generation import TextDelta
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING
-from server.answer.responses_encoder import encoded_reasoning
+from server.answer.responses_encoder import decoded_reasoning, encoded_reasoning
 from server.answer.tools.hermes import Hermes
 from server.http import event_stream
 from server.responses.store import MemoryResponseStore
@@ -479,3 +481,22 @@ async def test_without_a_store_nothing_is_kept(house: House) -> None:
     assert response.json()["store"] is False and ignored(response) == ["store"]
     assert (await house.get(f"/v1/responses/{response.json()['id']}")).status_code == 404
     assert error_of(await ask(house, background=True))["param"] == "background"
+
+
+async def test_what_codex_sends_is_answered() -> None:
+    """The second turn of a session of Codex 0.169.0, its long texts shortened: after a call of `exec_command`."""
+    body = json.loads((Path(__file__).parent / "data" / "codex_turn.json").read_text("utf-8"))
+    house = House(notation=HERMES)
+    assert house.state.model is not None
+    house.state.model = replace(house.state.model, max_model_len=100_000)
+    house.engine.script = spells("<think>I see.</think>blue heron")
+    response = await ask(house, **body)
+    assert response.status_code == 200, response.text
+    reasoning, message = events_of(response)[-1]["response"]["output"]
+    assert decoded_reasoning(reasoning["encrypted_content"]) == "I see."
+    assert message["content"][0]["text"] == "blue heron"
+    shown = prompt_of(house)
+    assert shown.count("[system:") == 1 and shown.count("[tool:") == 1 and "exec_command=" in shown
+    assert '"multi_agent_v1__spawn_agent"' in shown and "web_search" not in shown
+    assert ignored(response)[:2] == ["client_metadata", "input[].content[].annotations"]
+    assert {"tools[].web_search", "reasoning.summary"} <= set(ignored(response))

@@ -285,6 +285,11 @@ class _Answered:
         self._writer = ItemWriter(answer.tools, answer.encrypted)
         self._incomplete: str | None = None
 
+    def _is_text(self, delta: TextDelta) -> bool:
+        """True in the frequent case: the delta is text of the open message and nothing else."""
+        known = self._writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
+        return known and self._choice.plain
+
     def _taken(self, delta: TextDelta) -> list[Event]:
         events = self._writer.take(self._choice.pieces(delta), delta.logprobs)
         if delta.finish_reason is not None:
@@ -342,9 +347,7 @@ class ResponseStream(_Answered):
     def delta(self, delta: TextDelta) -> bytes:
         """The events of a delta; empty if all of it is held back."""
         out = self._begin()
-        writer = self._writer
-        frequent = writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
-        if frequent and self._choice.plain:
+        if self._is_text(delta):
             return out + self._text_event(delta.text) if delta.text else out
         return out + b"".join(self._event(*event) for event in self._taken(delta))
 
@@ -403,6 +406,9 @@ class ResponseWhole(_Answered):
 
     def take(self, delta: TextDelta) -> int:
         """Add a delta; returns the size of its log probabilities in bytes."""
+        if self._is_text(delta):
+            self._writer.append(delta.text)
+            return 0
         reported = (members.get("logprobs") for kind, members in self._taken(delta) if kind == _TEXT_DELTA)
         return sum(len(encode(logprobs)) for logprobs in reported if logprobs)
 

@@ -15,6 +15,7 @@ from engine.text.generation import TextDelta, TextRequest
 from server.responses.store import MemoryResponseStore
 from tests.server.api_schema import check_answer
 from tests.server.fakes import House, Step, error_of, says, steps
+from tests.server.http.raw_http import serving
 from tests.server.routes.test_responses import ask, events_of, prompt_of, types_of
 
 
@@ -287,3 +288,19 @@ async def test_a_background_response_that_outgrows_the_store_ends(house: House) 
             await asyncio.sleep(0.005)
     assert len(house.engine.aborted) == 1
     assert (await get(house, queued["id"])).status_code == 404
+
+
+async def test_a_shutdown_ends_background_responses_and_tells_their_readers(house: House) -> None:
+    _, house.engine.script = paused("Hel")
+    async with serving(house) as running, httpx.AsyncClient(base_url=running.url) as client:
+        body = {"model": "fake", "input": "Hi", "background": True}
+        queued = (await client.post("/v1/responses", json=body)).json()
+        await house.engine.paused.wait()
+        reader = asyncio.create_task(client.get(f"/v1/responses/{queued['id']}?stream=true", timeout=10))
+        await asyncio.sleep(0.1)
+        running.core.work.set()
+        running.signals.arrived()
+        running.signals.arrived()  # at once: the reader is owed an answer, which a drain would wait for
+        told = await reader
+    assert types_of(told)[-1] == "cancelled"
+    assert len(house.engine.aborted) == 1 and not house.engine.open

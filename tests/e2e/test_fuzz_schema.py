@@ -78,7 +78,7 @@ class Fuzzer:
         for found in self._schema.get_all_operations():
             operation = found.ok()
             for mode in GenerationMode:
-                has_body = operation.method == "post"
+                has_body = len(operation.body) > 0
                 if has_body or (mode is GenerationMode.POSITIVE):
                     self._run_one(operation, mode, examples if has_body else 3, first_seed)
 
@@ -111,6 +111,9 @@ class Fuzzer:
             and isinstance(body.get("max_tokens"), int)
         ):
             body["max_tokens"] = min(body["max_tokens"], MOST_TOKENS)
+        if isinstance(body, dict) and case.path.endswith("responses"):
+            asked = body.get("max_output_tokens", MOST_TOKENS)
+            body["max_output_tokens"] = min(asked, MOST_TOKENS) if isinstance(asked, int) else asked
         if isinstance(body, dict) and case.path.endswith("completions"):
             for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
                 if isinstance(value := body.get(name), int) and value > MOST_TOKENS:

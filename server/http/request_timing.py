@@ -36,6 +36,11 @@ def arrival_time() -> float:
     return time.monotonic() if arrived is None else arrived
 
 
+def count_stored(size: int) -> None:
+    """Count bytes that this task's request refers to as bytes of its body."""
+    _SIZE.set(_SIZE.get() + size)
+
+
 async def run_off_loop_if_large(threads: FencedThreads, work: Callable[[], Result]) -> Result:
     """The result of `work`, a pure function of this task's body. For a large body it runs on a thread, so as not to block others.
 

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest
+from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.text.generation import Generation
 from server.answer.responses_encoder import ResponseAnswer, ResponseStream, ResponseWhole, new_id
 from server.http.auth import TENANT
@@ -19,15 +19,15 @@ from server.http.errors import Refusal
 from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.media import check_media
 from server.http.middleware import RESPONSE_ID
-from server.http.request_timing import run_off_loop_if_large
+from server.http.request_timing import count_stored, run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.responses import ConvertedResponse, Placed, converted
 from server.responses.errors import ResponseNotFound, StoreFull
 from server.responses.run import BackgroundRun
-from server.responses.store import Item, StoredResponse
+from server.responses.store import Item, ResponseStore, StoredResponse
 from server.routes.answering import AnsweredCall
 from server.routes.common import READ, json_response, read, state_of, tell_ignored
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.schemas.responses import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.state import ServedModel, ServerState
 
@@ -39,6 +39,8 @@ _ITEM_IDS = {
     "custom_tool_call_output": "ctco_",
 }  # fmt: skip
 _DEFAULT_PAGE, _LARGEST_PAGE = 20, 100
+_MOST_STORED_BYTES = 16 * 2**20
+"""Size of the stored items that one request may refer to: that of a body."""
 _DIGITS = 10
 """Most digits of a number in a query."""
 
@@ -302,37 +304,57 @@ def _number(request: Request, name: str, default: int, least: int, most: int = 2
 
 
 async def _conversation(state: ServerState, body: ResponsesRequest) -> tuple[list[Item], list[Placed]]:
-    """All items of the conversation, for the store and for the prompt. Raises ResponseNotFound for what is not stored."""
+    """All items of the conversation, for the store and for the prompt. Raises ResponseNotFound for what is not stored, and
+    InvalidRequest for more than one body could contain."""
     store, tenant = state.responses, TENANT.get()
-    items: list[Item] = []
-    if (previous := body.previous_response_id) is not None:
-        found = await store.get(tenant, previous)
-        if found is None:
-            message = (
-                f"Previous response with id '{previous[:100]}' not found: it is unknown, deleted or expired."
-            )
-            raise ResponseNotFound(message, "previous_response_id", "previous_response_not_found")
-        if found.in_progress:
-            message = "'previous_response_id' is a response that is still in progress."
-            raise InvalidRequest(message, "previous_response_id", "invalid_value")
-        items += [*found.inputs, *found.outputs]
-    placed = [("previous_response_id", InputItem.model_validate_json(item)) for _, item in items]
-    own = body.input
-    if isinstance(own, str):
-        own = [InputItem(role="user", content=own)]
-    for number, item in enumerate(own or ()):
+    earlier = await _earlier(store, tenant, body.previous_response_id)
+    own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input or []
+    size = sum(len(item) for _, item in earlier)
+    referred: dict[str, bytes] = {}
+    for number, item in enumerate(own):
         if item.type == "item_reference":
-            known = None if item.id is None else await store.item(tenant, item.id)
-            if known is None or item.id is None:
-                message = (
-                    f"Item with id '{(item.id or '')[:100]}' not found: it is unknown, deleted or expired."
-                )
+            name = item.id or ""
+            if (known := await store.item(tenant, name)) is None:
+                message = f"Item with id '{name[:100]}' not found: it is unknown, deleted or expired."
                 raise ResponseNotFound(message, f"input.{number}.id", "item_not_found")
-            items.append((item.id, known))
-            item = InputItem.model_validate_json(known)
-        else:
-            items.append(_stored_item(item))
-        placed.append((f"input.{number}", item))
+            referred[name] = known
+            size += len(known)
+    if len(earlier) + len(own) > MAX_MESSAGES or size > _MOST_STORED_BYTES:
+        message = f"With what is stored, the conversation has more than {MAX_MESSAGES} items or 16 MiB: begin a new one."
+        raise ContextLengthExceeded(message, "input")
+    count_stored(size)
+    return await run_off_loop_if_large(state.threads, lambda: _items(earlier, own, referred))
+
+
+async def _earlier(store: ResponseStore, tenant: str, previous: str | None) -> list[Item]:
+    """The items of a stored response, and of those before it."""
+    if previous is None:
+        return []
+    found = await store.get(tenant, previous)
+    if found is None:
+        message = (
+            f"Previous response with id '{previous[:100]}' not found: it is unknown, deleted or expired."
+        )
+        raise ResponseNotFound(message, "previous_response_id", "previous_response_not_found")
+    if found.in_progress:
+        message = "'previous_response_id' is a response that is still in progress."
+        raise InvalidRequest(message, "previous_response_id", "invalid_value")
+    return [*found.inputs, *found.outputs]
+
+
+def _items(
+    earlier: Sequence[Item], own: Sequence[InputItem], referred: Mapping[str, bytes]
+) -> tuple[list[Item], list[Placed]]:
+    """All items, as they are stored and as they are read. `referred`: stored items that references name."""
+    items = list(earlier)
+    placed = [("previous_response_id", InputItem.model_validate_json(item)) for _, item in items]
+    for number, item in enumerate(own):
+        kept, read_as = _stored_item(item), item
+        if item.type == "item_reference" and item.id is not None:
+            kept = item.id, referred[item.id]
+            read_as = InputItem.model_validate_json(referred[item.id])
+        items.append(kept)
+        placed.append((f"input.{number}", read_as))
     return items, placed
 
 

@@ -13,6 +13,7 @@ import pytest
 from engine.errors import ExecutorFailed, Overloaded
 from engine.text.generation import TextDelta, TextRequest
 from server.responses.store import MemoryResponseStore
+from server.routes import responses
 from tests.server.api_schema import check_answer
 from tests.server.fakes import House, Step, error_of, says, steps
 from tests.server.http.raw_http import serving
@@ -90,6 +91,20 @@ async def test_items_are_found_by_reference(house: House) -> None:
     assert prompt_of(house).endswith("[user:q][assistant:Hello!][user:r][assistant:")
     refused = await ask(house, input=[{"type": "item_reference", "id": "msg_x"}])
     assert refused.status_code == 404 and error_of(refused)["param"] == "input.0.id"
+
+
+async def test_a_conversation_does_not_grow_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "_MOST_STORED_BYTES", 3000)
+    first = (await ask(house, input="x" * 300)).json()
+    references = [{"type": "item_reference", "id": first["output"][0]["id"]}] * 2
+    assert (await ask(house, input=references)).status_code == 200
+    for body in (
+        {"input": references * 20},
+        {"input": [{"role": "user", "content": ""}] * 4095, "previous_response_id": first["id"]},
+    ):
+        refused = await ask(house, **body)
+        assert refused.status_code == 400 and error_of(refused)["code"] == "context_length_exceeded"
+        assert "16 MiB" in error_of(refused)["message"]
 
 
 async def test_input_items_come_in_pages(house: House) -> None:

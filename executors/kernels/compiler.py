@@ -25,6 +25,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -165,21 +166,34 @@ def _version(command: list[str]) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
+            process_group=0,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
+    try:
+        output, said = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
+    finally:
+        if process.returncode is None:
+            # Also the compiler proper, which the driver started: left alone it would go on.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    if process.returncode:
+        lines = said.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
         raise KernelUnavailable(f"{command[0]} failed: {first[:200]}")
-    return done.stdout
+    return output
 
 
 def cache_folder() -> Path:

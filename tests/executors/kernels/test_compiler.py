@@ -91,12 +91,18 @@ def test_a_compiler_that_hangs_or_fails_is_left(
     isa: Isa, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "fake-cxx"
-    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\nexec sleep 30\n')
+    child = tmp_path / "child"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\nsleep 30 & echo $! > {child}\nwait\n')
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
     monkeypatch.setattr(compiler, "TIMEOUT_S", 0.3)
     with pytest.raises(KernelUnavailable, match="timed out"):
         library(source)
+    state = Path("/proc", child.read_text().strip(), "stat")
+    deadline = time.monotonic() + 10
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "what the compiler started goes on"
+        time.sleep(0.01)
     fake.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(KernelUnavailable, match="fake-cxx failed: no message"):
         library(source)

@@ -51,6 +51,7 @@ class BackgroundRun:
         self._log: list[bytes] = []
         self._news = asyncio.Event()
         self._begun = asyncio.Event()
+        self._cancelled = False
         self._task: asyncio.Task[None] | None = None
         self._append(encoder.created())
 
@@ -66,7 +67,9 @@ class BackgroundRun:
     async def cancel(self) -> None:
         """End the generation now; the response is then cancelled, unless it has ended. Returns when that is done."""
         if self._task is not None and not self._task.done():
-            self._task.cancel()
+            if not self._cancelled:  # a second time would interrupt what frees the sequence
+                self._cancelled = True
+                self._task.cancel()
             await asyncio.wait((self._task,))
 
     async def events(self, after: int = -1) -> AsyncGenerator[bytes, None]:
@@ -92,9 +95,11 @@ class BackgroundRun:
         except Exception as error:
             self._append(self._encoder.stopped("failed", self._failure(error)))
         finally:
-            await self._chunks.aclose()
-            self.done = True
-            self._tell()
+            try:
+                await self._chunks.aclose()
+            finally:
+                self.done = True
+                self._tell()
         with contextlib.suppress(StoreFull):  # it is forgotten then
             await grown()
 

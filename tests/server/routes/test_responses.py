@@ -445,6 +445,19 @@ async def test_a_silent_stream_repeats_in_progress(house: House, monkeypatch: py
     assert types_of(response)[:4] == ["created", "in_progress", "in_progress", "in_progress"]
 
 
+async def test_a_client_that_leaves_aborts(house: House) -> None:
+    house.engine.script = steps(asyncio.Event())
+    for stream in (False, True):
+        house.engine.paused.clear()
+        task = asyncio.create_task(ask(house, stream=stream))
+        await house.engine.paused.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(house.engine.aborted) == 2
+    assert len(house.state.responses._responses) == 0  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

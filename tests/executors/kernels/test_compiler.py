@@ -92,7 +92,9 @@ def test_a_compiler_that_hangs_or_fails_is_left(
 ) -> None:
     fake = tmp_path / "fake-cxx"
     child = tmp_path / "child"
-    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\nsleep 30 & echo $! > {child}\nwait\n')
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\nsleep 30 & echo $! > {child}\nwait\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
     monkeypatch.setattr(compiler, "TIMEOUT_S", 0.3)

@@ -70,8 +70,8 @@ def test_rows_are_looked_up_exactly(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        *((kind, 3) for kind in KINDS),
-        *((kind, rows) for kind in ("Q4_0", "Q4_K", "Q6_K", "Q8_0") for rows in (1, 4, 5, 17)),
+        *((kind, rows) for kind in KINDS for rows in (3, 17)),
+        *((kind, rows) for kind in ("Q4_K", "Q6_K") for rows in (1, 4, 5)),
     ],
 )
 def test_products(kind: str, rows: int) -> None:

@@ -99,6 +99,8 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
                 _log.warning("%s: %s", directory, left_out)
                 warnings = (*warnings, left_out)
         info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
+        # Packed weights are no tensors any more.
+        per_rank = decoder.adapter_bytes_per_rank()
         num_bytes += decoder.pack_onednn()
     except (MemoryError, RuntimeError) as error:
         why = no_memory(error)
@@ -116,7 +118,7 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
             decoder,
         ),
         warnings,
-        decoder.adapter_bytes_per_rank(),
+        per_rank,
     )
 
 

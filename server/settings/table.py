@@ -128,7 +128,7 @@ class Settings:
         64, "Maximum number of sequences in a step.", low=1, shown="{}, or fewer if memory is short"
     )
     max_num_batched_tokens: int = integer(
-        2048, "Maximum number of tokens in a step.", low=1, shown="{}; 512 per thread on a CPU"
+        2048, "Maximum number of tokens in a step.", low=1, shown="{}; on a CPU 512 per thread, at most 2048"
     )
     block_size: int = integer(16, "Number of tokens in a KV block.", low=1, high=1024)
     kv_cache_memory_bytes: int | None = byte_size(
@@ -223,8 +223,8 @@ class Settings:
     # Each proposed token is computed, and most of a long guess is wrong: hence the limit.
     num_speculative_tokens: int = integer(
         0,
-        "Most tokens to propose and verify per step and sequence; fewer where more do not pay. Proposed are the tokens that "
-        "followed an earlier occurrence of the last tokens, unless --speculative-config says otherwise; 0 turns proposals off.",
+        "Maximum number of draft tokens per sequence and step. The server looks them up in the sequence itself, or asks the "
+        "model of --speculative-config. 0: no drafts.",
         low=0,
         high=32,
     )

@@ -66,7 +66,7 @@ def bench(
         int, flag("Runs per workload. If there are several, the first is a warm-up [3].", "--repeat")
     ] = 3,
     seed: Annotated[
-        Number, flag("Seed of the prompts; the same seed hits the server's prefix cache [random].", "--seed")
+        Number, flag("Seed of the prompts; the same prompts may be in the prefix cache [random].", "--seed")
     ] = None,
     vocab_size: Annotated[
         Number, flag("Size of the vocabulary, if the server does not tell it.", "--vocab-size")

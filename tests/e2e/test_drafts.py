@@ -207,6 +207,7 @@ async def _compare(draft: Path | None, count: int, kills: int) -> None:
     assert count < 100 or (stats.preemptions > 0 and stats.prefix_hits > 0)
 
 
+@pytest.mark.long
 async def test_drafts_of_a_model_change_no_token(draft_model: Path) -> None:
     await _compare(draft_model, 24, kills=1)
 

@@ -23,7 +23,7 @@ from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingPar
 from executors.process import connect
 from tests.engine.harness import read
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96,

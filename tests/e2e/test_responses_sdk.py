@@ -196,6 +196,7 @@ def test_reasoning_and_parallel_calls(scripted: openai.OpenAI) -> None:
     assert resent.output_text == "Hello."
 
 
+@pytest.mark.long
 def test_a_failure_and_a_silence(scripted: openai.OpenAI) -> None:
     events = list(scripted.responses.create(model="fake", input="play failure.", stream=True))
     last = events[-1]

@@ -30,6 +30,7 @@ from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distan
 from tests.executors.llm.driver import config
 from tests.gpu.test_attention import Batch, check, fresh
 
+pytestmark = pytest.mark.long
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
 

@@ -23,6 +23,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_qu
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
 from tests.executors.llm.driver import config, start
 
+pytestmark = pytest.mark.long
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = sorted(LAYOUTS)
 
@@ -92,7 +93,6 @@ def test_products(kind: str, rows: int) -> None:
     assert (out[:, :2] == -7).all() and (out[:, 47:] == -7).all()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rows", [40, 100, 130])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "uint8-f32"])
 def test_products_of_many_rows(kind: str, rows: int) -> None:
@@ -200,7 +200,6 @@ def test_the_torch_backend_widens(device: str) -> None:
     assert stored_support.why_not(torch.device(device), "torch") == "attention backend torch is set"
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-zeros", "awq-32", "packed-float32"])
 async def test_a_checkpoint_of_whole_numbers_is_served_as_it_is_stored(tmp_path: Path, form: str) -> None:
@@ -237,7 +236,6 @@ FORMATS = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:

@@ -13,6 +13,7 @@ from executors.contract.errors import ConfigError, ExecutorError, Skipped
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
 from server.openapi.answers import ANSWERS
+from server.responses import errors as response_errors
 from tools import api_docs
 
 Error = tuple[int, str, str]
@@ -22,8 +23,9 @@ NO_FAILED_STEPS = {ConfigError, Skipped}
 """The one ends the start, the other only says that a step before it failed."""
 KINDS = {
     name: one
-    for name, one in vars(errors).items()
-    if isinstance(one, type) and issubclass(one, EngineError) and one.__module__ == errors.__name__
+    for module in (errors, response_errors)
+    for name, one in vars(module).items()
+    if isinstance(one, type) and issubclass(one, EngineError) and one.__module__ == module.__name__
 }
 
 

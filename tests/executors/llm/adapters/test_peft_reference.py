@@ -19,6 +19,7 @@ from tests.executors.llm.adapters.test_adapters import logits, prompt, start
 from tests.executors.llm.models import Reference
 
 pytestmark = [
+    pytest.mark.long,
     # PEFT asks transformers by an old name, and says where it did not look for a model's card.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),

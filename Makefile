@@ -22,6 +22,9 @@ FAST := tests/engine tests/server tests/executors/contract
 FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/http/test_bad_requests server/http/test_head \
 	server/http/test_upgrade server/grammar/test_validator server/templates/test_template_shapes \
 	server/templates/test_sandbox_attacks server/answer/tools/test_detect server/answer/tools/test_formats \
+	engine/text/test_gguf_tokenizer engine/text/test_gguf_tokenizer_mutations server/routes/test_stored_responses server/settings/test_table \
+	server/answer/tools/test_chat_formats server/answer/test_responses_encoder engine/test_out_of_memory server/adapters/test_adapters_api \
+	engine/test_cancellation server/answer/tools/test_parsers \
 	server/answer/tools/test_format_grammars server/answer/test_messages_encoder server/answer/test_json_object server/settings/test_settings \
 	server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
 	server/routes/test_garbage server/http/test_streamed server/prepare/test_sampling_settings engine/test_mailbox engine/waiting/test_fair \

@@ -40,7 +40,7 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,14 +66,17 @@ test-fast: $(DEV)  ## unit tests of server, engine and contract, without the fil
 test-long: $(DEV) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)
 
+test-sweeps: $(DEV) $(TRITON)  ## every case of the tests of which the other targets run each n-th: kernels by shape and layout, texts by format
+	$(BIN)/python -m pytest --sweeps -m "not slow" -n $(TEST_JOBS) --dist loadfile $(ARGS)
+
 sim: $(DEV)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --first N"
 	$(BIN)/python -m tests.sim $(ARGS)
 
 test-clients: $(DEV)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
 	$(BIN)/python -m tests.clients $(ARGS)
 
-test-clients-ci: $(DEV)  ## the same without vLLM's, which is gigabytes to install
-	$(BIN)/python -m tests.clients --without vllm-bench $(ARGS)
+test-clients-ci: $(DEV)  ## the same without the three that install torch: vLLM's, guidellm, lm-eval
+	$(BIN)/python -m tests.clients --without vllm-bench --without guidellm --without lm-eval $(ARGS)
 
 test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files, and the default model; fetches 92 and 241 MiB the first time
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py $(ARGS)

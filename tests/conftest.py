@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,39 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sweeps",
+        action="store_true",
+        help="run all cases of the tests that are marked `sweep`, and nothing else",
+    )
+
+
+def _short_form(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return `items` with every `every`-th case of each function marked `sweep`, its first one included."""
+    kept, seen = [], Counter[str]()
+    for item in items:
+        sweep = item.get_closest_marker("sweep")
+        if sweep is not None:
+            function = item.nodeid.partition("[")[0]
+            seen[function] += 1
+            if (seen[function] - 1) % sweep.kwargs["every"]:
+                continue
+        kept.append(item)
+    return kept
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.collectonly or any(Path("/dev").glob("nvidia[0-9]*")):
         return
-    without_gpu = [item for item in items if item.get_closest_marker("gpu") is None]
-    config.hook.pytest_deselected(items=[item for item in items if item not in without_gpu])
-    items[:] = without_gpu
+    kept = [item for item in items if item.get_closest_marker("gpu") is None]
+    if config.option.sweeps:
+        kept = [item for item in kept if item.get_closest_marker("sweep")]
+    elif not any("::" in word for word in config.args):
+        kept = _short_form(kept)
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -45,6 +45,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
 ]
 
 
+@pytest.mark.long
 def test_bad_requests_touch_nobody_else(echo_server: ServerProcess) -> None:
     undisturbed = _text_of(echo_server)
     disturbed: list[str] = []

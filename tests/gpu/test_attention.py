@@ -228,6 +228,7 @@ def test_rows_that_no_piece_names_are_not_written() -> None:
     assert torch.isnan(out[1]).all() and torch.isfinite(out[[0, 2]]).all()
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "window", "softcap", "count"),

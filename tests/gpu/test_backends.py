@@ -38,7 +38,7 @@ from tests.gpu.backend_battery import BLOCK_SIZES, CASES, error_of
 from tests.gpu.test_executor import SMALL
 from tools.gpu_check import check_tests
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP16 = torch.float16
@@ -56,6 +56,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return partial(pretend, monkeypatch)
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.interpreted] if name in STOOD_IN_FOR else []) for name in BLOCK_SIZES]

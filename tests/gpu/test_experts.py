@@ -28,7 +28,7 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.modules import ACTIVATIONS, Experts
 from tests.executors.checkpoints import QWEN3
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
 """Without a GPU no bf16: the interpreter multiplies it wrongly."""

@@ -96,6 +96,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, plus_one: bool) -> torch.Tensor:
 # -- kernels -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("outputs", "columns", "bias", "plus_one"),
@@ -115,6 +116,7 @@ def test_a_norm_before(outputs: int, columns: int, bias: bool, plus_one: bool, d
     close(found, expected if added is None else expected + added.double(), dtype)
 
 
+@pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", sorted(KINDS))
 @pytest.mark.parametrize(("inner", "columns", "bias"), [(48, 128, True), (35, 136, False), (13, 1100, True)])
@@ -131,6 +133,7 @@ def test_a_norm_before_and_an_activation_behind(
     close(found, ACTIVATIONS[activation](gate) * up, dtype)
 
 
+@pytest.mark.sweep(every=7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 16])
 @pytest.mark.parametrize(
@@ -232,6 +235,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_right_one_passes_its_check(family: str, dtype: torch.dtype) -> None:
@@ -380,6 +384,7 @@ async def heard(executor: LlmExecutor) -> list[tuple[int, float]]:
     return found
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.long
 @pytest.mark.interpreted
 @pytest.mark.parametrize("family", FAMILIES)
@@ -429,6 +434,7 @@ class Nodes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("few", "rows"), [(False, 4), (True, 4), (True, 1)])
 async def test_nodes_of_a_layer(

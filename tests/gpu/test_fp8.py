@@ -99,6 +99,7 @@ def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bia
     assert error < (1e-3 if DEVICE.type == "cuda" else 1e-6), float(error)
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("activation", sorted(KINDS))
 @pytest.mark.parametrize(

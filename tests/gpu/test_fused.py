@@ -12,7 +12,7 @@ from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.model.modules import ACTIVATIONS
 from executors.llm.model.rope import rotate
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 """Infinity is what the kernels count on there."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
@@ -57,6 +57,7 @@ def test_gated(dtype: torch.dtype, activation: str, inner: int) -> None:
     close(gated(x, activation), ACTIVATIONS[activation](gate) * up, dtype)
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotated"), [(4, 2, 64, 64), (7, 1, 80, 80), (3, 3, 64, 16), (2, 1, 32, 0)]

@@ -36,9 +36,7 @@ from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL, Maker, play
 
-pytestmark = pytest.mark.long
-
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,7 @@ def test_a_right_forward(fields: dict[str, Any], dtype: torch.dtype, narrow: boo
     assert kernel_check.forward_fault(made, TritonForward(made).experts) is None
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}, {"windows": (30,)}])
 def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
@@ -205,6 +206,7 @@ def wrong_in_splits(splits: int) -> Callable[..., Any]:
     return wrong
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("splits", kernel_check.SPLITS)
 def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
     splits: int, tried: Patch, caplog: pytest.LogCaptureFixture
@@ -243,6 +245,7 @@ def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tr
         assert error > 2 * kernel_check.LIMITS[FP16]
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("name", ["block_matmul", "block_gated"])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_each_tile_of_products_in_e4m3_is_tried(rows: int, name: str, tried: Patch) -> None:
@@ -336,6 +339,7 @@ class Off(TorchDeviceSampler):
         self._left = 0
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("rows", range(2, 19))
 def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     """In float32 a third is more than a third."""

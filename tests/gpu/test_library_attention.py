@@ -29,7 +29,7 @@ from tests.gpu.test_backends import CPU, DEVICE, FP16, MODEL
 from tests.gpu.test_executor import SMALL, heard
 from tests.gpu.workloads import PLAIN, Maker, play
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 
 def test_packed_parts_keep_their_shapes() -> None:

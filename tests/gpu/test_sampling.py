@@ -19,9 +19,7 @@ from executors.contract.reference_sampler import probabilities
 from executors.llm.sampling.columns import SamplingColumns
 from executors.llm.sampling.triton_sampler import MAX_WIDTH, TritonSampler
 
-pytestmark = pytest.mark.long
-
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in")]
 """Infinity is what the kernels count on there."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]

@@ -28,7 +28,7 @@ from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_sampling import DEVICE, DTYPES, settings_of
 from tests.gpu.workloads import SHAPED, SMALL
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in")]
 MAX_LEN = 64
 
 

@@ -46,6 +46,7 @@ def both(family: str, directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return before, made(metadata_of(family, size=before.vocab_size + 50), directory)
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("family", [*BYTE_LEVEL, *SENTENCEPIECE])
 def test_everything_survives_the_conversion_to_gguf(family: str, tmp_path: Path) -> None:
     before, after = both(family, tmp_path)

@@ -12,6 +12,7 @@ from tests.executors.process import stub
 from tests.executors.process.helpers import SHORT, Make, state_of, step, until
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "stopped, then killed", "hung", "exit", "closed"])
 async def test_the_last_one_is_reaped_before_the_next_begins(remote: Make, how: str) -> None:
     born: list[str | None] = []

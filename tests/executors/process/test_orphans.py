@@ -33,6 +33,7 @@ asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("token", "load"),
     [(0, ""), (stub.SLEEP, ""), (stub.HOLD_GIL, ""), (0, "slow")],

@@ -13,6 +13,7 @@ from tests.executors.llm.driver import config
 from tests.executors.llm.test_conformance import make_inject
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("case", CASES)
 async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = config(qwen3, executor="qwen3", tokenizer=str(write_tokenizer(tmp_path, 200)))

@@ -20,6 +20,7 @@ async def test_fakes_conform(subject: str, case: str) -> None:
         assert reason == "the executor owns its KV"
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 async def test_fakes_conform_with_a_tolerance(subject: str) -> None:

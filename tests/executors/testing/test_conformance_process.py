@@ -10,6 +10,7 @@ from tests.executors.testing.conformance_subjects import ADAPTERS
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("mode", ["inline", "process"])
 @pytest.mark.parametrize("native", [True, False], ids=["native", "split"])
 @pytest.mark.parametrize("name", ["echo", "paged_fake"])

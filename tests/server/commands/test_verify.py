@@ -73,6 +73,7 @@ def test_a_template_that_stands_where_processors_have_it(tiny_copy: Path) -> Non
     assert "refused" in ReferenceText(tiny_copy).render(CONVERSATION)
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
     reference = build(name, tmp_path)

@@ -305,6 +305,7 @@ async def test_a_background_response_that_outgrows_the_store_ends(house: House) 
     assert (await get(house, queued["id"])).status_code == 404
 
 
+@pytest.mark.long
 async def test_a_shutdown_ends_background_responses_and_tells_their_readers(house: House) -> None:
     _, house.engine.script = paused("Hel")
     async with serving(house) as running, httpx.AsyncClient(base_url=running.url) as client:

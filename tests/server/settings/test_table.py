@@ -236,6 +236,7 @@ def outcome(row: Setting, flags: dict[str, Any], environ: dict[str, str]) -> Any
         return str(error)
 
 
+@pytest.mark.sweep(every=3)
 @ROWS
 @settings(max_examples=10)
 @given(data=st.data())

@@ -99,6 +99,7 @@ def outcome(render: Any) -> tuple[str, str]:
         return "error", " ".join(str(error).split())
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("generation_prompt", [True, False])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("shape", SHAPES)

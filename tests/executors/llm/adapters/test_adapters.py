@@ -117,6 +117,7 @@ async def with_adapters(
     return executor, made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", *ISAS])
 @pytest.mark.parametrize("fields", [{}, ASKEW], ids=["even", "askew"])
 async def test_many_in_one_batch_equal_each_merged_model(

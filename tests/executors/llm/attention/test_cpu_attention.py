@@ -59,6 +59,7 @@ def mixed_items() -> list[tuple[int, int, int]]:
     ]  # fmt: skip
 
 
+@pytest.mark.sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256, 20, 33, 8])
@@ -77,6 +78,7 @@ def test_shared_heads(isa: str, dtype: torch.dtype, heads: int, kv_heads: int) -
     check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
+@pytest.mark.sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 100])
@@ -85,6 +87,7 @@ def test_block_sizes(isa: str, dtype: torch.dtype, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [1, 7, 64, 65, 300, 600, 5000])
@@ -114,6 +117,7 @@ def test_scores_of_any_size(isa: str, dtype: torch.dtype) -> None:
         assert torch.allclose(got.float(), seqs.expected(items), atol=0.03 if dtype is BF16 else 2e-3)
 
 
+@pytest.mark.long
 @every_isa
 @both_dtypes
 def test_seeded_random_batches(isa: str, dtype: torch.dtype) -> None:
@@ -132,6 +136,7 @@ def test_seeded_random_batches(isa: str, dtype: torch.dtype) -> None:
         check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
+@pytest.mark.sweep(every=2)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (200, 5.0)])

@@ -38,6 +38,7 @@ def check(got: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.long
 @every_isa
 @both_dtypes
@@ -67,6 +68,7 @@ def test_block_sizes(isa: str, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.long
 @every_isa
 @both_dtypes

@@ -65,6 +65,7 @@ def _tied(name: str) -> bool:
     return bool(SHAPES[name][1].get("tie_word_embeddings", name.startswith(("gpt2", "gemma"))))
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 async def test_a_body_saved_alone(reference: Any, tmp_path: Path, name: str) -> None:
     """As `AutoModel` saves it: another architecture, names without the beginning, no head."""
@@ -94,6 +95,7 @@ def test_every_family_is_among_them(reference: Any) -> None:
     assert served == {family.name for family in FAMILIES}
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize(
     "begin",
     ["", "model.", "transformer.", "language_model.model.", "model.language_model.", "_orig_mod.model."],

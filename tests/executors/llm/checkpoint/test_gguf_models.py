@@ -461,6 +461,7 @@ async def test_blocks_that_are_kept_compute_what_their_weights_do(tmp_path: Path
     assert loaded.parameter_bytes == describe(config(gguf))["loaded_bytes"]
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("case", [case for case in CASES if "grammar" not in case])
 async def test_conformance_of_mixed_formats(
     case: str, tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_kernels_hold_the_same_weights(
     checkpoint.close()
 
 
+@pytest.mark.sweep(every=3)
 @every_form
 async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> None:
     """Against the same weights in float32: kept, up to the rounding of activations; widened, exactly."""

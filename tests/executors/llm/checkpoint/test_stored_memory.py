@@ -1,7 +1,8 @@
 """Memory of an executor whose GGUF tensors stay quantized: what layers add to it, beside what they take in the file.
 
 Private pages of the process are counted, those of the mapped file that only it has included. Two executors differ by layers
-alone, so what interpreter, libraries and the pools of threads take falls out. Q4_0, Q4_1, Q5_0, Q5_K, Q8_0 and IQ4_XS were
+alone, so what interpreter, libraries and the pools of threads take falls out. Each is measured twice and the smaller figure
+taken: from run to run the allocator keeps a few megabytes more. Q4_0, Q4_1, Q5_0, Q5_K, Q8_0 and IQ4_XS were
 measured, too: 0.97 to 1.05.
 """
 
@@ -26,15 +27,15 @@ from tests.executors.kernels.blocks import random_rows
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
-LAYERS = 9
+LAYERS = 5
 TOKENS = 16
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 512, "rms_norm_eps": 1e-6,
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,
+    "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 64, "vocab_size": 512, "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "max_position_embeddings": 256, "attention_bias": False, "hidden_act": "silu",
     "tie_word_embeddings": True,
 }  # fmt: skip
-KV_BYTES_PER_LAYER = 2 * 8 * 64 * 2 * TOKENS
+KV_BYTES_PER_LAYER = 2 * 16 * 64 * 2 * TOKENS
 
 SERVED = """
 import asyncio, json, sys
@@ -47,7 +48,7 @@ def kib(path, *fields):
     return sum(int(line.split()[1]) for line in lines if line.split(":")[0] in fields)
 
 async def main():
-    executor = await start(Path(sys.argv[1]), dtype="bfloat16", max_model_len=256, kv_bytes=8 << 20)
+    executor = await start(Path(sys.argv[1]), dtype="bfloat16", max_model_len=32, kv_bytes=2 << 20)
     ids = list(range(int(sys.argv[2])))
     logits = (await executor.prefill(PrefillInput(Tensor.of([ids], "int32")))).last_token_logits()
     print(json.dumps({
@@ -93,7 +94,14 @@ def tensors(directory: Path) -> int:
     return sum(one.num_bytes for one in read_gguf(directory / "m.gguf", arrays=False).tensors.values())
 
 
+def least(directory: Path) -> dict[str, int]:
+    """The smaller figures of two runs of `served`."""
+    runs = served(directory), served(directory)
+    return {name: min(run[name] for run in runs) for name in runs[0]}
+
+
 def served(directory: Path) -> dict[str, int]:
+    """Bytes of private memory of an executor of `directory` after a prefill, and the most that it has had resident."""
     command = [sys.executable, "-c", SERVED, str(directory), str(TOKENS)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=100, env={**os.environ}
@@ -111,7 +119,7 @@ def served(directory: Path) -> dict[str, int]:
 def test_layers_take_what_their_tensors_take(tmp_path: Path, kind: str, most: float) -> None:
     many, one = write(tmp_path / "many", kind, LAYERS), write(tmp_path / "one", kind, 1)
     stored = tensors(many) - tensors(one)
-    large, small = served(many), served(one)
+    large, small = least(many), least(one)
     kv = (LAYERS - 1) * KV_BYTES_PER_LAYER
     ratio = (large["private"] - small["private"] - kv) / stored
     peak = (large["peak"] - small["peak"] - kv) / stored

@@ -134,6 +134,7 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
     assert error.square().mean() < 1.1**2 * (rounded - expected).square().mean()
 
 
+@pytest.mark.sweep(every=4)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
@@ -158,6 +159,7 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     assert torch.equal(torch.cat(decoded), whole[2])
 
 
+@pytest.mark.sweep(every=3)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
@@ -219,6 +221,7 @@ def allocated() -> int:
     return found.hblkhd + found.uordblks
 
 
+@pytest.mark.sweep(every=3)
 @every_isa
 @pytest.mark.parametrize(
     ("dtype", "quantization"),

@@ -49,6 +49,7 @@ async def measured(directory: Path, seed: int, served: Path | None = None) -> di
     return await bf16_pairs(directory, prompts(directory, PROMPTS, seed), TOKENS, threads=1, served=served)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["random weights", "cohort-tiny"])
 async def test_bf16_errs_no_more_than_transformers(checkpoints, record_property, name):
     found = [
@@ -71,6 +72,7 @@ async def test_bf16_errs_no_more_than_transformers(checkpoints, record_property,
         assert ours["decided"] > result["rows"] / 2, "too few rows for the rule to mean anything"
 
 
+@pytest.mark.long
 async def test_weights_that_lost_a_bit_are_noticed(checkpoints, tmp_path):
     """The measure's own test: what our executor serves here keeps one bit of the mantissa less than bf16."""
     directory = checkpoints["random weights"][0]

@@ -129,6 +129,7 @@ def _theirs(kind: str, fields: dict[str, Any]) -> list[tuple[torch.Tensor, float
     return [(getattr(rope, f"{one}_inv_freq"), getattr(rope, f"{one}_attention_scaling")) for one in layers]
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize(("kind", "way", "fields"), CASES, ids=[f"{kind}-{way}" for kind, way, _ in CASES])
 def test_the_frequencies_are_those_of_transformers(kind: str, way: str, fields: dict[str, Any]) -> None:
     given = {**_COMMON, **fields}

@@ -92,6 +92,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize(("width", "scale", "dtype", "rounds"), CASES)
 @pytest.mark.usefixtures("choosing")
 def test_mixed_settings_equal_the_reference(width, scale, dtype, rounds):
@@ -134,6 +135,7 @@ STOCHASTIC = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("settings", STOCHASTIC, ids=str)
 @pytest.mark.usefixtures("choosing")
 def test_the_distribution_is_the_processed_one(settings):

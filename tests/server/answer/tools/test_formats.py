@@ -167,6 +167,7 @@ def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     check_cuts(kind, data)
 
 
+@pytest.mark.sweep(every=6)
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", WRITTEN)
@@ -194,6 +195,7 @@ def _typed(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("kind", WRITTEN)
 @settings(max_examples=CASES, deadline=None)
 @given(
@@ -313,6 +315,7 @@ def test_other_python_ends_the_call(text: str) -> None:
     assert (parser.num_calls, parser.num_finished) == (1, 0)
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_long_texts_take_linear_time(kind: str) -> None:
     opening = WRITTEN[kind].one[: 8 if kind == "pythonic" else 20]

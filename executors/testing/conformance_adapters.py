@@ -30,8 +30,8 @@ def _executor(kit: Kit) -> AdapterExecutor:
     return cast(AdapterExecutor, kit.executor)
 
 
-async def _loaded(kit: Kit, num: int = 2) -> list[Adapter]:
-    """The first `num` adapters, loaded."""
+async def loaded(kit: Kit, num: int = 2) -> list[Adapter]:
+    """The first `num` adapters of the caller, loaded. Raises NotApplicable."""
     executor = kit.executor
     loads = getattr(executor, "supports_adapters", isinstance(executor, AdapterExecutor))
     if not loads or len(kit.adapters) < num:
@@ -49,7 +49,7 @@ async def _alone(kit: Kit, prompt: list[int], num: int, adapter: Adapter | None,
 async def adapters_share_a_batch(kit: Kit) -> None:
     """Sequences of two adapters and of the model alone, mixed in every step, give what each gives alone."""
     kit.need_slots(4)
-    a, b = await _loaded(kit)
+    a, b = await loaded(kit)
     prompt = kit.long(200)
     adapters = [a, None, b, a]
     alone = [await _alone(kit, prompt, _NUM + 2, one, i) for i, one in enumerate(adapters)]
@@ -71,7 +71,7 @@ async def adapters_share_a_batch(kit: Kit) -> None:
 @case
 async def an_adapter_stays_with_its_sequence(kit: Kit) -> None:
     """In chunks, preempted and recomputed, rolled back, and resumed with its output: as if nothing had been."""
-    a, _ = await _loaded(kit)
+    a, _ = await loaded(kit)
     prompt = kit.long(201)
     whole = await _alone(kit, prompt, 2 * _NUM, a, 1)
     driver = await kit.driver()
@@ -86,7 +86,7 @@ async def an_adapter_stays_with_its_sequence(kit: Kit) -> None:
     await driver.decode(_NUM - 1, seq)
     kit.same(whole, seq, "in chunks, then preempted")
     driver = await kit.driver()
-    await _loaded(kit)
+    await loaded(kit)
     seq = driver.add(prompt, kit.drawn(1), output=whole.output[:_NUM], adapter=a.name)
     await driver.prefill(seq)
     await driver.decode(_NUM - 1, seq)
@@ -96,7 +96,7 @@ async def an_adapter_stays_with_its_sequence(kit: Kit) -> None:
 @case
 async def a_slot_forgets_its_adapter(kit: Kit) -> None:
     """A sequence in the slot of one that had another adapter, or none, has its own."""
-    a, b = await _loaded(kit)
+    a, b = await loaded(kit)
     prompt = kit.long(202)
     order = [a, None, b, a, None]
     alone = [await _alone(kit, prompt, _NUM, one, 2) for one in order]
@@ -114,7 +114,7 @@ async def forks_keep_their_adapter(kit: Kit) -> None:
     """A sequence that begins with the full blocks of another one of the same adapter equals a cold one."""
     kit.need_paged()
     kit.need_slots(3)
-    a, b = await _loaded(kit)
+    a, b = await loaded(kit)
     shared = kit.prompt(2 * kit.block_size, 203)
     tails = [kit.prompt(2, 204), kit.prompt(kit.block_size, 205)]
     cold = [await _alone(kit, shared + tail, _NUM, a, i) for i, tail in enumerate(tails)]
@@ -135,7 +135,7 @@ async def forks_keep_their_adapter(kit: Kit) -> None:
 @case
 async def prompt_logprobs_are_of_the_adapter(kit: Kit) -> None:
     """Logprobs of a prompt's tokens are the adapter's, whole and in chunks."""
-    a, _ = await _loaded(kit)
+    a, _ = await loaded(kit)
     prompt = kit.long(207)
     driver = await kit.driver()
     seq = driver.add(prompt, kit.greedy, prompt_logprobs=1, adapter=a.name)
@@ -158,12 +158,12 @@ async def prompt_logprobs_are_of_the_adapter(kit: Kit) -> None:
 @case
 async def adapters_come_and_go(kit: Kit) -> None:
     """One in use is not unloaded; one that is not loaded is refused; a name may come to stand for other content."""
-    a, b = await _loaded(kit)
+    a, b = await loaded(kit)
     prompt = kit.long(208)
     executor = _executor(kit)
     of_a, of_b = [await _alone(kit, prompt, _NUM, one, 3) for one in (a, b)]
     driver = await kit.driver()
-    await _loaded(kit)
+    await loaded(kit)
     seq = driver.add(prompt, kit.drawn(3), adapter=a.name)
     await driver.prefill(seq)
     await refused(executor.unload_adapter(a.name), "unloading an adapter in use")
@@ -189,7 +189,7 @@ async def adapters_come_and_go(kit: Kit) -> None:
 @case
 async def an_adapter_outlives_its_executor(kit: Kit) -> None:
     """A new executor that loads the same file goes on with a sequence of the old one."""
-    a, _ = await _loaded(kit)
+    a, _ = await loaded(kit)
     prompt = kit.long(209)
     whole = await _alone(kit, prompt, 2 * _NUM, a, 4)
     other = kit.make()

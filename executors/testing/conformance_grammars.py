@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from executors.contract import SamplingParams
+from executors.testing.conformance_adapters import loaded
 from executors.testing.conformance_kit import (
     DrivenSequence,
     Driver,
@@ -123,6 +124,29 @@ async def grammar_leaves_neighbours_alone(kit: Kit) -> None:
         _same(kit, want, got, "a grammar in a batch")
     kit.same(free[0], seqs[1], "greedy beside grammars")
     kit.same(free[1], seqs[2], "a draw beside grammars")
+
+
+@case
+async def grammar_goes_with_an_adapter(kit: Kit) -> None:
+    """In one batch: a sequence with a grammar and an adapter samples what it does alone, beside sequences with one of both."""
+    _need_grammars(kit)
+    a, b = await loaded(kit)
+    kit.need_slots(4)
+    prompt, params = kit.prompt(kit.block_size + 1, 77), _drawn(kit, 77)
+    options = [
+        {"grammar": _GRAMMAR, "adapter": a.name}, {"grammar": _GRAMMAR, "adapter": b.name}, {"grammar": _GRAMMAR},
+        {"adapter": a.name},
+    ]  # fmt: skip
+    alone = [await kit.alone(prompt, _NUM, params, **one) for one in options]
+    ways = {tuple(one.output) for one in alone[:3]}
+    require(len(ways) == 3, "an adapter does not change what the model says under a grammar")
+    driver = await kit.driver()
+    seqs = [driver.add(prompt, params, **one) for one in options]
+    await driver.prefill(*seqs)
+    await driver.decode(_NUM - 1, *seqs)
+    for want, got in zip(alone[:3], seqs[:3], strict=True):
+        _same(kit, want, got, f"{want.options} in a batch")
+    kit.same(alone[3], seqs[3], "an adapter beside grammars")
 
 
 @case

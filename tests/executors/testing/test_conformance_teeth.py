@@ -37,6 +37,6 @@ async def test_mutant_is_caught(mutant: type, case: str, tolerance: float) -> No
 
 
 def test_every_case_catches_a_mutant() -> None:
-    """Those on grammars have their mutants with the executor that has grammars: llm/test_grammar_teeth.py."""
+    """Those on grammars have their mutants with the executor that has grammars: llm/sampling/test_grammar_teeth.py."""
     elsewhere = {name for name, case in CASES.items() if case.__module__ == conformance_grammars.__name__}
     assert set(CASES) - elsewhere == {case for _, case in MUTANTS}

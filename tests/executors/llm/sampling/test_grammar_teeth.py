@@ -1,20 +1,24 @@
 """The conformance cases on grammars have teeth: each executor that is wrong in one way is caught by the case that names it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from executors.contract.config import OptimizationConfig
 from executors.contract.errors import ExecutorError, StepFailed
 from executors.contract.token_history import TokenHistory
-from executors.llm.executor import LlmExecutor
+from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.llm.sampling import slot_grammars
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.sampling.slot_grammars import SlotGrammars
+from executors.llm.step.unified import UnifiedRunner
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, Nonconformance, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
+from tests.executors.llm.test_conformance import write_adapters
 
 
 def _forgets_masks(patch: pytest.MonkeyPatch) -> None:
@@ -51,6 +55,15 @@ def _masks_everybody(patch: pytest.MonkeyPatch) -> None:
         add(self, row, shaper, seen[0])
 
     patch.setattr(EditsBuilder, "add", one_mask)
+
+
+def _drops_the_adapter_under_a_grammar(patch: pytest.MonkeyPatch) -> None:
+    start_of = UnifiedRunner._begin
+
+    def begin(self, start):  # type: ignore[no-untyped-def]
+        start_of(self, replace(start, adapter=None) if start.grammar else start)
+
+    patch.setattr(UnifiedRunner, "_begin", begin)
 
 
 def _forgets_the_output_of_a_start(patch: pytest.MonkeyPatch) -> None:
@@ -109,6 +122,7 @@ MUTANTS = [
     (_ends_anywhere, "grammar_is_kept"),
     (_never_ends, "grammar_is_kept"),
     (_masks_everybody, "grammar_leaves_neighbours_alone"),
+    (_drops_the_adapter_under_a_grammar, "grammar_goes_with_an_adapter"),
     (_forgets_the_output_of_a_start, "grammar_resumes_anywhere"),
     (_starts_over_when_preempted, "grammar_survives_preemption"),
     (_keeps_drafts, "grammar_holds_drafts"),
@@ -122,10 +136,14 @@ MUTANTS = [
 async def test_mutant_is_caught(
     mutate, case: str, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(qwen3, tokenizer=str(write_tokenizer(tmp_path, 200)))
+    optimization = OptimizationConfig(num_threads=1, max_loras=2)
+    settings = config(qwen3, tokenizer=str(write_tokenizer(tmp_path, 200)), optimization=optimization)
+    adapters = write_adapters(qwen3, tmp_path)
     mutate(monkeypatch)
     with pytest.raises((ExecutorError, Nonconformance)):
-        await run_case(case, lambda: LlmExecutor.from_config(settings), tolerance=1e-3)
+        await run_case(
+            case, lambda: LlmAdapterExecutor.from_config(settings), tolerance=1e-3, adapters=adapters
+        )
 
 
 def test_every_case_catches_a_mutant() -> None:

@@ -1,4 +1,4 @@
-"""The executor dies while requests of every kind use LoRA adapters, more of them than are held at once."""
+"""The executor dies while requests of every kind use LoRA adapters, more of them than are held at once, with drafts of n-grams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ NAMES = ("cohort-tiny", "a", "b", "c")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("adapters")
     modules = [f"{name}={write(folder / name, seed, rank=4)}" for seed, name in enumerate(NAMES[1:])]
-    args = ["cohort-tiny", *EXACT, "--max-loras", "2", "--lora-modules", *modules]
+    args = ["cohort-tiny", *EXACT, "--max-loras", "2", "--num-speculative-tokens", "3"]
+    args += ["--lora-modules", *modules]
     with ServerProcess(args, tmp_path_factory.mktemp("server")) as running:
         yield running
 
@@ -38,9 +39,12 @@ def asked() -> list[dict[str, Any]]:
 
 
 async def test_no_stream_notices_a_kill(server: ServerProcess) -> None:
-    """Grammars, forks, logprobs, penalties and stop strings with adapters go on where they were; a name keeps its adapter."""
+    """Grammars, forks, logprobs, penalties and stop strings with adapters go on where they were; a name keeps its adapter.
+    What is expected came without drafts and without a kill."""
     bodies = asked()
-    expected = await answers(server, bodies)
+    expected = await answers(server, [{**body, "speculative": False} for body in bodies])
+    accepted = "cohort_spec_decode_num_accepted_tokens_total"
+    assert server.metric(accepted) == 0
     said = {stream.choices[0].text for stream in expected[-len(NAMES) :]}
     assert len(said) == len(NAMES), "each adapter says something else"
     for tokens in (1, 7, 23):
@@ -54,6 +58,7 @@ async def test_no_stream_notices_a_kill(server: ServerProcess) -> None:
             await another_pid(server, pid)
             await asyncio.gather(*tasks)
         check(expected, streams, f"killed at token {tokens}")
+    assert server.metric(accepted) > 50
 
 
 async def test_others_may_come_while_the_executor_is_away(server: ServerProcess) -> None:

@@ -66,7 +66,10 @@ class Request:
     prompt_logprobs: int | None = None
     """So many alternatives for each prompt token but the first; None: nothing is told of the prompt."""
     pooling: str | None = None
-    """"last" or "mean": an embedding of the prompt, and no output. `max_tokens` is 1 then: one token that is never asked for."""
+    """"last" or "mean": an embedding of the prompt; "logits": those of `label_ids` at its last token. There is no output, and
+    `max_tokens` is 1: one token that is never asked for."""
+    label_ids: tuple[int, ...] = ()
+    """Labels of the model's classification head, or token ids if it has none."""
 
     @property
     def needs_whole_prompt(self) -> bool:
@@ -92,7 +95,7 @@ class TokenDelta:
     prompt_logprobs: tuple[SampledToken, ...] | None = None
     """Where asked for, with the first token: one entry for each prompt token after the first."""
     pooled: NDArray[np.float32] | None = None
-    """float32 [hidden], of an embedding request: its only delta."""
+    """float32 [hidden] or [labels], of a request with `pooling`: its only delta."""
 
     def merge(self, later: TokenDelta) -> None:
         """Append a later delta of the same sequence."""

@@ -210,6 +210,7 @@ class Sequence:
             grammar=self.request.grammar,
             prompt_logprobs=self.request.prompt_logprobs if self.needs_whole_prompt else None,
             pooling=self.request.pooling,
+            label_ids=self.request.label_ids,
         )
 
     def receive(self, sampled: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Prompts in token ids to vectors: sequences without output, queued and budgeted like any other."""
+"""Prompts in token ids to vectors or label logits: sequences without output, queued and budgeted like any other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """One API call. `pooling`: "last" takes the last token's hidden state, "mean" the mean over all of the prompt's."""
+    """One API call. `pooling`: "last" takes the last token's hidden state, "mean" the mean over all of the prompt's, "logits"
+    those of `label_ids` at the last token."""
 
     context: RequestContext
     prompts: tuple[tuple[int, ...], ...]
     pooling: str = "last"
     adapter: str | None = None
     """Digest of the LoRA adapter to compute with, known to the engine."""
+    label_ids: tuple[int, ...] = ()
+    """Labels of the model's classification head, or token ids if it has none."""
 
 
 class Embedder:
@@ -42,7 +45,7 @@ class Embedder:
         """Number of tokens of all prompts found in the prefix cache."""
 
     async def run(self) -> list[NDArray[np.float32]]:
-        """float32 [hidden] for each prompt, as the model returns it, not normalised.
+        """float32 [hidden] or [labels] for each prompt, as the model returns it, not normalised.
 
         Raises EngineError: the first prompt that fails ends the call.
         """
@@ -69,6 +72,7 @@ class Embedder:
             max_tokens=1,
             adapter=asked.adapter,
             pooling=asked.pooling,
+            label_ids=asked.label_ids,
         )
         self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)
 

@@ -268,7 +268,7 @@ class TextEngine:
         return generation
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
-        """The vector of each prompt, float32 [hidden], not normalised, and the token counts. Raises EngineError."""
+        """The vector of each prompt, float32 [hidden] or [labels], not normalised, and the token counts. Raises EngineError."""
         self._check_priority(request.context)
         embedder = Embedder(self.core, request)
         vectors = await embedder.run()

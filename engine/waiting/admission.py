@@ -60,6 +60,8 @@ class Admission:
         elif len(ids) > self.max_model_len:
             said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(said, "input")
+        if request.pooling == "logits":
+            self._check_labels(request.label_ids)
         if not continues:
             self._check_queue(request, queued, waiting, now)
 
@@ -99,6 +101,14 @@ class Admission:
         check_min_tokens(request.sampling.min_tokens, request.max_tokens)
         self._check_ids(request.sampling)
         self._check_anything_left(request.sampling)
+
+    def _check_labels(self, label_ids: tuple[int, ...]) -> None:
+        """Raises InvalidRequest for labels that the model does not have."""
+        width = self.info.label_width
+        if not label_ids or min(label_ids) < 0 or max(label_ids) >= width:
+            head = "label" if self.info.num_labels else "vocabulary"
+            said = f"labels {label_ids} are asked for, and this model's {head} logits are {width}"
+            raise InvalidRequest(said, "model", "unsupported_value")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest naming the setting that holds an id the model does not have."""

@@ -39,8 +39,11 @@ class SequenceStart:
     `sampling` None means: return no sampled tokens. `grammar` constrains the output, in llguidance's form (a Lark grammar, or
     JSON with a list of "grammars"), None for free text: every sampled token follows it, and the sequence can end where it
     allows.
-    `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing). `pooling` is "last" or "mean"
-    for embedding requests, else None.
+    `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing).
+
+    `pooling` asks for one vector in place of tokens (None: tokens). "last" is the last token's hidden state and "mean" the mean
+    of all, float32 [hidden]. "logits" are the raw logits of `label_ids` at the last token, float32 [len(label_ids)]: the ids
+    are labels where the model has a classification head (`ModelInfo.num_labels`), else token ids.
     """
 
     seq_id: int
@@ -52,6 +55,7 @@ class SequenceStart:
     grammar: str | None = None
     prompt_logprobs: int | None = None
     pooling: str | None = None
+    label_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class BatchItem:
     adapter: str | None = None
     prompt_logprobs: int | None = None
     pooling: str | None = None
+    label_ids: tuple[int, ...] = ()
 
 
 class SlotLookup(Protocol):
@@ -197,6 +202,7 @@ class UnifiedBatch:
                 adapter=start.adapter,
                 prompt_logprobs=start.prompt_logprobs,
                 pooling=start.pooling,
+                label_ids=start.label_ids,
             )
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from executors.contract.batch import UnifiedBatch, UnifiedOutput
+from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.errors import InvalidInput, StepFailed
+
+POOLINGS = ("last", "mean", "logits")
+"""Values of `SequenceStart.pooling`."""
 
 
 def check_arrays(batch: UnifiedBatch) -> None:
@@ -54,6 +57,20 @@ def check_limits(
         raise InvalidInput(f"a token id is outside 0..{logits_width - 1}")
     if len(batch) and int((batch.pos_offsets + batch.num_q_tokens).max()) > max_sequence_length:
         raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
+
+
+def check_pooling(start: SequenceStart, label_width: int) -> None:
+    """Check what a sequence asks for in place of tokens; `label_width` of the model's `ModelInfo`. Raises InvalidInput."""
+    if start.pooling not in (None, *POOLINGS):
+        known = ", ".join(POOLINGS)
+        raise InvalidInput(f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: {known}")
+    if start.pooling != "logits":
+        return
+    ids = start.label_ids
+    if not ids or min(ids) < 0 or max(ids) >= label_width:
+        raise InvalidInput(
+            f"sequence {start.seq_id}: label_ids {ids}; some of 0..{label_width - 1} are needed"
+        )
 
 
 def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:

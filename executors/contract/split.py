@@ -150,6 +150,7 @@ async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> 
     )
     checks.check_blocks(batch, executor.kv_layout().num_blocks)
     for start in batch.starts:
+        checks.check_pooling(start, executor.info().label_width)
         if start.sampling is not None:
             start.sampling.check_ids(executor.info().logits_width)
     if len(batch.block_copies) and not isinstance(executor, BlockCopier):
@@ -221,7 +222,10 @@ async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]
         if task.num_prompt_logprobs:
             assert output.logits is not None
             task.prompt_logprobs = _describe_prompt(task, output)
-        if item.pooling is not None and output.hidden_states is None:
+        if item.pooling == "logits":
+            if item.is_final_chunk:
+                task.pooled = output.last_token_logits()[list(item.label_ids)].astype(np.float32)
+        elif item.pooling is not None and output.hidden_states is None:
             said = "this executor returns no hidden states, which embeddings are made from"
             task.failed = ItemOutput(error=said)
         elif item.pooling is not None:
@@ -234,11 +238,11 @@ async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]
 def _prefill_input(task: _Task) -> PrefillInput:
     item, count = task.item, task.num_prefilled
     ends_here = item.is_final_chunk and not item.num_draft_tokens and item.pooling is None
-    logits = LogitsMode.NONE
+    reads_last = ends_here and (item.sampling is None or task.history is not None)
+    reads_last = reads_last or (item.pooling == "logits" and item.is_final_chunk)
+    logits = LogitsMode.LAST if reads_last else LogitsMode.NONE
     if task.num_prompt_logprobs:
         logits = LogitsMode.ALL
-    elif ends_here and (item.sampling is None or task.history is not None):
-        logits = LogitsMode.LAST
     return PrefillInput(
         input_ids=Tensor.of(item.q_tokens[None, :count], "int32"),
         kv_cache=item.kv_cache,
@@ -246,7 +250,7 @@ def _prefill_input(task: _Task) -> PrefillInput:
         logits=logits,
         sampling=item.sampling if ends_here and task.history is None else None,
         adapter=item.adapter,
-        want_hidden_states=item.pooling is not None,
+        want_hidden_states=item.pooling in ("last", "mean"),
     )
 
 

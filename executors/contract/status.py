@@ -56,6 +56,13 @@ class ModelInfo:
     generates: bool = True
     """Whether the model generates tokens. A model without a head has hidden states but no logits; steps that request tokens are
     refused."""
+    num_labels: int = 0
+    """Number of labels of the classification head that the model has in place of lm_head; 0: it has none."""
+
+    @property
+    def label_width(self) -> int:
+        """Number of ids that pooling "logits" may ask for: labels, else columns of lm_head; 0 without any head."""
+        return self.num_labels or (self.logits_width if self.generates else 0)
 
 
 @dataclass(frozen=True, slots=True)

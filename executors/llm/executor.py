@@ -248,6 +248,7 @@ class LlmExecutor(BatchModelExecutor):
             runner, source, config, info.max_model_len, self._grammars(width), self._step_device(spec.device)
         )
         unified.memory = self._device_memory(spec.device)
+        unified.label_width = info.label_width
         direct = DirectRunner(runner, info.max_model_len, width)
         unified.adapters = direct.adapters = self._adapters(source.model, unified.slots.num_slots)
         unified.report = lambda stage, done, total: self._progress(stage, done, total)

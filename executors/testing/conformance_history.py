@@ -252,11 +252,14 @@ async def single_members_equal_unified(kit: Kit) -> None:
 async def pooling_is_consistent(kit: Kit) -> None:
     """Pooled output of a prompt in chunks equals that of the whole prompt, and no token comes with it."""
     prompt = kit.long(21)
-    for pooling in ("last", "mean"):
+    for pooling in ("last", "mean", "logits"):
         pooled = []
         for size in (len(prompt), 5):
             driver = await kit.driver()
-            seq = driver.add(prompt, None, pooling=pooling)
+            if pooling == "logits" and driver.executor.info().label_width < 2:
+                continue
+            label_ids = (1, 0) if pooling == "logits" else ()
+            seq = driver.add(prompt, None, pooling=pooling, label_ids=label_ids)
             try:
                 await _in_chunks(driver, seq, size)
             except Unsupported as error:
@@ -266,6 +269,10 @@ async def pooling_is_consistent(kit: Kit) -> None:
                 out is not None and out.pooled is not None and not out.tokens, f"pooling {pooling} gave {out}"
             )
             assert out is not None and out.pooled is not None
+            if pooling == "logits":
+                require(out.pooled.shape == (2,), f"2 labels were asked for, and {out.pooled} came")
             pooled.append(out.pooled)
+        if not pooled:
+            continue
         worst = float(abs(pooled[0] - pooled[1]).max())
         require(worst <= max(kit.tolerance, 1e-5), f"pooling {pooling}: chunks differ from whole by {worst}")

@@ -130,7 +130,7 @@ class Driver:
         """A new sequence; the executor hears of it with its first step.
 
         `output`: tokens it has already (resumed). `shared_blocks`: per KV group, blocks it begins with, which hold the KV
-        of its first `num_computed` tokens (a prefix hit). `options`: adapter, grammar, prompt_logprobs, pooling.
+        of its first `num_computed` tokens (a prefix hit). `options`: adapter, grammar, prompt_logprobs, pooling, label_ids.
         """
         chosen = self.free_slots[0] if slot is None else slot
         self.free_slots.remove(chosen)

@@ -238,9 +238,11 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
     if stored:
         formats = ", ".join(sorted({kind for linear in stored for kind in linear.stored}))
         held = f"{len(stored)} of {len(decoder.linears())} linear layers as the file holds them: {formats}"
-    headless = (
-        "no lm_head: the model makes embeddings and generates nothing" if decoder.config.headless else None
-    )
+    headless = None
+    if decoder.config.num_labels:
+        headless = "a classification head: the model scores and generates nothing"
+    elif decoder.config.headless:
+        headless = "no lm_head: the model makes embeddings and generates nothing"
     alone = "text only: the checkpoint's other parts are left out" if decoder.config.family.nested else None
     return "; ".join(note for note in (speed, held, widened, kv, headless, alone) if note) or None
 
@@ -421,4 +423,5 @@ def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> 
         num_parameters=decoder.num_parameters(),
         device=str(decoder.device),
         generates=not c.headless,
+        num_labels=c.num_labels,
     )

@@ -92,6 +92,8 @@ def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
     A head that differs from the embedding is not tied to it, whatever config.json says. transformers 5 does the same; the
     field is wrong in files that were saved again. A model that is not tied and has no head only makes embeddings.
     """
+    if config.num_labels:
+        return config
     checkpoint = Checkpoint(directory)
     try:
         listed, family = checkpoint.listed(), config.family

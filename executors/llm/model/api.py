@@ -95,6 +95,14 @@ class DecoderOnlyLLM(Protocol):
 
 
 @runtime_checkable
+class LabelModel(Protocol):
+    """A model that may have a classification head."""
+
+    def label_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute logits [rows, labels] of hidden states [rows, hidden]; those of the vocabulary without such a head."""
+
+
+@runtime_checkable
 class PreparedModel(Protocol):
     """A model that needs setup once the length of the longest sequence is known."""
 

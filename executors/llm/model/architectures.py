@@ -7,8 +7,10 @@ from typing import Any
 from executors.contract.errors import ConfigError
 from executors.llm.model.families import FAMILIES, Family, family_of, supported_architectures
 
+CLASSIFIER = "ForSequenceClassification"
+"""Ending of the name of a model whose head, one linear layer, gives the last token's hidden state a score for each label."""
 _OTHER_HEADS = (
-    "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForProcessRewardModel",
+    "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForProcessRewardModel",
     "DoubleHeadsModel", "ForMultipleChoice",
 )  # fmt: skip
 _WRAPPER = "FSDP"
@@ -19,8 +21,8 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
     """Return the architecture that is served, its family, and notes on the choice. Raises ConfigError.
 
     The name of a body (`Qwen3Model`) selects the model with a head of the same family, and so does a `model_type` if
-    `architectures` is empty. A head for another task is refused, because the output of that head is the purpose of such a
-    model.
+    `architectures` is empty. The name of a classifier (`Qwen3ForSequenceClassification`) stays, for `is_classifier` to judge. A
+    head for another task is refused, because the output of that head is the purpose of such a model.
     """
     named, model_type = values.get("architectures"), values.get("model_type")
     if named is None or named == [] or named == [None]:
@@ -34,9 +36,15 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
     for architecture in named:
         family = _served(architecture)
         if family is not None:
-            served = architecture if architecture in family.architectures else family.architectures[0]
+            keeps_name = architecture in family.architectures or is_classifier(architecture)
+            served = architecture if keeps_name else family.architectures[0]
             return served, family, _mismatch(served, family, model_type)
     raise ConfigError(f"{where}: {_refusal(named[0])}; supported: {supported_architectures()}")
+
+
+def is_classifier(architecture: str) -> bool:
+    """Return whether this is a model with labels in place of a vocabulary, such as a reranker."""
+    return architecture.endswith(CLASSIFIER)
 
 
 def _of_type(model_type: object) -> Family | None:
@@ -47,6 +55,9 @@ def _served(architecture: object) -> Family | None:
     if not isinstance(architecture, str):
         return None
     architecture = architecture.removeprefix(_WRAPPER)
+    if is_classifier(architecture):
+        body = f"{architecture.removesuffix(CLASSIFIER)}Model"
+        return next((one for one in FAMILIES if one.body == body and not one.nested), None)
     return family_of(architecture) or next((one for one in FAMILIES if architecture == one.body), None)
 
 
@@ -60,7 +71,7 @@ def _mismatch(architecture: str, family: Family, model_type: object) -> list[str
 
 def _refusal(architecture: object) -> str:
     name = str(architecture)[:80]
-    for ending in _OTHER_HEADS:
+    for ending in (CLASSIFIER, *_OTHER_HEADS):
         stem = name.removesuffix(ending)
         family = next((one for one in FAMILIES if one.body == f"{stem}Model"), None)
         if stem != name and family is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.architectures import find_family
+from executors.llm.model.architectures import find_family, is_classifier
 from executors.llm.model.config_keys import misplaced_notes, unread_notes
 from executors.llm.model.families import Family
 from executors.llm.model.fields import Fields, read_json
@@ -33,6 +33,8 @@ __all__ = [
 
 DTYPES = ("float32", "bfloat16", "float16")
 _MOST_LAYERS = 1000
+_DEFAULT_LABELS = 2
+"""Number of labels where config.json names none, in transformers."""
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 """Names of the dtype field: transformers 5 writes the first, older versions the second."""
 _TIES = "tie_word_embeddings"
@@ -110,8 +112,10 @@ class DecoderConfig:
     logits_divisor: float = 1.0
     """Divisor of the logits."""
     headless: bool = False
-    """True if the checkpoint has no head: the model only computes embeddings, and its logits, computed with the embedding
-    matrix, are meaningless."""
+    """True if the checkpoint has no lm_head: the model only computes embeddings and the logits of its labels, and its other
+    logits, computed with the embedding matrix, are meaningless."""
+    num_labels: int = 0
+    """Number of labels of its classification head; 0: it has none."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys of config.json that would change the output of other families and are not used, one sentence each."""
 
@@ -186,6 +190,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     layers = _layers(fields, family, len(ropes), notes)
     dense = not all(layer.sparse for layer in layers)
     scheme = parse_quantization(fields.get("quantization_config"), whole)
+    num_labels = _num_labels(fields) if is_classifier(architecture) else 0
     return DecoderConfig(
         family=family,
         architecture=architecture,
@@ -205,7 +210,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
         context_length=context_length,
         max_context_length=max_context_length,
-        tied=fields.switch(_TIES),
+        tied=fields.switch(_TIES) or num_labels > 0,
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
@@ -215,6 +220,8 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
         residual_scale=_factor(fields, family.residual_multiplier),
         logits_divisor=_factor(fields, family.logits_divisor),
+        headless=num_labels > 0,
+        num_labels=num_labels,
         notes=(*notes, *(() if rotation is None else rotation.notes)),
     )
 
@@ -234,6 +241,19 @@ def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
         outer[_TIES] = outer[_TIES] or inner.get(_TIES, outer[_TIES])
     stale = _DTYPE_FIELDS if any(field in outer for field in _DTYPE_FIELDS) else ()
     return {**{field: value for field, value in inner.items() if field not in stale}, **outer}
+
+
+def _num_labels(fields: Fields) -> int:
+    """Return the number of labels of a classification head. Raises ConfigError unless it is 1, a score: what several labels mean
+    is known to their maker only."""
+    labels = fields.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else fields.natural("num_labels", _DEFAULT_LABELS)
+    if count != 1:
+        raise ConfigError(
+            f"{fields.where}: the classification head has {count} labels (id2label); a model with one, such as a reranker, is "
+            "supported"
+        )
+    return count
 
 
 def _factor(fields: Fields, name: str) -> float:

@@ -87,6 +87,10 @@ class Decoder:
         )
         if config.tied:
             self.lm_head.weight = self.embed
+        self.classifier: torch.Tensor | None = None
+        """Head of a model with labels, [labels, hidden]."""
+        if config.num_labels:
+            self.classifier = torch.empty(config.num_labels, config.hidden_size, dtype=dtype, device=device)
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
         if kernels is not None:
@@ -262,6 +266,14 @@ class Decoder:
         logits = logits if divisor == 1.0 else logits / divisor
         logits = logits if cap is None else torch.tanh(logits / cap) * cap
         return logits if out is None else out.copy_(logits)
+
+    @torch.inference_mode()
+    def label_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute logits [rows, labels] of hidden states [rows, hidden] with the classification head, in float32; with lm_head,
+        as `logits` does, if the model has none."""
+        if self.classifier is None:
+            return self.logits(hidden)
+        return F.linear(hidden.float(), self.classifier.float())
 
     @property
     def writes_logits(self) -> bool:

@@ -35,6 +35,8 @@ class TensorNames:
     """Learned position embeddings; a family that has them has no rotary embeddings."""
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
+    classifier: str = "score"
+    """Head of a model with labels in place of a vocabulary."""
     attn_norm: str = _LAYER + "input_layernorm"
     attn_post_norm: str = ""
     """Norm of the output of attention, before it is added."""

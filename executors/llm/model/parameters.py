@@ -43,6 +43,7 @@ class DecoderParts(Protocol):
     layers: list[Layer]
     final_norm: Norm
     lm_head: Linear
+    classifier: torch.Tensor | None
 
 
 Named = Iterator[tuple[str, Place]]
@@ -67,6 +68,8 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
         found[f"{names.positions}.weight"] = Place(decoder.position_embed)
     if not decoder.config.tied:
         found.update(_parts(decoder.lm_head, ((names.lm_head, -1),)))
+    if decoder.classifier is not None:
+        found[f"{names.classifier}.weight"] = Place(decoder.classifier)
     found.update(_of_norm(decoder.final_norm, names.final_norm))
     for i, layer in enumerate(decoder.layers):
         found.update(of_layer(decoder, i, layer))

@@ -9,7 +9,14 @@ import torch
 
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import Attend, DecoderOnlyLLM, ForwardInput, SamplingModel, UnifiedModel
+from executors.llm.model.api import (
+    Attend,
+    DecoderOnlyLLM,
+    ForwardInput,
+    LabelModel,
+    SamplingModel,
+    UnifiedModel,
+)
 from executors.llm.step_arrays import StepArrays
 
 LOGITS_CHUNK = 256
@@ -28,6 +35,7 @@ class ModelRunner:
         # Asked once: a protocol's isinstance looks at every member, each time.
         self._unified = model if isinstance(model, UnifiedModel) else None
         self._sampling = model if isinstance(model, SamplingModel) else None
+        self._labels = model.label_logits if isinstance(model, LabelModel) else model.logits
         self.forwards = 0
         """Number of calls of the model since start."""
 
@@ -95,6 +103,10 @@ class ModelRunner:
         if len(rows) < len(hidden):
             hidden = hidden.index_select(0, self.to_device(rows))
         return self.model.logits(hidden)
+
+    def label_logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Logits [len(rows), labels] of the given rows, of the vocabulary if the model has no classification head."""
+        return self._labels(hidden.index_select(0, self.to_device(rows)))
 
     def logits_for_sampling(
         self, hidden: torch.Tensor, rows: np.ndarray

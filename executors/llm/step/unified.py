@@ -20,7 +20,7 @@ from executors.contract.batch import (
     UnifiedBatch,
     UnifiedOutput,
 )
-from executors.contract.checks import check_arrays, check_blocks, check_limits
+from executors.contract.checks import check_arrays, check_blocks, check_limits, check_pooling
 from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
 from executors.llm.adapters.table import AdapterTable
@@ -31,7 +31,7 @@ from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.sampler import Sampled, SamplingTable, describe, sample
 from executors.llm.sampling.slot_grammars import Inputs, ItemMasks, SlotGrammars
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
-from executors.llm.step.runner import ModelRunner
+from executors.llm.step.runner import LOGITS_CHUNK, ModelRunner
 from executors.llm.step_arrays import StepArrays
 
 
@@ -78,7 +78,7 @@ class UnifiedRunner:
         self.runner = runner
         self.max_batch_size = max_batch_size
         self.max_model_len = max_model_len
-        self.logits_width = compiler.width
+        self.logits_width = self.label_width = compiler.width
         block_size = runner.cache.block_size
         self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
         self.sampling = SamplingTable(num_slots)
@@ -94,6 +94,9 @@ class UnifiedRunner:
         self._special = np.zeros(num_slots, np.bool_)
         """Marks slots that need more than tokens: prompt logprobs or pooled output."""
         self._pooled_sums: dict[int, torch.Tensor] = {}
+
+    label_width: int
+    """`ModelInfo.label_width`; that of the vocabulary unless the executor sets another."""
 
     # -- what runners differ in ------------------------------------------------------------------------------------------
 
@@ -207,6 +210,7 @@ class UnifiedRunner:
             self.companion.note(batch)
         hidden = retried(self.memory, lambda: self.runner.forward(step, self._token_ids(batch, step)))
         output = self._sample(batch, step, hidden, sampled)
+        self._add_label_logits(output, batch, step, hidden, special)
         for i in special.tolist():
             self._add_special(output, batch, step, hidden, i)
         if self.companion is not None:
@@ -238,10 +242,7 @@ class UnifiedRunner:
             if start.grammar is not None and self.grammars.compiler.unsupported is not None:
                 why = self.grammars.compiler.unsupported
                 raise InvalidInput(f"sequence {start.seq_id}: this executor does not support grammars: {why}")
-            if start.pooling not in (None, "last", "mean"):
-                raise InvalidInput(
-                    f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: last, mean"
-                )
+            check_pooling(start, self.label_width)
 
     def _step(self, batch: UnifiedBatch) -> StepArrays:
         """Pack the batch's items with the block tables of their slots. Raises InvalidInput for a table that is too short."""
@@ -378,6 +379,25 @@ class UnifiedRunner:
 
     # -- the rare outputs ------------------------------------------------------------------------------------------------
 
+    def _add_label_logits(
+        self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, special: np.ndarray
+    ) -> None:  # fmt: skip
+        """Add the logits that items with pooling "logits" ask for. The head multiplies the last rows of all of them at once:
+        it is as large as some layers, and a reranker's step has many short prompts."""
+        asked: dict[int, SequenceStart] = {}
+        for i in special[batch.is_final_chunk[special]].tolist():
+            start = self.slots.start_of(int(batch.slots[i]))
+            if start.pooling == "logits":
+                asked[i] = start
+        items = np.array(list(asked), np.int64)
+        rows = step.q_starts[items] + step.q_lens[items] - 1
+        for begin in range(0, len(items), LOGITS_CHUNK):
+            part = slice(begin, begin + LOGITS_CHUNK)
+            logits = self.runner.label_logits(hidden, rows[part])
+            for i, row in zip(items[part].tolist(), logits, strict=True):
+                ids = self.runner.to_device(np.array(asked[i].label_ids))
+                output.details[i] = ItemOutput(pooled=row.index_select(0, ids).float().cpu().numpy())
+
     def _add_special(
         self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, i: int
     ) -> None:
@@ -390,7 +410,9 @@ class UnifiedRunner:
         prompt_logprobs = pooled = None
         if start.prompt_logprobs is not None:
             prompt_logprobs = self._prompt_logprobs(step, hidden, start, i)
-        if start.pooling is not None:
+        if start.pooling == "logits":
+            pooled = before.pooled
+        elif start.pooling is not None:
             pooled = self._pool(start, step, hidden, i, bool(batch.is_final_chunk[i]))
         if prompt_logprobs is not None or pooled is not None:
             output.details[i] = ItemOutput(before.tokens, prompt_logprobs, pooled)

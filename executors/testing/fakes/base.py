@@ -316,6 +316,7 @@ class FakeExecutor(BatchModelExecutor):
         checks.check_blocks(batch, self.kv_layout().num_blocks)
         for start in batch.starts:
             self._salt(start.adapter)
+            checks.check_pooling(start, self.vocab_size)
             if start.sampling is not None:
                 start.sampling.check_ids(self.vocab_size)
             if start.grammar is not None:

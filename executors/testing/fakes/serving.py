@@ -140,6 +140,9 @@ class FakeServing(FakeExecutor):
         if not batch.is_final_chunk[i]:
             return None if prompt_logprobs is None else ItemOutput(prompt_logprobs=prompt_logprobs)
         end = int(work.ends[i])
+        if start.pooling == "logits":
+            logits = oracle.logits_rows(digests[-1:], self.vocab_size)[0]
+            return ItemOutput(prompt_logprobs=prompt_logprobs, pooled=logits[list(start.label_ids)])
         if start.pooling is not None:
             return ItemOutput(
                 prompt_logprobs=prompt_logprobs, pooled=self._pooled(start.pooling, work, i, end)

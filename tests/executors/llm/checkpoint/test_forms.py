@@ -195,10 +195,13 @@ def _config_of(reference: Any, **fields: Any) -> dict[str, Any]:
         ({"architectures": ["GrokForSequenceClassification"]}, "'GrokForSequenceClassification' is not supported"),
         (
             {"architectures": ["Qwen3ForSequenceClassification"]},
-            r"'Qwen3ForSequenceClassification' has the head of another task.*\[\"Qwen3ForCausalLM\"\]",
+            r"the classification head has 2 labels \(id2label\)",
         ),
         ({"architectures": ["Qwen2ForRewardModel"]}, "'Qwen2ForRewardModel' has the head of another task"),
-        ({"architectures": ["LlamaForTokenClassification"]}, "has the head of another task"),
+        (
+            {"architectures": ["Qwen3ForTokenClassification"]},
+            r"'Qwen3ForTokenClassification' has the head of another task.*\[\"Qwen3ForCausalLM\"\]",
+        ),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "has the head of another task"),
     ],
 )  # fmt: skip
@@ -208,7 +211,7 @@ def test_what_is_not_served_is_refused(reference: Any, fields: dict[str, Any], w
 
 
 def test_the_first_architecture_that_is_served_counts(reference: Any) -> None:
-    named = ["Qwen3ForSequenceClassification", "Qwen3Model"]
+    named = ["Qwen3ForTokenClassification", "Qwen3Model"]
     found = parse_config(_config_of(reference, architectures=named))
     assert found.architecture == "Qwen3ForCausalLM" and found.notes == ()
 

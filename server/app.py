@@ -26,6 +26,7 @@ from server.routes import (
     models,
     ops,
     responses,
+    scoring,
     tokens,
 )
 from server.state import ServerState
@@ -62,6 +63,7 @@ def create_app(
         messages,
         responses,
         embeddings,
+        scoring,
         models,
         executors,
         tokens,

@@ -88,9 +88,10 @@ def banner(
     max_model_len: int,
     needs_key: bool,
     notes: Mapping[str, str] | None = None,
+    scores: str = "",
 ) -> str:
     """The served model, its address, its memory, and a curl command. `weight_bytes`: size of the model's parameters. `notes`:
-    more lines about the model, by their labels."""
+    more lines about the model, by their labels. `scores`: `Scoring.kind`."""
     memory = []
     if layout.num_blocks:
         memory = [f"  memory    {_memory(layout, weight_bytes)}"]
@@ -101,7 +102,12 @@ def banner(
     size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
     path = "chat/completions"
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
-    if not info.generates:
+    serves = "" if info.generates else "embeddings only: the checkpoint has no lm_head"
+    if scores == "reranker":
+        path = "rerank"
+        body = {"query": "What is the capital of Peru?", "documents": ["Lima", "Llamas are mammals."]}
+        serves = "scores of a reranker" if info.generates else "scores only: the checkpoint has no lm_head"
+    elif not info.generates or scores == "embedding":
         path, body = "embeddings", {"input": "What is the capital of Peru?"}
     curl = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
     if needs_key:
@@ -115,7 +121,7 @@ def banner(
         f"  context   {max_model_len:,} tokens",
         f"  KV cache  {capacity}",
         *memory,
-        *([] if info.generates else ["  serves    embeddings only: the checkpoint has no lm_head"]),
+        *([f"  serves    {serves}"] if serves else []),
         "Try it:",
         f"  {shlex.join(curl)}",
     ]

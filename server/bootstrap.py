@@ -51,6 +51,7 @@ from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
 from server.model_defaults import generation_config
 from server.model_defaults.pooling import default_pooling
+from server.model_defaults.retrieval import embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
 from server.model_files.prepared import model_directory, model_file
@@ -64,6 +65,7 @@ from server.speculation import check_vocabularies, draft_source, read_speculatio
 from server.state import Progress, ServedModel, ServerState
 from server.system import gc_tuning, logs
 from server.system.worker_threads import DeadlineExceeded
+from server.templates.pairs import QWEN3_MARKS, pair_prompt
 from server.templates.template import ChatTemplate, resolve_chat_template
 
 log = structlog.get_logger("server")
@@ -344,6 +346,8 @@ class Bootstrap:
         if beyond := sorted(one for one in tokenizer.eos_token_ids if one >= info.logits_width):
             log.warning("end tokens beyond the model's vocabulary are ignored", ids=beyond[:4])
             tokenizer.eos_token_ids -= set(beyond)
+        pooling = default_pooling(self.model_dir)
+        marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
         return ServedModel(
             engine=TextEngine(core, tokenizer),
@@ -353,7 +357,17 @@ class Bootstrap:
             max_model_len=core.max_model_len,
             template=template,
             defaults=defaults,
-            pooling=default_pooling(self.model_dir),
+            pooling=pooling,
+            prompts=embedding_prompts(self.model_dir),
+            scoring=scoring(
+                self.model_dir,
+                (*self.names, self.settings.model or "", self.model_dir.name),
+                info,
+                pooling,
+                tokenizer.single_token,
+                self.settings.classifier_from_token,
+            ),
+            pairs=pair_prompt(template, marks),
             fingerprint=f"cohort-{digest}",
             salt_per_key=self.settings.cache_salt_per_key,
             drafts=bool(self.speculation.num_tokens),
@@ -379,6 +393,7 @@ class Bootstrap:
             url=url,
             name=self.names[0],
             info=model.info,
+            scores=model.scoring.kind,
             layout=core.executor.kv_layout(),
             weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,

@@ -19,10 +19,12 @@ from executors.contract import ModelExecutor, ModelInfo
 from server.answer.notation import ModelNotation
 from server.metrics import Metrics
 from server.model_defaults.pooling import DefaultPooling
+from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.responses.store import MemoryResponseStore, ResponseStore
 from server.settings.table import DEFAULTS
 from server.system.worker_threads import FencedThreads
+from server.templates.pairs import PairPrompt
 from server.templates.template import ChatTemplate
 
 _MOST_NAMES = 16
@@ -163,6 +165,10 @@ class ServedModel:
     template: ChatTemplate | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     pooling: DefaultPooling = field(default_factory=DefaultPooling)
+    prompts: EmbeddingPrompts = field(default_factory=EmbeddingPrompts)
+    scoring: Scoring = field(default_factory=Scoring)
+    pairs: PairPrompt | None = None
+    """What writes the prompts of a reranker; None: their form is unknown."""
     notation: ModelNotation = field(default_factory=ModelNotation)
     fingerprint: str = "cohort"
     salt_per_key: bool = False
@@ -264,7 +270,8 @@ class ServerState:
         if model is None:
             raise Unavailable("The model is still loading.")
         if generating and not model.info.generates:
-            message = "This model generates no tokens: its checkpoint has no lm_head. It serves POST /v1/embeddings."
+            serves = "POST /v1/rerank" if model.info.num_labels else "POST /v1/embeddings"
+            message = f"This model generates no tokens: its checkpoint has no lm_head. It serves {serves}."
             raise InvalidRequest(message, param="model", code="unsupported_value")
         return model, asked or self.names[0]
 

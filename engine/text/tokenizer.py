@@ -81,6 +81,13 @@ class Tokenizer:
         ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def single_token(self, text: str) -> int | None:
+        """The id of a text that is one token, None if it is several or none."""
+        if (added := self.added_tokens.get(text)) is not None:
+            return added
+        ids = self.encode(text, False)
+        return ids[0] if len(ids) == 1 else None
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; invalid UTF-8 bytes become U+FFFD, all others stay."""
         if self.decoder.strips_end:

@@ -146,7 +146,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("family", f"{facts['family']} ({facts['architecture']})"),
         ("", "text only: the checkpoint's other parts are left out" if facts["text_only"] else ""),
-        ("", "embeddings only: the checkpoint has no lm_head" if not facts["generates"] else ""),
+        ("", _without_head(facts)),
         *(("note", warning) for warning in facts["warnings"]),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
@@ -164,6 +164,15 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 else "<1%"
+
+
+def _without_head(facts: dict[str, Any]) -> str:
+    """What a model without lm_head serves; empty for one that generates."""
+    if facts["generates"]:
+        return ""
+    if facts["labels"]:
+        return "scores only: a classification head in place of lm_head"
+    return "embeddings only: the checkpoint has no lm_head"
 
 
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

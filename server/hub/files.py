@@ -19,7 +19,8 @@ ADAPTER_FILES = (ADAPTER_CONFIG, "chat_template.jinja", "tokenizer_config.json")
 _SMALL_SUFFIXES = (".json", ".jinja")
 _TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
 _TEMPLATES = "additional_chat_templates"
-_POOLING = "1_Pooling/config.json"
+_MODULES = frozenset(map(PurePosixPath, ("1_Pooling/config.json", "1_LogitScore/config.json")))
+"""Configurations of the steps behind a model of sentence-transformers."""
 _LEFT_OUT = frozenset({
     "vision_tower", "vision_model", "visual", "multi_modal_projector", "audio_tower", "mtp", "score", "classifier", "qa_outputs",
     "v_head", "inv_freq", "masked_bias", "position_ids",
@@ -41,7 +42,7 @@ def _is_small(path: PurePosixPath) -> bool:
     if len(path.parts) == 1:
         other_weights = path.name.endswith(tuple(f"{suffix}.index.json" for suffix in _PICKLED))
         return not other_weights and (path.suffix in _SMALL_SUFFIXES or path.name in _TOKENIZERS)
-    if path == PurePosixPath(_POOLING):
+    if path in _MODULES:
         return True
     return path.parent == PurePosixPath(_TEMPLATES) and path.suffix == ".jinja"
 

@@ -24,15 +24,18 @@ class DefaultPooling:
 
     kind: str | None = "last"
     reason: str = ""
+    declared: bool = False
+    """Whether the model's files name it an embedding model."""
+    includes_prompt: bool = True
+    """Whether the hidden states of a prompt before the text count in the mean."""
 
 
 def default_pooling(directory: Path) -> DefaultPooling:
     """The pooling that a model directory declares. Raises ConfigError, naming the file, if a file cannot be read."""
-    modules = _read(directory / "modules.json", list)
-    types = [str(one.get("type")).rpartition(".")[2] for one in modules or () if isinstance(one, dict)]
-    if other := [name for name in types if name not in _MODULES]:
+    steps = modules(directory)
+    if other := [name for name in steps if name not in _MODULES]:
         return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
-    config = _read(directory / "1_Pooling" / "config.json", dict)
+    config = read_file(directory / "1_Pooling" / "config.json", dict)
     if config is None:
         return DefaultPooling()
     kinds = [
@@ -42,13 +45,25 @@ def default_pooling(directory: Path) -> DefaultPooling:
     ]
     if isinstance(named := config.get("pooling_mode"), str):
         kinds = [named]
+    declared = "Pooling" in steps
     if len(kinds) == 1 and kinds[0] in _KINDS:
-        return DefaultPooling(_KINDS[kinds[0]])
-    return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds) or 'none'}")
+        return DefaultPooling(_KINDS[kinds[0]], "", declared, config.get("include_prompt") is not False)
+    return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds) or 'none'}", declared)
 
 
-def _read(path: Path, kind: type) -> Any:
-    """The file's content, None if there is no such file."""
+def modules(directory: Path) -> dict[str, str]:
+    """The steps of a model of sentence-transformers, by the last part of their types, each with the folder of its files; empty
+    for other models. Raises ConfigError."""
+    steps = read_file(directory / "modules.json", list) or ()
+    return {
+        str(one.get("type")).rpartition(".")[2]: str(one.get("path") or "")
+        for one in steps
+        if isinstance(one, dict)
+    }
+
+
+def read_file(path: Path, kind: type) -> Any:
+    """The JSON value in a file, None if there is no such file. Raises ConfigError unless it is of this `kind`, dict or list."""
     if not path.is_file():
         return None
     try:

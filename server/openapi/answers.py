@@ -297,6 +297,37 @@ ANSWERS: dict[str, Schema] = {
     },
     "TokenCount": closed({"input_tokens": COUNT}),
     **RESPONSES,
+    "Reranked": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "model": STRING,
+            "results": array(
+                closed(
+                    {"index": COUNT, "relevance_score": NUMBER}, {"document": closed({"text": STRING})}
+                )
+            ),
+            "usage": ref("PromptUsage"),
+        }
+    ),
+    "Scores": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "created": COUNT,
+            "model": STRING,
+            "data": array(closed({"index": COUNT, "object": const("score"), "score": NUMBER})),
+            "usage": ref("PromptUsage"),
+        }
+    ),
+    "PromptUsage": closed(
+        {
+            "prompt_tokens": COUNT,
+            "total_tokens": COUNT,
+            "prompt_tokens_details": closed({"cached_tokens": COUNT}),
+        },
+        description="Token counts of a call that generates no tokens.",
+    ),
     "Embeddings": closed(
         {
             "id": STRING,
@@ -311,13 +342,7 @@ ANSWERS: dict[str, Schema] = {
                 )
             ),
             "model": STRING,
-            "usage": closed(
-                {
-                    "prompt_tokens": COUNT,
-                    "total_tokens": COUNT,
-                    "prompt_tokens_details": closed({"cached_tokens": COUNT}),
-                }
-            ),
+            "usage": ref("PromptUsage"),
         }
     ),
     "Model": {"anyOf": [ref("OpenAIModel"), ref("AnthropicModel")]},

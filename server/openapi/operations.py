@@ -12,10 +12,12 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.messages import CountTokensRequest, MessagesRequest
 from server.schemas.responses import ResponsesRequest
+from server.schemas.scoring import RerankRequest, ScoreRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 TAGS = {
     "Generation": "Chat, completions and embeddings in OpenAI's form, and messages in Anthropic's.",
+    "Retrieval": "Scores of queries and documents, in the form of vLLM, Jina and Cohere.",
     "Models": "The served model and its executors.",
     "Tokens": "The model's tokenizer, in vLLM's form.",
     "Operation": "Health, metrics and version, for operators.",
@@ -80,6 +82,10 @@ _WEATHER_TOOL = {
     "name": "get_weather",
     "description": "Weather of a city.",
     "input_schema": _WEATHER["function"]["parameters"],
+}
+_CAPITAL = {
+    "query": "What is the capital of Peru?",
+    "documents": ["Llamas live in Peru.", "Lima is its capital."],
 }
 _PERSON = {
     "type": "object",
@@ -191,6 +197,31 @@ OPERATIONS: tuple[Operation, ...] = (
         "Vectors have length 1 unless `use_activation` is false. They come in the order of the inputs.",
         EmbeddingRequest,
         {"texts": {"input": ["Hello", "Good morning"]}, "base64": {"input": "Hello", "encoding_format": "base64"}},
+    ),
+    Operation(
+        "post", "/v1/rerank", "rerank", "Retrieval", "Order documents by their relevance to a query", "Reranked", _OF_WORK,
+        "The most relevant document comes first. A reranker's scores are probabilities, those of an embedding model cosines. "
+        "`index` is the document's place in the request. The form is Jina's, Cohere's and vLLM's.",
+        RerankRequest, {"documents": _CAPITAL, "the best one": {**_CAPITAL, "top_n": 1, "return_documents": False}},
+    ),
+    Operation(
+        "post", "/v2/rerank", "rerankV2", "Retrieval", "The same as /v1/rerank", "Reranked", _OF_WORK, "", RerankRequest,
+        {"documents": _CAPITAL},
+    ),
+    Operation(
+        "post", "/rerank", "rerankUnversioned", "Retrieval", "The same as /v1/rerank", "Reranked", _OF_WORK, "", RerankRequest,
+        {"documents": _CAPITAL},
+    ),
+    Operation(
+        "post", "/v1/score", "score", "Retrieval", "Score pairs of texts", "Scores", _OF_WORK,
+        "One text is paired with each text of the other side, or the texts of both sides one by one. Scores come in the order of "
+        "the pairs.",
+        ScoreRequest,
+        {"one and several": {"text_1": "What is the capital of Peru?", "text_2": ["Lima.", "A llama."]}},
+    ),
+    Operation(
+        "post", "/score", "scoreUnversioned", "Retrieval", "The same as /v1/score", "Scores", _OF_WORK, "", ScoreRequest,
+        {"a pair": {"text_1": "What is the capital of Peru?", "text_2": "Lima."}},
     ),
     Operation(
         "post", "/tokenize", "tokenize", "Tokens", "Turn a text or a conversation into token ids",

@@ -18,6 +18,7 @@ from engine.text.generation import Usage
 from server.answer.sse import encode
 from server.http.event_stream import while_connected
 from server.http.middleware import RESPONSE_ID
+from server.prepare.embeddings import prompted
 from server.prepare.engine_request import request_context
 from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import json_response, named, read, state_of
@@ -59,7 +60,7 @@ async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest)
     prompts = await input_ids(
         state,
         model,
-        body.inputs,
+        prompted(model, body),
         "input",
         add_special_tokens=body.add_special_tokens is not False,
         truncation=truncation_of(body, model, 0),

@@ -52,7 +52,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.names[0],
         "parent": None,
         "max_model_len": state.model.max_model_len if state.model is not None else None,
-        # False: it makes embeddings only.
+        # False: it makes embeddings or scores only.
         "generates": state.model.info.generates if state.model is not None else None,
     }
 

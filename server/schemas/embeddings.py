@@ -6,12 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from engine.errors import InvalidRequest
 from server.schemas.completions import TokenIds, input_form
 from server.schemas.extras import OF_EMBEDDINGS, Rules
 from server.schemas.sampling import Integer, RequestFields, TruncationFields
 
 MAX_INPUTS = 2048
 """OpenAI's."""
+
+MAX_INSTRUCTION_LENGTH = 4096
 
 Text = Annotated[str, Field(min_length=1)]
 Input = Annotated[
@@ -40,6 +43,11 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     pooling: Literal["last", "mean"] | None = None
     """Cohort: Hidden states that make the vector: `last` (that of the last token) or `mean` (the mean of all). Default: the
     model's, else last."""
+    prompt_name: Annotated[str, Field(max_length=256)] | None = None
+    """Cohort: Name of a prompt in the model's config_sentence_transformers.json, such as `query`, that is put before each input.
+    Default: none."""
+    instruction: Annotated[str, Field(min_length=1, max_length=MAX_INSTRUCTION_LENGTH)] | None = None
+    """Cohort: Task in one sentence, put before each input in the model's own form of a query, for models trained for it."""
     use_activation: bool | None = None
     """vLLM: Whether vectors are normalised to length 1. Default: true."""
     add_special_tokens: bool | None = None
@@ -57,3 +65,6 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     def check(self) -> None:
         """Check the rules that types alone do not express. Raises InvalidRequest naming the field."""
         self.check_truncation()
+        if self.prompt_name is not None and self.instruction is not None:
+            message = "Give either 'prompt_name' or 'instruction'."
+            raise InvalidRequest(message, param="instruction", code="invalid_value")

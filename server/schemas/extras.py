@@ -96,9 +96,20 @@ OF_EMBEDDINGS: dict[str, Values] = {
     "messages": (), "prompt": (), "chat_template": (), "chat_template_kwargs": ({},),
     "normalize": (True,), "embed_dtype": ("float32",), "embedding_type": ("float",), "output_dtype": ("float",),
     "endianness": ("native", "little"), "padding": ("do_not_pad",), "truncate": (False, "NONE"), "input_type": (),
-    "prompt_name": (), "instruction": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
+    "instruct": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
 }  # fmt: skip
 """Unsupported parameters that would change vectors or their encoding, which is float32 here."""
+
+OF_SCORES: dict[str, Values] = {
+    name: UNSUPPORTED[name]
+    for name in ("extra_body", "inputs", "input", "mm_processor_kwargs", "prompt_embeds", "lora_path", "chat_template")
+} | {
+    "messages": (), "prompt": (), "chat_template_kwargs": ({},), "padding": ("do_not_pad",), "texts": (), "passages": (),
+    "instruct": (), "normalize": (True,), "activation": (True,), "raw_scores": (False,), "return_text": (), "top_k": (),
+    "truncate": (False, "NONE"), "truncation": (False,), "max_tokens_per_doc": (), "max_chunks_per_doc": (),
+    "rank_fields": ([],), "return_embeddings": (False,),
+}  # fmt: skip
+"""Unsupported parameters that would change scores, or which documents are answered with."""
 
 _STRUCTURED_HINT = "use 'structured_outputs'"
 _TEMPLATE_HINT = "give what the model's template reads in 'chat_template_kwargs'"
@@ -124,6 +135,11 @@ HINTS = {
     "system": "give a message of role 'system'", "instructions": "give a message of role 'system'",
     "input": "it belongs to /v1/embeddings", "messages": "give texts or token ids in 'input'",
     "prompt": "use 'input'", "normalize": "use 'use_activation'",
+    "activation": "use 'use_activation'", "raw_scores": "use 'use_activation'", "return_text": "use 'return_documents'",
+    "top_k": "use 'top_n'", "texts": "use 'documents'", "passages": "use 'documents'", "instruct": "use 'instruction'",
+    "max_tokens_per_doc": "use 'truncate_prompt_tokens', which counts the whole prompt",
+    "truncate": "use 'truncate_prompt_tokens'", "truncation": "use 'truncate_prompt_tokens'",
+    "input_type": "use 'prompt_name'",
     "thinking": _TEMPLATE_HINT, "think": _TEMPLATE_HINT, "enable_thinking": _TEMPLATE_HINT,
     "separate_reasoning": "start the server with --reasoning-parser none",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",

@@ -15,6 +15,7 @@ VLLM: dict[str, str] = {
     "--async-scheduling": "--max-in-flight 2", "--no-async-scheduling": "--max-in-flight 1",
     "--enable-deterministic-inference": "--deterministic",
     "--speculative-model": "--speculative-config", "-q": "--quantization", "--num-gpu-blocks-override": "--kv-cache-memory-bytes",
+    "--hf-overrides": "--classifier-from-token NO,YES for a reranker; nothing else is overridden",
 }  # fmt: skip
 
 SGLANG: dict[str, str] = {
@@ -80,7 +81,7 @@ NOT_YET = frozenset(
         "--api-server-count",
         "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
         "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
-        "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling", "--hf-overrides",
+        "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling",
         "--cpu-offload-gb", "--threads", "-t", "--root-path", "--max-logprobs",
         "--default-chat-template-kwargs", "--pooling",
     }

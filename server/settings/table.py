@@ -74,6 +74,12 @@ class Settings:
         "Jinja chat template: a file, the name of one of the model's templates, or the text itself.",
         shown="the model's",
     )
+    classifier_from_token: str | None = text(
+        None,
+        "Tokens whose logits a reranker answers with, that for no and that for yes: no,yes.",
+        metavar="NO,YES",
+        shown="the model's files, or Qwen3-Reranker's for a model of that name",
+    )
     tool_call_parser: str | None = choice(
         None,
         "Format of the model's tool calls, or none to leave tool calls in the text.",

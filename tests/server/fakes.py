@@ -155,14 +155,20 @@ class FakeTextEngine:
         return FakeGeneration(self, request)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[NDArray[np.float32]], Usage]:
-        """float32 [4] made of the prompt: its length, first and last id, and 1 for "mean"."""
+        """float32 [4] made of the prompt: its length, first and last id, and 1 for "mean". Label logits: the number of times that
+        each label's id occurs in the prompt."""
         assert all(request.prompts), "an empty prompt reached the engine"
         if self.refusal is not None:
             raise self.refusal
         self.embedded.append(request)
+        usage = Usage(sum(map(len, request.prompts)))
+        if request.pooling == "logits":
+            return [
+                np.array([p.count(one) for one in request.label_ids], np.float32) for p in request.prompts
+            ], usage
         mean = float(request.pooling == "mean")
         vectors = [np.array([len(p), p[0], p[-1], mean], np.float32) for p in request.prompts]
-        return vectors, Usage(sum(map(len, request.prompts)))
+        return vectors, usage
 
     async def prepare_grammar(self, grammar: str) -> None:
         if self.refusal is not None:

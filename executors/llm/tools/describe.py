@@ -70,6 +70,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "family": shape.family.name,
         "text_only": bool(shape.family.nested),
         "generates": not shape.headless,
+        "labels": shape.num_labels,
         "warnings": list(shape.notes),
         "parameters": sketch.info.num_parameters,
         "checkpoint": {**stored, "bytes": size, "dtype": dtype},

@@ -1,0 +1,136 @@
+"""How a model is used for retrieval: the prompts before its texts, and how it scores a query and a document.
+
+An embedding model of sentence-transformers lists its prompts in config_sentence_transformers.json. A reranker says what it is
+in one of these ways, the first of which counts:
+
+    a classification head              architectures ["...ForSequenceClassification"], whose one logit is the score
+    --classifier-from-token NO,YES     the logits of two tokens, chosen by the operator
+    a module LogitScore                true_token_id and false_token_id in its config.json (sentence-transformers)
+    classifier_from_token              in config.json, as vLLM reads it
+    its name                           Qwen3-Reranker's published files are those of a chat model and say nothing else
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executors.contract import ConfigError, ModelInfo
+from server.model_defaults.pooling import DefaultPooling, modules, read_file
+
+_TOKENS_FIELD = "classifier_from_token"
+_QWEN3_NAME = re.compile(r"qwen3[-_. ]reranker", re.IGNORECASE)
+_QWEN3_TOKENS = ("no", "yes")
+_INSTRUCTED = re.compile(r"(Instruct: ?).+?(\n ?Query: ?)", re.DOTALL)
+
+TokenId = Callable[[str], int | None]
+"""Returns the id of a text that is one token of the vocabulary, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingPrompts:
+    """Texts that an embedding model was trained to see before an input."""
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by their names, such as `query` and `document`."""
+    instructed: tuple[str, str] | None = None
+    """Texts before and after an instruction, in front of a query; None: the model has no such form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the model scores a query and a document.
+
+    With `label_ids` the score is a logit of the prompt's last token, or the first less the second: they are token ids, or
+    labels of a classification head. Without, the score is the cosine of two embeddings if `by_vectors`; otherwise the model
+    scores nothing, and `reason` says why.
+    """
+
+    label_ids: tuple[int, ...] = ()
+    by_vectors: bool = False
+    reason: str = "nothing in its files says that it is a reranker or an embedding model"
+
+    @property
+    def kind(self) -> str:
+        """ "reranker", "embedding", or "" for a model that scores nothing."""
+        return "reranker" if self.label_ids else "embedding" if self.by_vectors else ""
+
+
+def embedding_prompts(directory: Path) -> EmbeddingPrompts:
+    """The prompts that a model directory lists. Raises ConfigError, naming the file, if it cannot be read."""
+    config = read_file(directory / "config_sentence_transformers.json", dict) or {}
+    listed = config.get("prompts")
+    prompts = {
+        str(name): text
+        for name, text in (listed.items() if isinstance(listed, dict) else ())
+        if isinstance(text, str)
+    }
+    forms = (_INSTRUCTED.fullmatch(text) for text in prompts.values())
+    form = next(filter(None, forms), None)
+    return EmbeddingPrompts(prompts, None if form is None else (form[1], form[2]))
+
+
+def scoring(
+    directory: Path,
+    names: Iterable[str],
+    info: ModelInfo,
+    pooling: DefaultPooling,
+    token_id: TokenId,
+    tokens: str | None = None,
+) -> Scoring:
+    """How the model in `directory` scores. `names`: those it is known by; `tokens`: the value of --classifier-from-token.
+
+    Raises ConfigError for a file that cannot be read, and for tokens that the model does not have.
+    """
+    if info.num_labels:
+        if tokens is not None:
+            raise ConfigError("--classifier-from-token: this model has a classification head; leave it out")
+        return Scoring((0,))
+    if tokens is not None:
+        if not info.generates:
+            raise ConfigError("--classifier-from-token: this model has no lm_head, so no logits of tokens")
+        return Scoring(_ids(tokens.split(","), token_id, "--classifier-from-token"))
+    if not info.generates:
+        return _by_vectors(pooling)
+    if (folder := modules(directory).get("LogitScore")) is not None:
+        return Scoring(_of_module(directory / folder / "config.json", info.logits_width))
+    config = read_file(directory / "config.json", dict) or {}
+    if (listed := config.get(_TOKENS_FIELD)) is not None:
+        where = f"{directory / 'config.json'}: {_TOKENS_FIELD}"
+        return Scoring(_ids(listed if isinstance(listed, list) else [listed], token_id, where))
+    if pooling.declared:
+        return _by_vectors(pooling)
+    if any(map(_QWEN3_NAME.search, names)) and None not in (known := [*map(token_id, _QWEN3_TOKENS)]):
+        return Scoring(tuple(one for one in reversed(known) if one is not None))
+    return Scoring()
+
+
+def _by_vectors(pooling: DefaultPooling) -> Scoring:
+    if pooling.kind is None:
+        return Scoring(reason=pooling.reason)
+    return Scoring(by_vectors=True)
+
+
+def _ids(texts: list[Any], token_id: TokenId, where: str) -> tuple[int, ...]:
+    """Ids of the tokens for yes and no, given in the other order."""
+    if len(texts) != 2 or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{where}: two tokens are needed, that for no and that for yes")
+    found = [token_id(text) for text in texts]
+    for text, one in zip(texts, found, strict=True):
+        if one is None:
+            raise ConfigError(f"{where}: {text[:50]!r} is not one token of this model")
+    return tuple(one for one in reversed(found) if one is not None)
+
+
+def _of_module(path: Path, width: int) -> tuple[int, ...]:
+    config = read_file(path, dict) or {}
+    found = [config.get("true_token_id"), config.get("false_token_id")]
+    ids = [one for one in found if one is not None]
+    if found[0] is None or not all(type(one) is int and 0 <= one < width for one in ids):
+        raise ConfigError(
+            f"{path}: true_token_id and false_token_id are {found[0]!r} and {found[1]!r}; ids below {width} are needed"
+        )
+    return tuple(ids)

@@ -1,0 +1,97 @@
+"""POST /v1/rerank and /v1/score, also under the other paths that vLLM, Jina's and Cohere's clients use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.text.generation import Usage
+from server.http.event_stream import while_connected
+from server.http.middleware import RESPONSE_ID
+from server.prepare.engine_request import request_context
+from server.prepare.scoring import Pairs, PreparedScores, prepare_scores
+from server.routes.common import json_response, named, read, state_of
+from server.schemas.scoring import RerankRequest, ScoreFields, ScoreRequest
+from server.state import ServedModel
+
+router = APIRouter()
+
+
+@router.post("/rerank")
+@router.post("/v2/rerank")
+@router.post("/v1/rerank")
+async def rerank(request: Request) -> Response:
+    """The documents, the most relevant ones first."""
+    body = await read(request, RerankRequest)
+    body.check()
+    pairs = Pairs([body.query], body.texts, ("query", "documents"))
+    name, prepared, scores, usage = await _scored(request, "rerank-", body, pairs)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    results = []
+    for index in order[: body.top_n or None]:
+        result: dict[str, Any] = {"index": index}
+        if body.return_documents is not False:
+            result["document"] = {"text": pairs.second[index]}
+        results.append({**result, "relevance_score": scores[index]})
+    return json_response(
+        {
+            "id": prepared.request.context.request_id,
+            "object": "list",
+            "model": name,
+            "results": results,
+            "usage": _usage_object(usage),
+        }
+    )
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def score(request: Request) -> Response:
+    """The score of each pair, in their order."""
+    body = await read(request, ScoreRequest)
+    body.check()
+    first, second = body.sides
+    pairs = Pairs(first, second, body.names)
+    name, prepared, scores, usage = await _scored(request, "score-", body, pairs)
+    return json_response(
+        {
+            "id": prepared.request.context.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": name,
+            "data": [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)],
+            "usage": _usage_object(usage),
+        }
+    )
+
+
+async def _scored(
+    request: Request, prefix: str, body: ScoreFields, pairs: Pairs
+) -> tuple[str, PreparedScores, list[float], Usage]:
+    """The model's name, the call, its scores and its token counts. A client that goes away ends the call. Raises
+    EngineError."""
+    state = state_of(request)
+    model, name = await state.find(body.model)
+    context = request_context(prefix, body, model)
+    prepared = await while_connected(request.receive, prepare_scores(state, model, body, pairs, context))
+    request.scope[RESPONSE_ID] = context.request_id
+    scores, usage = await while_connected(request.receive, _computed(model, prepared, pairs))
+    return name, prepared, scores, usage
+
+
+async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) -> tuple[list[float], Usage]:
+    with named({"prompt": pairs.names[1], "input": pairs.names[1]}):
+        vectors, usage = await model.engine.embed(prepared.request)
+    return prepared.scores(vectors), usage
+
+
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    """Token counts in the form of embeddings: no tokens are generated."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

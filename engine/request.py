@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineError
+from engine.story import Story
 from executors.contract import Int32Array, SampledToken, SamplingParams
 
 
@@ -42,6 +43,8 @@ class RequestContext:
     """Identity of the sender, which the fair policy serves in turn with others."""
     deadline: float | None = None
     """Time of the engine's clock by which the computation must have started, or the call is dropped; None: no limit."""
+    story: Story = field(default_factory=Story, compare=False, repr=False)
+    """Record of what becomes of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,8 @@ class EngineStats:
     detail: str = ""
     kv_blocks_cached: int = 0
     """Free blocks whose KV may be found again."""
+    prompt_tokens: int = 0
+    """Prompt tokens of sequences that were started, without those found in the prefix cache or shared by choices, ever."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache, ever."""
     prefix_hits: int = 0

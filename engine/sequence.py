@@ -92,6 +92,8 @@ class Sequence:
     """End of the tokens that can be computed without a further block and without a block to be named."""
     finish_reason: FinishReason | None = None
     last_token_time: float | None = None
+    paused: bool = False
+    """True if it was rolled back and has given no token since."""
 
     def __post_init__(self) -> None:
         self.context = self.request.context
@@ -259,12 +261,17 @@ class Sequence:
         previous, self.last_token_time = self.last_token_time, now
         return previous
 
+    def go_on(self) -> None:
+        """Note that it has given a token since it was rolled back."""
+        self.paused = False
+
     # -- preemption and failure ----------------------------------------------------------------------------------------
 
     def roll_back(self) -> None:
         """Preempt it: nothing of it is computed any more."""
         self.num_computed_tokens = 0
         self.status = SequenceStatus.PREEMPTED
+        self.paused = True
 
     def void_in_flight(self) -> None:
         """Ignore the results of all steps in flight, and share no KV from now on."""

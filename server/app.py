@@ -15,7 +15,7 @@ from server.http.cors import Cors
 from server.http.endpoints import Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.hosts import HostCheck, Hosts
-from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash
+from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash, log_call
 from server.routes import (
     adapters,
     chat,
@@ -25,6 +25,7 @@ from server.routes import (
     messages,
     models,
     ops,
+    requests,
     responses,
     scoring,
     tokens,
@@ -55,6 +56,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
+    state.stories.on_end(log_call)
+    state.stories.on_end(state.metrics.tell)
     app.openapi = _document  # type: ignore[method-assign]
     for module in (
         adapters,
@@ -67,6 +70,7 @@ def create_app(
         models,
         executors,
         tokens,
+        requests,
         ops,
     ):
         app.include_router(module.router)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import structlog
@@ -78,54 +79,90 @@ def loading_display(stream: IO[Any] | None = None) -> LoadingLog | LoadingBar:
     return LoadingBar() if (stream or sys.stderr).isatty() else LoadingLog()
 
 
-def banner(
-    *,
-    url: str,
-    name: str,
-    info: ModelInfo,
-    layout: KvLayout,
-    weight_bytes: int,
-    max_model_len: int,
-    needs_key: bool,
-    notes: Mapping[str, str] | None = None,
-    scores: str = "",
-) -> str:
-    """The served model, its address, its memory, and a curl command. `weight_bytes`: size of the model's parameters. `notes`:
-    more lines about the model, by their labels. `scores`: `Scoring.kind`."""
-    memory = []
-    if layout.num_blocks:
-        memory = [f"  memory    {_memory(layout, weight_bytes)}"]
-        blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
-        capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
-    else:
-        capacity = f"{max_model_len:,} tokens per sequence (held by the executor)"
-    size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
-    path = "chat/completions"
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
-    serves = "" if info.generates else "embeddings only: the checkpoint has no lm_head"
-    if scores == "reranker":
-        path = "rerank"
-        body = {"query": "What is the capital of Peru?", "documents": ["Lima", "Llamas are mammals."]}
-        serves = "scores of a reranker" if info.generates else "scores only: the checkpoint has no lm_head"
-    elif not info.generates or scores == "embedding":
-        path, body = "embeddings", {"input": "What is the capital of Peru?"}
-    curl = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
-    if needs_key:
-        curl += ["-H", "Authorization: Bearer YOUR_KEY"]
-    curl += ["-d", json.dumps({"model": name, **body})]
-    lines = [
-        f"Cohort {__version__} is ready at {url}",
-        f"  model     {name} ({info.family}{size}, {_formats(info)})",
-        *(f"  {label:<9} {text}" for label, text in (notes or {}).items()),
-        f"  device    {info.device}",
-        f"  context   {max_model_len:,} tokens",
-        f"  KV cache  {capacity}",
-        *memory,
-        *([f"  serves    {serves}"] if serves else []),
-        "Try it:",
-        f"  {shlex.join(curl)}",
-    ]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an operator is told of a server that is ready. `weight_bytes`: size of the model's parameters. `notes`: more lines
+    about the model, by their labels. `scores`: `Scoring.kind`."""
+
+    url: str
+    name: str
+    info: ModelInfo
+    layout: KvLayout
+    weight_bytes: int
+    max_model_len: int
+    needs_key: bool
+    notes: Mapping[str, str] = field(default_factory=dict)
+    scores: str = ""
+
+    @property
+    def _serves(self) -> str:
+        """What the model serves, unless it generates text."""
+        if self.scores == "reranker":
+            return "scores of a reranker" if self.info.generates else "scores only: the checkpoint has no lm_head"
+        return "" if self.info.generates else "embeddings only: the checkpoint has no lm_head"
+
+    @property
+    def _head(self) -> str:
+        return f"Cohort {__version__} is ready at {self.url}"
+
+    @property
+    def _kv_bytes(self) -> int:
+        return self.layout.num_blocks * self.layout.bytes_per_block
+
+    def log(self) -> None:
+        """One event in the log."""
+        info, layout = self.info, self.layout
+        fields = {
+            "model": self.name,
+            "family": info.family,
+            "parameters": info.num_parameters,
+            "formats": _formats(info),
+            "device": info.device,
+            "context_tokens": self.max_model_len,
+            "kv_tokens": layout.capacity_tokens if layout.num_blocks else None,
+            "kv_bytes": self._kv_bytes or None,
+            "weight_bytes": self.weight_bytes,
+            "serves": self._serves or None,
+        }
+        log.info(self._head, **{name: value for name, value in fields.items() if value is not None})
+
+    def text(self) -> str:
+        """Lines for a terminal, the last of which is a curl command."""
+        info, layout = self.info, self.layout
+        memory = []
+        if layout.num_blocks:
+            memory = [f"  memory    {_memory(layout, self.weight_bytes, self._kv_bytes)}"]
+            blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
+            capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
+        else:
+            capacity = f"{self.max_model_len:,} tokens per sequence (held by the executor)"
+        size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
+        lines = [
+            self._head,
+            f"  model     {self.name} ({info.family}{size}, {_formats(info)})",
+            *(f"  {label:<9} {text}" for label, text in self.notes.items()),
+            f"  device    {info.device}",
+            f"  context   {self.max_model_len:,} tokens",
+            f"  KV cache  {capacity}",
+            *memory,
+            *([f"  serves    {self._serves}"] if self._serves else []),
+            "Try it:",
+            f"  {shlex.join(self._curl())}",
+        ]
+        return "\n".join(lines)
+
+    def _curl(self) -> list[str]:
+        path = "chat/completions"
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
+        if self.scores == "reranker":
+            path = "rerank"
+            body = {"query": "What is the capital of Peru?", "documents": ["Lima", "Llamas are mammals."]}
+        elif not self.info.generates or self.scores == "embedding":
+            path, body = "embeddings", {"input": "What is the capital of Peru?"}
+        curl = ["curl", f"{self.url}/v1/{path}", "-H", "Content-Type: application/json"]
+        if self.needs_key:
+            curl += ["-H", "Authorization: Bearer YOUR_KEY"]
+        return [*curl, "-d", json.dumps({"model": self.name, **body})]
 
 
 def show(text: str) -> None:
@@ -151,8 +188,7 @@ def _formats(info: ModelInfo) -> str:
     return info.dtype if info.quantization is None else f"{info.quantization} weights, {info.dtype}"
 
 
-def _memory(layout: KvLayout, weight_bytes: int) -> str:
-    kv_bytes = layout.num_blocks * layout.bytes_per_block
+def _memory(layout: KvLayout, weight_bytes: int, kv_bytes: int) -> str:
     weights, kv, total = (
         f"{size / 2**30:.2f} GiB" for size in (weight_bytes, kv_bytes, weight_bytes + kv_bytes)
     )

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import setproctitle
 import structlog
@@ -63,10 +64,14 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
 from server.state import Progress, ServedModel, ServerState
+from server.stories.ring import Stories
 from server.system import gc_tuning, logs
 from server.system.worker_threads import DeadlineExceeded
 from server.templates.pairs import QWEN3_MARKS, pair_prompt
 from server.templates.template import ChatTemplate, resolve_chat_template
+
+if TYPE_CHECKING:
+    from server.stories.traces import Traces
 
 log = structlog.get_logger("server")
 
@@ -78,7 +83,7 @@ def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) 
     `recovery_timeout` (a supervisor may restart the server), 1 otherwise.
     """
     setproctitle.setproctitle("cohort: server")
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     for note in notes:
         log.info(note)
     try:
@@ -110,6 +115,7 @@ class Bootstrap:
         self.modules = read_modules(settings.lora_modules)
         self.admin_key = settings.admin_key or secrets.token_urlsafe(24)
         check_adapter_settings(settings)
+        self.traces = open_traces(settings.otlp_traces_endpoint)
         self.speculation = read_speculation(settings)
         self.draft = (
             draft_source(settings, self.speculation, embedded_directory()) if self.speculation.model else None
@@ -136,6 +142,9 @@ class Bootstrap:
         state.responses = MemoryResponseStore(
             settings.responses_store_entries, settings.responses_store_bytes, settings.responses_store_age
         )
+        state.stories = Stories(settings.stories)
+        if self.traces is not None:
+            state.stories.on_end(self.traces.tell)
         core = LateCore()
         app = create_app(
             state,
@@ -167,16 +176,20 @@ class Bootstrap:
             gc_tuning.freeze_after_load()
             self._announce(core.core, model, url)
 
-        await serve(
-            app,
-            state,
-            listener,
-            core,
-            load,
-            drain_timeout=settings.drain_timeout,
-            signals=signals,
-            tls=self.tls,
-        )
+        try:
+            await serve(
+                app,
+                state,
+                listener,
+                core,
+                load,
+                drain_timeout=settings.drain_timeout,
+                signals=signals,
+                tls=self.tls,
+            )
+        finally:
+            if self.traces is not None:
+                await asyncio.to_thread(self.traces.close)
 
     async def load(self, state: ServerState, core: LateCore) -> ServedModel:
         """Find the model, start its executor, read its tokenizer and template, and put them into `state` and `core`.
@@ -371,6 +384,7 @@ class Bootstrap:
             fingerprint=f"cohort-{digest}",
             salt_per_key=self.settings.cache_salt_per_key,
             drafts=bool(self.speculation.num_tokens),
+            log_prompts=self.settings.log_prompts,
         )
 
     async def _notation(
@@ -389,7 +403,7 @@ class Bootstrap:
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         for note in core.executor.status().notes:
             log.info(f"executor: {note}")
-        text = banner.banner(
+        facts = banner.Facts(
             url=url,
             name=self.names[0],
             info=model.info,
@@ -400,7 +414,10 @@ class Bootstrap:
             needs_key=bool(self.settings.api_key),
             notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
-        banner.show(text)
+        if sys.stderr.isatty():
+            banner.show(facts.text())
+        else:
+            facts.log()
 
     @property
     def _is_default(self) -> bool:
@@ -415,6 +432,22 @@ class Bootstrap:
             "about": f"{default_model.SHOWN}; next: {default_model.NEXT}",
             "sampling": f"{given}, unless a request says otherwise",
         }
+
+
+def open_traces(endpoint: str | None) -> Traces | None:
+    """What sends traces to this URL; None without one. Raises SettingsError for a bad URL, and without the packages."""
+    if endpoint is None:
+        return None
+    if not endpoint.startswith(("http://", "https://")):
+        raise SettingsError(
+            f"--otlp-traces-endpoint {endpoint}: a URL such as http://localhost:4318/v1/traces"
+        )
+    try:
+        from server.stories.traces import Traces
+    except ModuleNotFoundError as error:
+        message = f"--otlp-traces-endpoint needs {error.name}: pip install 'cohort-server[otel]'"
+        raise SettingsError(message) from None
+    return Traces(endpoint)
 
 
 def check_adapter_settings(settings: Settings) -> None:

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from server.http.listener import most_connections
 from server.http.protocol import BoundedHttpProtocol, bounded
 from server.state import ServerState
+from server.stats_line import StatsLine
 from server.system.reaper import Reaper, inherits_orphans
 
 log = structlog.get_logger("server")
@@ -210,8 +211,12 @@ async def _stop(core: Stoppable) -> None:
 
 @contextlib.asynccontextmanager
 async def _background(state: ServerState) -> AsyncIterator[None]:
-    """Run the background tasks of serving: watching the stage, and reaping if this process is the container's first."""
-    tasks = [asyncio.create_task(_watch_stage(state), name="stage")]
+    """Run the background tasks of serving: watching the stage, telling the load, and reaping if this process is the container's
+    first."""
+    tasks = [
+        asyncio.create_task(_watch_stage(state), name="stage"),
+        asyncio.create_task(StatsLine(state).run(), name="stats line"),
+    ]
     if inherits_orphans():
         tasks.append(asyncio.create_task(Reaper(os.getpid()).run(), name="reaper"))
     try:

@@ -22,6 +22,7 @@ from engine.core.adapters import AdapterUse
 from engine.request import DraftStats, EngineStats, Observer, Stage
 from executors.contract import MemoryStatus, ModelExecutor, SnapshotValue
 from server import __version__
+from server.stories.record import CallStory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,6 +31,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` serie
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+_PART_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 _RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load", "memory")
 """All values of `ExecutorDied.cause`."""
@@ -62,6 +65,8 @@ class Metrics(Observer):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
+        self.num_output_tokens = 0
+        """Output tokens so far."""
         self._ttft = Histogram(
             "cohort_time_to_first_token_seconds",
             "From when a request's body is there to its first token.",
@@ -85,6 +90,23 @@ class Metrics(Observer):
             "Output tokens as they come, prompt tokens of ended requests.",
             ["kind"],
             registry=self.registry,
+        )
+        self._queue_time = self._histogram(
+            "queue_time_seconds",
+            "From when a request is queued to when it is admitted, or leaves.",
+            _PART_BUCKETS,
+        )
+        self._prefill_time = self._histogram(
+            "prefill_time_seconds", "From when a request is admitted to its first token.", _PART_BUCKETS
+        )
+        self._decode_time = self._histogram(
+            "decode_time_seconds", "From the first token of a request to its end.", _PART_BUCKETS
+        )
+        self._prompt_length = self._histogram(
+            "prompt_tokens", "Prompt tokens of a request that was admitted.", _TOKEN_BUCKETS
+        )
+        self._output_length = self._histogram(
+            "output_tokens", "Output tokens of a request that was admitted.", _TOKEN_BUCKETS
         )
         self._requests = Counter(
             "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
@@ -119,6 +141,23 @@ class Metrics(Observer):
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"cohort_request_{name}", about, buckets=buckets, registry=self.registry)
+
+    def tell(self, story: CallStory) -> None:
+        """A call is over."""
+        now = story.ended or story.received
+        if (queued := story.queue_seconds(now)) is None:
+            return
+        self._queue_time.observe(queued)
+        if story.admitted is None:
+            return
+        self._prompt_length.observe(story.prompt_tokens)
+        self._output_length.observe(story.output_tokens)
+        if story.first_token is not None:
+            self._prefill_time.observe(story.prefill_seconds(now) or 0.0)
+            self._decode_time.observe(story.decode_seconds(now) or 0.0)
+
     def watch(self, core: _Core) -> None:
         """Export the gauges of this engine and the snapshots of its executor."""
         self.registry.register(_EngineCollector(core))
@@ -141,10 +180,12 @@ class Metrics(Observer):
         """See Observer."""
         self._ttft.observe(ttft)
         self._output_tokens.inc()
+        self.num_output_tokens += 1
 
     def tokens(self, count: int, inter_token: float) -> None:
         """See Observer. Tokens that arrive together share the time since the last one."""
         self._output_tokens.inc(count)
+        self.num_output_tokens += count
         for _ in range(count):
             self._itl.observe(inter_token / count)
 

@@ -23,6 +23,7 @@ from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.responses.store import MemoryResponseStore, ResponseStore
 from server.settings.table import DEFAULTS
+from server.stories.ring import Stories
 from server.system.worker_threads import FencedThreads
 from server.templates.pairs import PairPrompt
 from server.templates.template import ChatTemplate
@@ -175,6 +176,8 @@ class ServedModel:
     """Whether KV of a common prefix is shared only between requests with the same API key."""
     drafts: bool = False
     """Whether steps verify drafts."""
+    log_prompts: bool = False
+    """Whether the access log shows prompts."""
     adapter: str | None = None
     """Digest of the LoRA adapter that is part of this model."""
 
@@ -221,6 +224,8 @@ class ServerState:
         )
     )
     """Responses that clients retrieve and continue."""
+    stories: Stories = field(default_factory=Stories)
+    """What became of the calls."""
     recovery_timeout: float = DEFAULTS.recovery_timeout
     write_timeout: float = DEFAULTS.write_timeout
     """Time within which a client must read some of the data sent to it, or its connection is closed, in seconds."""

@@ -11,7 +11,8 @@ of vLLM belong in the body beside OpenAI's (in the OpenAI SDK: `extra_body`).
 KEYS = """
 ## Keys
 
-A server started without `--api-key` requires no key. With keys (the flag given several times, or `COHORT_API_KEY` with commas)
+A server started without `--api-key` requires no key, except for `/v1/requests` and the paths of adapters, which always require
+`--admin-key`. With keys (the flag given several times, or `COHORT_API_KEY` with commas)
 every path requires `Authorization: Bearer KEY` or, without that header, `x-api-key: KEY`, also a path that does not exist; only
 `/live`, `/ready`, `/health` and
 `/version` do not. `/metrics` needs no key unless the server was started with `--metrics-key`; then it accepts only that key. A
@@ -45,6 +46,8 @@ HEADERS = """
 | `request-id` | below `/v1/messages` | The same identifier, where Anthropic's clients look for it. |
 | `x-cohort-ignored` | a parameter had no effect | Names of such parameters, percent-encoded and separated by commas. A name \
 within an object is its path (`messages[].type`). A final `...` means that there are more. |
+| `server-timing` | a request was queued | Milliseconds of its parts: `prepare` (template, tokenizer, grammar), `queue`, \
+`prefill` (from admission to the first token) and, without `stream`, `decode`. |
 | `retry-after` | 429, 503 | Seconds to wait before the next attempt. |
 | `x-should-retry` | some 500 | `false`: the same request would most likely fail again. OpenAI's clients then do not retry. |
 | `www-authenticate` | 401 | `Bearer` |
@@ -98,6 +101,7 @@ see [Browsers](#browsers). |
 | 404 | `invalid_request_error` | `model_not_found` | The model does not exist. |
 | 404 | `invalid_request_error` | `response_not_found`, `previous_response_not_found`, `item_not_found` | The store has no such \
 response or item, or another API key owns it: see [The Responses API](responses.md). |
+| 404 | `invalid_request_error` | `request_not_found` | No story of such a call is kept, or never was. |
 | 404 | `invalid_request_error` | `not_found` | The path does not exist. The message names the path that was probably meant, or \
 the one that replaces another server's endpoint. |
 | 405 | `invalid_request_error` | `method_not_allowed` | The path does not have this method. |

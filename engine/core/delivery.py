@@ -40,6 +40,8 @@ class Delivery:
     def expect(self, seq: Sequence) -> None:
         """Register a sequence, which now has to get an answer."""
         self.live[seq.seq_id] = seq
+        prompt_tokens = seq.prompt_len if seq.is_first else 0
+        seq.context.story.queue(self._clock(), seq.mailbox_key, seq, prompt_tokens)
 
     async def nobody_waits(self) -> None:
         """Wait until every sequence has its answer."""
@@ -59,10 +61,10 @@ class Delivery:
         for seq, delta in deltas:
             if delta.tokens:
                 self._observe_tokens(seq, len(delta.tokens), now)
+            if delta.error is not None:
+                self._count_error(seq, delta.error)
             if delta.finish_reason is not None:
                 self.gone(seq)
-            if delta.error is not None:
-                self._count_error(delta.error)
             self._held.append((seq, delta))
 
     def release(self) -> None:
@@ -74,12 +76,13 @@ class Delivery:
     def fail(self, seq: Sequence, error: EngineError) -> None:
         """End a sequence with a typed error, after the tokens that were computed before."""
         self.release()
+        self._count_error(seq, error)
         self.gone(seq)
-        self._count_error(error)
         logger.warning("request %s failed: %s", seq.context.request_id, error.message)
         seq.mailbox.put(seq.mailbox_key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
 
-    def _count_error(self, error: EngineError) -> None:
+    def _count_error(self, seq: Sequence, error: EngineError) -> None:
+        seq.context.story.fail(str(error.code))
         if error.status >= 500:
             self._observer.failed(str(error.code))
 
@@ -87,11 +90,13 @@ class Delivery:
         """Forget a finished sequence, once."""
         if self.live.pop(seq.seq_id, None) is None:
             return
-        e2e = self._clock() - seq.context.arrival_time
+        now = self._clock()
         outcome = str(seq.finish_reason or FinishReason.ERROR)
         # A prompt is computed once for all its choices, and not at all for a sequence that leaves while it waits.
         prompt_tokens = seq.prompt_len if seq.is_first and seq.was_started else 0
-        self._observer.finished(outcome, prompt_tokens, len(seq.output_token_ids), e2e)
+        output_tokens = len(seq.output_token_ids)
+        self._observer.finished(outcome, prompt_tokens, output_tokens, now - seq.context.arrival_time)
+        seq.context.story.finish(now, seq.mailbox_key, outcome, output_tokens)
         if not self.live:
             self._idle.set()
 
@@ -99,7 +104,11 @@ class Delivery:
         previous = seq.stamp_tokens(now)
         if previous is None:
             self._observer.first_token(now - seq.context.arrival_time)
+            seq.context.story.start_output(now, seq.mailbox_key)
             if count > 1:
                 self._observer.tokens(count - 1, 0.0)
         else:
             self._observer.tokens(count, now - previous)
+        if seq.paused:
+            seq.go_on()
+            seq.context.story.resume(now, seq.mailbox_key)

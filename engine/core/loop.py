@@ -305,6 +305,7 @@ class EngineCore:
             preemptions=sequences.num_preemptions if sequences else 0,
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
+            prompt_tokens=sequences.prompt_tokens if sequences else 0,
             prefix_queries=sequences.prefix_queries if sequences else 0,
             prefix_hits=sequences.prefix_hits if sequences else 0,
             resumed=sequences.num_resumed if sequences else 0,

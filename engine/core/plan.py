@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.sequence import Sequence
+from engine.story import WaitReason
 from executors.contract import Int32Array, SequenceStart, UnifiedBatch
 
 PENDING = -1
@@ -29,6 +30,8 @@ class StepPlan:
     drafts_wanted: dict[Sequence, int] = field(default_factory=dict)
     """Drafts that the step is to bring for the next one."""
     preempted: bool = False
+    blocked: WaitReason | None = None
+    """Why the first sequence that is not admitted has to wait; None if each is admitted, or waits for a reason of its own."""
 
 
 class StepPacker:

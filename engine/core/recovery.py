@@ -106,7 +106,7 @@ class Recovery:
         epoch = scheduler.journal.open_epoch()
         # What was refused has its reason in the step: no need to try it again as it was.
         suspects = scheduler.sequences.rewind(
-            batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk
+            batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk, cause=_word(error)
         )
         died = isinstance(error, ExecutorDied)
         if self._clock() - self._back_at > _STEADY:
@@ -146,3 +146,8 @@ class Recovery:
             if prompt in self._named:
                 self._fruitless = max(0, self._fruitless - seq.num_failed_steps)
             self._named.add(prompt)
+
+
+def _word(error: ExecutorError) -> str:
+    """The failure in a word, for stories: how the executor died, or the kind of error that a step raised."""
+    return f"executor_died:{error.cause}" if isinstance(error, ExecutorDied) else error.kind

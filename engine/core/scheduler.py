@@ -25,6 +25,7 @@ from engine.policies.budget import MIN_CHUNK
 from engine.policies.drafter import Drafter, ModelDrafter
 from engine.request import FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
+from engine.story import WaitReason
 from engine.waiting.queue import WaitingQueue
 from executors.contract import Drafts, ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
@@ -74,6 +75,8 @@ class Scheduler:
             self._grant_prompts(chunks, plan)
         elif self.waiting:
             self.sequences.no_room()
+            plan.blocked = WaitReason.SLOTS
+        self.waiting.reasons.wait_for(plan.blocked)
         return self._pack(plan) if plan.grants else None
 
     def _grant_prompts(self, chunks: SequenceOf[Sequence], plan: StepPlan) -> None:
@@ -253,12 +256,14 @@ class Scheduler:
         for seq in self._candidates(plan, before):
             hit = self.kv.find(seq)
             if hit.pending:
+                self.waiting.reasons.hold(seq, WaitReason.PREFIX)
                 passed_over += seq.num_known_tokens
                 if passed_over > _PASSED_OVER:
                     break
                 continue
             if not self.kv.fits(seq, hit):
                 self.sequences.no_room()
+                plan.blocked = WaitReason.KV_BLOCKS
                 break
             self.sequences.admit(seq, hit)
             admitted.append(seq)
@@ -269,14 +274,23 @@ class Scheduler:
     def _candidates(self, plan: StepPlan, before: Sequence | None) -> Iterator[Sequence]:
         """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes."""
         if plan.preempted:
+            plan.blocked = WaitReason.KV_BLOCKS
             return  # somebody has just given way: not for newcomers
         for seq in self.waiting.policy.candidates(self.sequences.num_slots):
-            if self._share(seq, plan) <= 0 or not self.sequences.has_slot_to_run_in():
+            if not self.sequences.has_slot_to_run_in():
+                plan.blocked = WaitReason.SLOTS
+                return
+            if self._share(seq, plan) <= 0:
+                plan.blocked = WaitReason.TOKENS
                 return
             if before is not None and not self.waiting.policy.precedes(seq, before):
                 return
-            if self.sequences.can_admit(seq) and self._has_adapter(seq):
+            if not self.sequences.can_admit(seq):
+                continue
+            if self._has_adapter(seq):
                 yield seq
+            else:
+                self.waiting.reasons.hold(seq, WaitReason.ADAPTER)
 
     def _has_adapter(self, seq: Sequence) -> bool:
         """Whether the executor holds the adapter of a waiting sequence, if it has one."""
@@ -416,7 +430,7 @@ class Scheduler:
             # Whoever wrote that may have failed itself, a moment too late for this one to know.
             seq.void_in_flight()
             if seq.status is SequenceStatus.RUNNING:
-                self.sequences.preempt(seq)
+                self.sequences.preempt(seq, fault.value)
             return None
         self.sequences.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))

@@ -13,6 +13,7 @@ from engine.core.journal import Journal
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
+from engine.story import WaitReason
 from engine.waiting.queue import WaitingQueue
 from executors.contract import UnifiedBatch
 
@@ -42,6 +43,7 @@ class Sequences:
         self.suspects: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.num_resumed = 0
+        self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         waiting.open(num_slots, shares_prompts=kv.layout.num_blocks > 0)
@@ -105,16 +107,29 @@ class Sequences:
         self.kv.begin(seq, hit)
         first = seq.status is SequenceStatus.WAITING
         seq.admit(hit.num_tokens)
+        now, waited = self.waiting.admitted(seq)
+        # Choices share the prompt of the first one, which is not what a cache found.
+        cached = seq.num_cached_tokens if first and seq.is_first else None
+        seq.context.story.admit(now, seq.mailbox_key, waited, cached)
         if first:
+            if seq.is_first and seq.context.story.prefix is None:
+                seq.context.story.match(self.kv.explain(seq, hit))
             self.waiting.start(seq)
             self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
+            self.prompt_tokens += seq.prompt_len - seq.num_cached_tokens
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len
                 self.prefix_hits += seq.num_cached_tokens
         self.running[seq] = None
 
-    def preempt(self, seq: Sequence) -> None:
-        """Roll back to nothing computed; it keeps its slot and its place in the queue."""
+    def preempt(self, seq: Sequence, fault: str | None = None) -> None:
+        """Roll back to nothing computed; it keeps its slot and its place in the queue. `fault`: the failure that is the reason;
+        None: others need its blocks."""
+        now, tokens, story = self.waiting.clock(), len(seq.output_token_ids), seq.context.story
+        if fault is None:
+            story.preempt(now, seq.mailbox_key, tokens)
+        else:
+            story.interrupt(now, seq.mailbox_key, fault, tokens)
         self.kv.free(seq)
         seq.roll_back()
         del self.running[seq]
@@ -168,22 +183,27 @@ class Sequences:
         self._spared.pop(batch.step_id, None)
 
     def rewind(
-        self, failed: UnifiedBatch | None = None, at_fault: bool = False, blameless: bool = False
+        self,
+        failed: UnifiedBatch | None = None,
+        at_fault: bool = False,
+        blameless: bool = False,
+        cause: str = "failure",
     ) -> list[Sequence]:
         """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
 
         Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. `at_fault`:
         the step itself is wrong, and would fail again; its sequences are computed alone at once. `blameless`: it was too
         large, which is nobody's fault and no death survived: nothing is counted, nobody returned. Steps still out belong
-        to the older epoch; their results are dropped.
+        to the older epoch; their results are dropped. `cause`: a word for the failure, for stories.
         """
+        self.waiting.reasons.wait_for(WaitReason.RECOVERY)
         for seq in _once([*self.running, *self.waiting, *self._computed()]):
             seq.drop_in_flight()
             if seq.finished:
                 self.let_go(seq)
         self.num_resumed += 0 if blameless else len(self.running)
         for seq in list(self.running):
-            self.preempt(seq)
+            self.preempt(seq, cause)
         self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release

@@ -12,6 +12,7 @@ import numpy as np
 from engine.kv.block_pool import SLICE, BlockPool
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
 from engine.sequence import Sequence
+from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import Int32Array, KvLayout, TableUpdates
 
 
@@ -179,8 +180,11 @@ class KvCacheManager:
         full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
         if full > seq.num_keyed_blocks:
             keys = self._keys(seq, full)
+            before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
             for index in range(seq.num_keyed_blocks, full):
                 self.cache.add(keys[index], seq.block_table[index])
+                self.cache.history.add(before, keys[index], self._block_tokens(seq, index))
+                before = keys[index]
             seq.name_blocks(full)
             self._prepared(seq)
 
@@ -191,15 +195,38 @@ class KvCacheManager:
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
-        keys, size = seq.block_keys, self.layout.block_size
+        keys = seq.block_keys
         if len(keys) < count:
-            request, new = seq.request, []
-            before = keys[-1] if keys else root_key(self._model, request.adapter, request.context.cache_salt)
+            new = []
+            before = keys[-1] if keys else self._root(seq)
             for index in range(len(keys), count):
-                before = block_key(before, seq.token_ids(index * size, (index + 1) * size))
+                before = block_key(before, self._block_tokens(seq, index))
                 new.append(before)
             seq.extend_keys(new)
         return keys[:count] if len(keys) > count else keys
+
+    def _root(self, seq: Sequence) -> bytes:
+        return root_key(self._model, seq.request.adapter, seq.context.cache_salt)
+
+    def _block_tokens(self, seq: Sequence, index: int) -> Int32Array:
+        """The known tokens of a full block."""
+        size = self.layout.block_size
+        end = (index + 1) * size
+        if end <= seq.prompt_len:
+            return seq.request.prompt_token_ids[end - size : end]
+        return np.array(seq.token_ids(end - size, end), np.int32)
+
+    def explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
+        """Why the prefix cache gave a sequence no more than `hit`, for its story."""
+        if not hit.looked_up:
+            return PrefixMatch(hit.num_tokens, Missed.OFF)
+        matched, most = len(hit.blocks), (seq.num_known_tokens - 1) // self.layout.block_size
+        if matched == most:
+            return PrefixMatch(hit.num_tokens, None if most else Missed.SHORT)
+        keys = self._keys(seq, most)
+        before = keys[matched - 1] if matched else self._root(seq)
+        tokens = self._block_tokens(seq, matched)
+        return self.cache.history.explain(before, keys[matched:], tokens, hit.num_tokens)
 
     def reset(self) -> None:
         """Reset after the executor's KV was emptied: nothing can be found, and no change is left to report."""
@@ -214,7 +241,7 @@ class KvCacheManager:
         """As `BlockPool.take_spare`; prefixes in these blocks are no longer found. The executor must be told before the next
         step: until then the blocks still have their memory, afterwards they may be zeros."""
         blocks = self.pool.take_spare(keep, min_age, most_spans)
-        self.cache.forget(blocks.tolist())
+        self.cache.forget(blocks.tolist(), Lost.RELEASE)
         return blocks
 
     # -- for the next batch --------------------------------------------------------------------------------------------

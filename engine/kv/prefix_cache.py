@@ -19,6 +19,8 @@ from itertools import islice
 import numpy as np
 
 from engine.kv.block_pool import SLICE
+from engine.kv.prefix_history import PrefixHistory
+from engine.story import Lost
 from executors.contract import Int32Array
 
 
@@ -41,6 +43,7 @@ class PrefixCache:
     """Keys of blocks whose KV is or will be written by the steps submitted so far. Owned by KvCacheManager.
 
     - `blocks`: {block: key}. A block has one key, a key one block: of two blocks with the same content the first counts.
+    - `history`: what was cached before, for `KvCacheManager.explain`.
     - `fresh`: blocks whose KV is computed by the step being assembled. They must not be read in that step.
     """
 
@@ -48,6 +51,7 @@ class PrefixCache:
         self.blocks: dict[int, bytes] = {}
         self.fresh: set[int] = set()
         self._block_of: dict[bytes, int] = {}
+        self.history = PrefixHistory()
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `keys`."""
@@ -66,21 +70,23 @@ class PrefixCache:
             self.blocks[block] = key
             self.fresh.add(block)
 
-    def forget(self, blocks: Iterable[int]) -> None:
+    def forget(self, blocks: Iterable[int], why: Lost = Lost.ROOM) -> None:
         """Remove the keys of these blocks, whose content will change."""
         for block in blocks:
             key = self.blocks.pop(block, None)
             if key is not None:
                 del self._block_of[key]
+                self.history.lose(key, why)
 
     def withdraw(self, keys: Iterable[bytes]) -> list[int]:
         """Remove these keys, because the computation of their blocks failed; returns the blocks."""
         blocks = [self._block_of[key] for key in keys if key in self._block_of]
-        self.forget(blocks)
+        self.forget(blocks, Lost.FAULT)
         return blocks
 
     def clear(self) -> None:
         """Remove all keys, after the executor's KV was emptied."""
+        self.history.lose_all(self._block_of, Lost.RESTART)
         self.blocks.clear()
         self._block_of.clear()
         self.fresh.clear()

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from engine.request import Request
 from engine.sequence import Sequence
+from engine.story import WaitReason
 from engine.waiting.forecast import Forecast, SharedPrefixes, streams
 from engine.waiting.not_started import NotStarted
 from engine.waiting.order import Fcfs, QueuePolicy
+from engine.waiting.reasons import WaitReasons
 from engine.waiting.wait_estimate import WaitEstimate, Waiting
 
 MAX_RETRY_AFTER = 300
@@ -42,6 +44,8 @@ class WaitingQueue:
         self.policy = Fcfs() if policy is None else policy
         self.not_started = NotStarted(patience, clock)
         self.estimate = WaitEstimate(clock)
+        self.clock = clock
+        self.reasons = WaitReasons(clock)
         self.count = 0
         self.tokens = 0
         self._groups: dict[str | int, Waiting] = {}
@@ -69,10 +73,12 @@ class WaitingQueue:
         self._fresh[seq] = self._prefixes.fresh(seq.request) if self.prompt_tokens(seq) else 0
         self._count(seq, 1)
         self.not_started.add(seq)
+        self.reasons.begin(seq)
 
     def add(self, seq: Sequence) -> None:
         """Give a new or a preempted sequence its place in the order."""
         self.policy.add(seq)
+        self.reasons.begin(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out of the order. Raises ValueError if it has no place there. Not allowed while iterating."""
@@ -84,8 +90,16 @@ class WaitingQueue:
         self.not_started.start(seq)
         self.estimate.start(seq)
 
+    def admitted(self, seq: Sequence) -> tuple[float, dict[WaitReason, float]]:
+        """Record that a sequence was admitted, for the first time or again. Returns the time, and the seconds that it has waited
+        by reason."""
+        return self.reasons.end(seq)
+
     def end(self, seq: Sequence) -> None:
         """A sequence has ended, started or not; it has no place in the order any more."""
+        _, waited = self.reasons.end(seq)
+        if waited and not seq.was_started:
+            seq.context.story.give_up(waited)
         if seq in self._fresh:
             self._uncount(seq)
             self.not_started.remove(seq)

@@ -12,6 +12,7 @@ import msgspec
 from engine.text.generation import Generation, TextDelta, Usage
 from server.answer.choice import Choice
 from server.answer.sse import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
+from server.answer.timings import timings
 from server.schemas.chat import ChatRequest
 
 
@@ -78,9 +79,11 @@ class ChatStream:
     def end(self) -> bytes:
         """The events after the last delta."""
         out = b"" if self._roles_sent else self._roles(self._generation.usage if self._continuous else None)
-        if not self._answer.body.include_usage:
-            return out
-        return out + self._chunks.chunk(b"", self._generation.usage, reasoning_tokens=self._reasoning_tokens)
+        return out + self._chunks.totals(
+            self._generation.usage if self._answer.body.include_usage else None,
+            timings(self._generation) if self._answer.body.timings else None,
+            self._reasoning_tokens,
+        )
 
     @property
     def _reasoning_tokens(self) -> int:
@@ -148,6 +151,8 @@ class ChatWhole:
             body["prompt_logprobs"] = msgspec.Raw(self.prompt_logprobs)
         if asked.return_token_ids:
             body["prompt_token_ids"] = answer.prompt
+        if asked.timings:
+            body["timings"] = timings(generation)
         return body
 
     def _choice(self, choice: Choice, logprobs: ChatLogprobs) -> dict[str, Any]:

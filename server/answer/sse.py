@@ -181,6 +181,15 @@ class Chunks:
         told = encode(usage_object(usage, reasoning_tokens))
         return self._head + choice + b"]" + extra + b',"usage":' + told + b"}\n\n"
 
+    def totals(
+        self, usage: Usage | None, timings: dict[str, Any] | None = None, reasoning_tokens: int = 0
+    ) -> bytes:
+        """The event behind all choices, with what the client asked for; empty if that is nothing."""
+        if usage is None and timings is None:
+            return b""
+        extra = b"" if timings is None else b',"timings":' + encode(timings)
+        return self.chunk(b"", usage, extra, reasoning_tokens)
+
 
 class ChatChoice:
     """Encodes the chunks of one choice of a chat."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,10 +19,14 @@ from server.http.errors import http_error_response
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
 METRICS = "/metrics"
 ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Paths that require the admin key, whatever other keys there are."""
+"""Paths that require the admin key, whatever other keys there are; see `is_admin`."""
+STORIES = "/v1/requests"
+"""Path of the stories of calls, which are the admin's too, each under a path of its own."""
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Identity of the client whose request is being answered: a prefix of the key's hash, "" where no key is required."""
+KEY_NAME: ContextVar[str] = ContextVar("key_name", default="")
+"""Name of that client's key, for people: logs, stories, metrics. "" where no key is required."""
 _WANTED = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
@@ -42,9 +46,9 @@ class KeyAuth:
         admin_key: str | None = None,
     ) -> None:
         self._app = app
-        self._admin_keys = (_hash(admin_key.encode("utf-8", "surrogateescape")),) if admin_key else ()
-        self._api_keys = tuple(_hash(key.encode("utf-8", "surrogateescape")) for key in api_keys)
-        self._metrics_keys = (_hash(metrics_key.encode("utf-8", "surrogateescape")),) if metrics_key else ()
+        self._admin_keys = _named({"admin": admin_key})
+        self._api_keys = _named({f"key-{number}": key for number, key in enumerate(api_keys, 1)})
+        self._metrics_keys = _named({"metrics": metrics_key})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
@@ -58,10 +62,11 @@ class KeyAuth:
 
     def _may_pass(self, scope: Scope) -> bool:
         TENANT.set("")
+        KEY_NAME.set("")
         path = scope["path"]
         if path in KEYLESS:
             return True
-        admin = without_slash(path) in ADMIN
+        admin = is_admin(path)
         keys = self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
         if not keys:
             return not admin
@@ -70,11 +75,18 @@ class KeyAuth:
             return False
         hashed = _hash(key)
         # Every key is compared, so that the time does not tell which one came close.
-        matches = [hmac.compare_digest(hashed, known) for known in keys]
-        if not any(matches):
+        matches = [name for name, known in keys if hmac.compare_digest(hashed, known)]
+        if not matches:
             return False
         TENANT.set(hashed.hex()[:16])
+        KEY_NAME.set(matches[0])
         return True
+
+
+def is_admin(path: str) -> bool:
+    """Whether a path requires the admin key."""
+    path = without_slash(path)
+    return path in ADMIN or path == STORIES or path.startswith(f"{STORIES}/")
 
 
 def _given_key(scope: Scope) -> bytes | None:
@@ -86,6 +98,11 @@ def _given_key(scope: Scope) -> bytes | None:
         return keys[0] if len(keys) == 1 else None
     scheme, _, key = found[0].partition(b" ")
     return key.strip() if len(found) == 1 and scheme.lower() == b"bearer" else None
+
+
+def _named(keys: Mapping[str, str | None]) -> tuple[tuple[str, bytes], ...]:
+    """Name and hash of each key that is given."""
+    return tuple((name, _hash(key.encode("utf-8", "surrogateescape"))) for name, key in keys.items() if key)
 
 
 def _hash(key: bytes) -> bytes:

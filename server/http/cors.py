@@ -16,7 +16,7 @@ from starlette.types import Scope
 Pair = tuple[bytes, bytes]
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-_EXPOSED = b"x-request-id, request-id, x-cohort-ignored, retry-after, x-should-retry"
+_EXPOSED = b"x-request-id, request-id, x-cohort-ignored, server-timing, retry-after, x-should-retry"
 _MAX_AGE = "600"
 """Time for which a browser may cache the answer to a preflight, in seconds."""
 _ANY = "*"

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http import anthropic
-from server.http.auth import KEYLESS, METRICS
+from server.http.auth import KEY_NAME, KEYLESS, METRICS
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import (
@@ -26,6 +26,8 @@ from server.http.errors import (
     internal_error_response,
 )
 from server.schemas.extras import MAX_TOLD
+from server.stories.record import AccessLine, CallStory
+from server.stories.wire import log_fields, server_timing
 
 log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")
@@ -36,6 +38,8 @@ PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
 MAX_HEADER_BYTES = 64 * 1024
 RESPONSE_ID = "cohort.response_id"
 """Key in the scope of the id of the answer; set by the route."""
+STORY = "cohort.story"
+"""Key in the scope of the `CallStory` of a request for the model; set by the route."""
 IGNORED = "cohort.ignored"
 """Key in the scope of the names of the request's parameters that had no effect."""
 COUNTED = "cohort.counted"
@@ -73,7 +77,7 @@ class RequestLogging:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *always, *_ignored(scope)]
+                message["headers"] = [*message.get("headers", ()), *always, *_ignored(scope), *_timing(scope)]
             await send(message)
 
         try:
@@ -95,20 +99,53 @@ class RequestLogging:
             self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
         if scope["path"] in PROBES and status in (200, 503):
             return
-        response_id = scope.get(RESPONSE_ID)  # what the client has, where its library hides the headers
-        access_log.info(
-            _line(scope),
-            status=status,
-            ms=round(seconds * 1000, 1),
-            request_id=request_id,
-            **({"response_id": response_id} if response_id else {}),
+        fields = {
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "request_id": request_id,
+            # What the client has, where its library hides the headers.
+            "response_id": scope.get(RESPONSE_ID),
+            "client_request_id": client_request_id(scope),
+            "key": KEY_NAME.get(),
             **_told(refusal),
+        }
+        line = AccessLine(
+            _line(scope), {name: value for name, value in fields.items() if value not in (None, "")}
         )
+        story: CallStory | None = scope.get(STORY)
+        if story is None:
+            access_log.info(line.event, **line.fields)
+        else:
+            # A stream that failed was begun with a 200; what counts is how it ended.
+            ended = refusal.status if refusal and status == 200 else status
+            story.answer(time.monotonic(), ended, refusal.code if refusal else None, line)
+
+
+def log_call(story: CallStory) -> None:
+    """Write the access log's line of a call that is over."""
+    if story.line is not None:
+        access_log.info(story.line.event, **story.line.fields, **log_fields(story))
+
+
+def client_request_id(scope: Scope) -> str | None:
+    """The id that the client gave its request, made harmless as in paths; None without one. It is shown and not used."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+    if not given:
+        return None
+    value: str = given[:_MAX_NAME].decode("latin-1")
+    return value.encode("unicode_escape").decode("ascii")
 
 
 def new_request_id() -> str:
     """The request's id, for `x-request-id` and the log."""
     return f"req_{secrets.token_hex(12)}"
+
+
+def _timing(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header that tells how long the parts of a call took, if it was queued."""
+    story: CallStory | None = scope.get(STORY)
+    value = None if story is None else server_timing(story, story.stream)
+    return [] if value is None else [(b"server-timing", value)]
 
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:

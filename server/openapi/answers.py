@@ -21,6 +21,7 @@ from server.openapi.schema import (
     one_of,
     ref,
 )
+from server.openapi.stories import STORIES
 
 _ENVELOPE = {
     "created": COUNT,
@@ -328,6 +329,7 @@ ANSWERS: dict[str, Schema] = {
         },
         description="Token counts of a call that generates no tokens.",
     ),
+    **STORIES,
     "Embeddings": closed(
         {
             "id": STRING,

@@ -14,6 +14,7 @@ from server.schemas.messages import CountTokensRequest, MessagesRequest
 from server.schemas.responses import ResponsesRequest
 from server.schemas.scoring import RerankRequest, ScoreRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from server.stories.ring import OUTCOMES, SORTS
 
 TAGS = {
     "Generation": "Chat, completions and embeddings in OpenAI's form, and messages in Anthropic's.",
@@ -257,6 +258,23 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get", "/v1/executors", "listExecutors", "Models", "List the executors, with their properties and status",
         "ExecutorList", (401, 403, 431, 500, 503),
+    ),
+    Operation(
+        "get", "/v1/requests", "listRequests", "Operation", "List the calls under way and the last ones that ended",
+        "RequestStoryList", (400, 401, 403, 431, 500), "Requires the admin key. `--stories` sets how many are kept.",
+        query=(
+            ("sort", {"enum": list(SORTS)}, "What the list is sorted by. Default: received."),
+            ("order", {"enum": ["desc", "asc"]}, "`desc` begins with the largest or latest. Default: desc."),
+            ("outcome", {"type": "string"}, f"Outcomes, separated by commas: {', '.join(OUTCOMES)}. Default: all."),
+            ("key", {"type": "string"}, "Name of the API key. Default: all."),
+            ("model", {"type": "string"}, "Name of the model. Default: all."),
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most calls that are listed. Default: 100."),
+        ),
+    ),
+    Operation(
+        "get", "/v1/requests/{request_id}", "getRequest", "Operation", "Tell the story of one call", "RequestStory",
+        (401, 403, 404, 431, 500),
+        "Requires the admin key. The identifier is that of the answer or its `x-request-id`.",
     ),
     Operation(
         "get", "/live", "live", "Operation", "Report whether the server process responds", "Live", (403, 431, 500), keyless=True,

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.errors import InvalidRequest
 from engine.request import RequestContext
+from engine.story import Story
 from engine.text.generation import TextRequest
 from engine.waiting.admission import check_min_tokens
 from executors.contract import SamplingParams
@@ -16,10 +17,15 @@ from server.http.request_timing import arrival_time
 from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel
+from server.stories.record import CURRENT, CallStory
 
 _SMALLEST_TOP_P = 1e-6
 """Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be
 empty."""
+_TOLD = ("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed")
+"""Fields that a story tells."""
+_LOGGED_TOKENS = 1024
+"""Tokens of a prompt that the log shows, if it shows prompts."""
 
 
 class ContextFields(Protocol):
@@ -34,14 +40,18 @@ def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> R
     """The context of the call that this task answers. The id begins with `prefix` and is generated here: a client's own id is
     never used. `deadline_ms` counts from the arrival of the body."""
     arrived, wait, tenant = arrival_time(), fields.deadline_ms, TENANT.get()
+    story, id_ = CURRENT.get(), f"{prefix}{secrets.token_hex(16)}"
+    if story is not None:
+        story.id = id_
     return RequestContext(
-        f"{prefix}{secrets.token_hex(16)}",
+        id_,
         arrived,
         fields.priority or 0,
         # The separator occurs in no hash, so a client's salt cannot pass for another key.
         f"{tenant}/{fields.cache_salt or ''}" if model.salt_per_key else fields.cache_salt,
         tenant,
         None if wait is None else arrived + wait / 1000,
+        Story(arrived) if story is None else story,
     )
 
 
@@ -96,6 +106,8 @@ def text_request(
         allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
         min_tokens=fields.min_tokens or 0,
     )
+    if isinstance(context.story, CallStory):
+        _tell(context.story, fields, model, prompts)
     return TextRequest(
         context=context,
         adapter=model.adapter,
@@ -116,3 +128,16 @@ def text_request(
         shown_special=shown_special,
         ends=ends,
     )
+
+
+def _tell(
+    story: CallStory, fields: GenerationFields, model: ServedModel, prompts: tuple[tuple[int, ...], ...]
+) -> None:
+    """Note what the client asked for."""
+    story.parameters = {
+        name: value for name in _TOLD if (value := getattr(fields, name)) is not None and abs(value) < 2**63
+    }
+    if fields.output_limit is not None:
+        story.parameters["max_tokens"] = fields.output_limit
+    if model.log_prompts:
+        story.prompt = model.tokenizer.decode(list(prompts[0][:_LOGGED_TOKENS]), False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,18 +13,31 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
+from server.http.auth import KEY_NAME
+from server.http.errors import REQUEST_ID
 from server.http.media import check_media
-from server.http.middleware import IGNORED
-from server.http.request_timing import INLINE_BODY_BYTES, mark_received, run_off_loop_if_large
+from server.http.middleware import IGNORED, STORY, client_request_id
+from server.http.request_timing import (
+    INLINE_BODY_BYTES,
+    arrival_time,
+    mark_received,
+    run_off_loop_if_large,
+)
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables
 from server.schemas.extras import MAX_TOLD, screen
+from server.schemas.sampling import RequestFields
 from server.schemas.volume import check_volume
 from server.state import ServedModel, ServerState
+from server.stories.record import CURRENT, CallStory
 from server.system.gc_tuning import collector_pause
 
 READ = ["GET", "HEAD"]
 """Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context: version, trace id, parent id, flags."""
+_DIGITS = 10
+"""Most digits of a number in a query."""
 
 
 def state_of(request: Request) -> ServerState:
@@ -39,16 +53,36 @@ async def read(request: Request, model: type[Model]) -> Model:
     check_media(request.headers)
     body = await request.body()
     mark_received(body)
+    story = _begin_story(request) if issubclass(model, RequestFields) else None
     if len(body) <= INLINE_BODY_BYTES:
         parsed, request.scope[IGNORED] = _parse(model, body)
-        return parsed
-    with collector_pause():
-        # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
-        # parser holds up every other thread meanwhile.
-        parsed, request.scope[IGNORED] = await run_off_loop_if_large(
-            state_of(request).threads, lambda: _parse_large(model, body)
-        )
+    else:
+        with collector_pause():
+            # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
+            # parser holds up every other thread meanwhile.
+            parsed, request.scope[IGNORED] = await run_off_loop_if_large(
+                state_of(request).threads, lambda: _parse_large(model, body)
+            )
+    if story is not None and isinstance(parsed, RequestFields):
+        story.model = parsed.model or state_of(request).names[0]
+        story.stream = bool(getattr(parsed, "stream", False))
     return parsed
+
+
+def _begin_story(request: Request) -> CallStory:
+    """The story of this task's call, whose body is there."""
+    scope = request.scope
+    story = state_of(request).stories.begin(
+        arrival_time(), scope[REQUEST_ID], scope["path"], KEY_NAME.get(), client_request_id(scope)
+    )
+    for name in (b"traceparent", b"tracestate"):
+        if given := [value for key, value in scope["headers"] if key == name]:
+            story.trace_headers[name.decode()] = given[0].decode("latin-1")
+    if (found := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
+        story.trace_id = found[1]
+    scope[STORY] = story
+    CURRENT.set(story)
+    return story
 
 
 def tell_ignored(request: Request, names: Iterable[str]) -> None:
@@ -72,6 +106,17 @@ def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
 def _parse_large(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
     check_volume(body)
     return _parse(model, body)
+
+
+def query_number(request: Request, name: str, default: int, least: int, most: int = 2**31 - 1) -> int:
+    """A number of the query. Raises InvalidRequest."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS and least <= int(value) <= most):
+        message = f"'{name}' should be a whole number from {least} to {most}."
+        raise InvalidRequest(message, name, "invalid_value")
+    return int(value)
 
 
 def json_response(data: Any, status: int = 200) -> Response:

@@ -14,6 +14,7 @@ from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.completions import CompletionProgress, best
 from server.answer.prompt_tokens import PromptSide
 from server.answer.sse import Chunks, encode, usage_object
+from server.answer.timings import timings
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.event_stream import DONE, EventStream, while_connected
 from server.http.middleware import RESPONSE_ID
@@ -104,7 +105,10 @@ class _CompletionCall:
         for index, choice in enumerate(self._shown()):
             pieces += [b","] * (index > 0) + choice.answer(index)
             await pauses.pause()
-        return [*pieces, b'],"usage":', encode(usage_object(usage)), b"}"]
+        pieces += [b'],"usage":', encode(usage_object(usage))]
+        if self._body.timings:
+            pieces += [b',"timings":', encode(timings(generation))]
+        return [*pieces, b"}"]
 
     async def _repeat_prompts(self, room: AnswerBudget) -> None:
         """Encode the parts of prompts that choices repeat. Raises InvalidRequest, before any step, if they are too large."""
@@ -143,7 +147,8 @@ class _CompletionCall:
                 if piece:
                     yield chunks.chunk(piece, self._usage(generation) if continuous else None)
             total = self._usage(generation)
-        yield (chunks.chunk(b"", total) if self._body.include_usage else b"") + DONE
+        told = timings(generation) if self._body.timings else None
+        yield chunks.totals(total if self._body.include_usage else None, told) + DONE
 
     async def _in_order(self, generation: Generation) -> AsyncIterator[TextDelta]:
         """The deltas. Those of a choice come after its prompt's logprobs, which arrive with another choice."""

@@ -26,7 +26,7 @@ from server.responses.errors import ResponseNotFound, StoreFull
 from server.responses.run import BackgroundRun
 from server.responses.store import Item, ResponseStore, StoredResponse
 from server.routes.answering import AnsweredCall
-from server.routes.common import READ, json_response, read, state_of, tell_ignored
+from server.routes.common import READ, json_response, query_number, read, state_of, tell_ignored
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.schemas.responses import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.state import ServedModel, ServerState
@@ -41,8 +41,6 @@ _ITEM_IDS = {
 _DEFAULT_PAGE, _LARGEST_PAGE = 20, 100
 _MOST_STORED_BYTES = 16 * 2**20
 """Size of the stored items that one request may refer to: that of a body."""
-_DIGITS = 10
-"""Most digits of a number in a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +218,7 @@ async def get_response(request: Request, response_id: str) -> Response:
         if found.run is None:
             message = "Only responses created with 'background' can be streamed once more."
             raise InvalidRequest(message, "stream", "unsupported_value")
-        after = _number(request, "starting_after", -1, least=0)
+        after = query_number(request, "starting_after", -1, least=0)
         return EventStream(found.run.events(after))
     if found.in_progress and found.run is not None:
         return json_response(found.run.snapshot())
@@ -257,7 +255,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' should be 'asc' or 'desc'.", "order", "invalid_value")
-    limit = _number(request, "limit", _DEFAULT_PAGE, least=1, most=_LARGEST_PAGE)
+    limit = query_number(request, "limit", _DEFAULT_PAGE, least=1, most=_LARGEST_PAGE)
     items = list(found.inputs) if order == "asc" else list(reversed(found.inputs))
     if (after := request.query_params.get("after")) is not None:
         at = next((number for number, (item_id, _) in enumerate(items) if item_id == after), None)
@@ -291,16 +289,6 @@ def _flag(request: Request, name: str) -> bool:
     if value not in ("true", "false", "1", "0"):
         raise InvalidRequest(f"'{name}' should be 'true' or 'false'.", name, "invalid_value")
     return value in ("true", "1")
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int = 2**31 - 1) -> int:
-    value = request.query_params.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS and least <= int(value) <= most):
-        message = f"'{name}' should be a whole number from {least} to {most}."
-        raise InvalidRequest(message, name, "invalid_value")
-    return int(value)
 
 
 async def _conversation(state: ServerState, body: ResponsesRequest) -> tuple[list[Item], list[Placed]]:

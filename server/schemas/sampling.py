@@ -201,6 +201,9 @@ class GenerationFields(RequestFields):
     """vLLM: Whether special tokens are left out of the text. Default: true."""
     return_token_ids: bool | None = None
     """vLLM: Whether the answer contains the token ids of prompt and answer. Default: false."""
+    timings: bool | None = None
+    """Cohort: Whether the answer contains `timings`: how long the request waited, and how long its prompt and its output took. A
+    stream has them in a last chunk without choices. Default: false."""
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ from server.settings.readers import Scalar, read_text
 
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorMode = Literal["process", "inline"]
+LogFormat = Literal["pretty", "json"]
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 EXECUTOR_MODES: tuple[ExecutorMode, ...] = get_args(ExecutorMode)
 
@@ -364,7 +366,31 @@ class Settings:
         may_be_infinite=True,
     )
     log_level: str = choice(
-        "info", "Log level: debug, info, warning or error.", ("debug", "info", "warning", "error")
+        "info",
+        "Log level: debug, info, warning or error.",
+        ("debug", "info", "warning", "error"),
+        opens="Logs and stories",
+    )
+    log_format: LogFormat = choice(  # noqa: RUF009 - a row is made once
+        "pretty",
+        "Form of log lines: pretty (text for people) or json (an object a line).",
+        LOG_FORMATS,
+    )
+    log_prompts: bool = switch(
+        False, "Write the first 1,024 tokens of each prompt of a generation to the access log."
+    )
+    stories: int = integer(
+        1000,
+        "Number of ended calls whose stories GET /v1/requests tells; the oldest go first. 0 keeps none.",
+        low=0,
+        high=100_000,
+    )
+    otlp_traces_endpoint: str | None = text(
+        None,
+        "URL to which traces of requests are sent by OTLP over HTTP, such as http://localhost:4318/v1/traces. Needs the extra "
+        "`otel` of the package.",
+        metavar="URL",
+        shown="none: no traces",
     )
     given: frozenset[str] = frozenset()
     """Names of the settings that flags, environment or file have set. Not a setting itself."""

@@ -171,7 +171,7 @@ def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
 
 def test_banner_says_where_what_and_how() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
-    text = banner.banner(
+    text = banner.Facts(
         url="http://127.0.0.1:8000",
         name="it's",
         info=INFO,
@@ -179,7 +179,7 @@ def test_banner_says_where_what_and_how() -> None:
         weight_bytes=1,
         max_model_len=512,
         needs_key=True,
-    )
+    ).text()
     for words in ("http://127.0.0.1:8000", "fake, float32", "device    cpu", "32,768 tokens", "YOUR_KEY"):
         assert words in text
     curl = text.splitlines()[-1]
@@ -194,7 +194,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
     layout = KvLayout(
         block_size=16, num_blocks=32768, bytes_per_block=3 * 2**17 - 2**15, blocks_per_span=span
     )
-    text = banner.banner(
+    text = banner.Facts(
         url="http://x",
         name="e",
         info=INFO,
@@ -202,7 +202,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
         weight_bytes=257 * 2**20,
         max_model_len=512,
         needs_key=False,
-    )
+    ).text()
     (line,) = [line for line in text.splitlines() if line.startswith("  memory ")]
     assert "0.25 GiB weights + 11.00 GiB KV = 11.25 GiB" in line
     assert how in line and "--kv-cache-memory-bytes" in line
@@ -211,7 +211,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
 def test_banner_of_a_model_that_makes_embeddings_only() -> None:
     layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
     info = replace(INFO, generates=False)
-    text = banner.banner(
+    text = banner.Facts(
         url="http://x",
         name="e",
         info=info,
@@ -219,7 +219,7 @@ def test_banner_of_a_model_that_makes_embeddings_only() -> None:
         weight_bytes=0,
         max_model_len=512,
         needs_key=False,
-    )
+    ).text()
     assert "serves    embeddings only: the checkpoint has no lm_head" in text
     curl = text.splitlines()[-1]
     assert (

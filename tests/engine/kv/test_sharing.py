@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy as np
@@ -142,8 +143,8 @@ async def test_choices_hash_the_prompt_once(monkeypatch: pytest.MonkeyPatch) -> 
     """A long prompt of many choices held up the loop when all of them filled their next block."""
     named: list[list[int]] = []
 
-    def name(before: bytes, token_ids: list[int]) -> bytes:
-        named.append(token_ids)
+    def name(before: bytes, token_ids: SequenceOf[int]) -> bytes:
+        named.append(list(token_ids))
         return block_key(before, token_ids)
 
     monkeypatch.setattr("engine.kv.kv_cache_manager.block_key", name)

@@ -23,7 +23,7 @@ PATHS = {
     "/v1/messages", "/v1/messages/count_tokens",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
-    "/v1/responses/{response_id}/input_items",
+    "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
     "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
 }  # fmt: skip
 """All there are. Those that change the server need a key of their own (`--admin-key`): tests/server/adapters."""

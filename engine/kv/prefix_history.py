@@ -1,0 +1,67 @@
+"""`PrefixHistory`: what the prefix cache has held, to say why a prompt was not found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from engine.story import Lost, Missed, PrefixMatch
+from executors.contract import Int32Array
+
+MAX_ENTRIES = 16384
+"""Blocks remembered: 4 MB with blocks of 16 tokens."""
+
+
+class PrefixHistory:
+    """For each prefix the tokens of the latest block that followed it, and the keys of blocks that are gone. Both are bounded:
+    the oldest entries are forgotten first. Written by PrefixCache.
+
+    Keys chain blocks from a root, as in `prefix_cache`: equal keys mean equal prefixes.
+    """
+
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
+        self._most = most
+        self._next: dict[bytes, bytes] = {}
+        """Tokens of the block behind the prefix with this key, int32."""
+        self._lost: dict[bytes, Lost] = {}
+
+    def add(self, before: bytes, key: bytes, tokens: Int32Array) -> None:
+        """A block with these tokens was cached behind the prefix with key `before`."""
+        self._next.pop(before, None)
+        self._next[before] = tokens.tobytes()
+        if len(self._next) > self._most:
+            del self._next[next(iter(self._next))]
+        self._lost.pop(key, None)
+
+    def lose(self, key: bytes, why: Lost) -> None:
+        """A block is no longer cached."""
+        self._lost.pop(key, None)
+        self._lost[key] = why
+        if len(self._lost) > self._most:
+            del self._lost[next(iter(self._lost))]
+
+    def lose_all(self, keys: Iterable[bytes], why: Lost) -> None:
+        """None of these is cached any longer."""
+        for key in keys:
+            self.lose(key, why)
+
+    def explain(
+        self, before: bytes, keys: SequenceOf[bytes], tokens: Int32Array, matched: int
+    ) -> PrefixMatch:
+        """Why a prompt was not found beyond its first `matched` tokens. `before`: key of the part that was found; `keys`: those
+        of the full blocks behind it, at least one; `tokens`: of the first of these."""
+        gone = 0
+        for key in keys:
+            if key not in self._lost:
+                break
+            gone += 1
+        if gone:
+            return PrefixMatch(matched, Missed.EVICTED, None, gone * len(tokens), self._lost[keys[0]])
+        followed = self._next.get(before)
+        if followed is not None:
+            differ = np.flatnonzero(np.frombuffer(followed, np.int32) != tokens)
+            if differ.size:
+                return PrefixMatch(matched, Missed.DIFFERS, matched + int(differ[0]))
+        return PrefixMatch(matched, Missed.NEW)

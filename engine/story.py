@@ -1,0 +1,247 @@
+"""`Story`: what became of one call, from its arrival to its end.
+
+The call's sequences share one story. It feeds the access log, `GET /v1/requests`, the timings of answers, traces and
+histograms. The front end adds what it knows of the call in a subclass.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MAX_EVENTS = 256
+"""Events kept of one call. A call of a thousand choices, or one that is preempted again and again, has more."""
+
+
+class WaitReason(enum.StrEnum):
+    """Why a sequence waits to be admitted."""
+
+    STEP = "step"
+    """A step is being computed; the queue is looked at after it."""
+    SLOTS = "slots"
+    """As many sequences run as may run at once (`max_num_seqs`)."""
+    KV_BLOCKS = "kv_blocks"
+    """The KV pool has too few free blocks."""
+    TOKENS = "tokens"
+    """Others use up the tokens of each step (`max_num_batched_tokens`, or the share that prompts get beside streams)."""
+    ADAPTER = "adapter"
+    """The executor does not hold its LoRA adapter."""
+    PREFIX = "prefix"
+    """Another sequence computes the same prefix in this very step."""
+    RECOVERY = "recovery"
+    """The executor is being restarted, or computes suspects of a failure alone."""
+
+
+class Missed(enum.StrEnum):
+    """Why part of a prompt was not found in the prefix cache."""
+
+    DIFFERS = "differs"
+    """The latest prompt with the same beginning goes on with other tokens."""
+    EVICTED = "evicted"
+    """The next block was cached once and is gone."""
+    NEW = "new"
+    """No known prompt goes on from there."""
+    SHORT = "short"
+    """The prompt has no full block before its last token."""
+    OFF = "off"
+    """The cache was not searched: it is off, or every position of the prompt has to be computed."""
+
+
+class Lost(enum.StrEnum):
+    """Why a block is no longer in the prefix cache."""
+
+    ROOM = "room"
+    """Another sequence needed it."""
+    RESTART = "restart"
+    """The executor was restarted."""
+    RELEASE = "release"
+    """Its memory was given back after a burst."""
+    FAULT = "fault"
+    """Its computation failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of a prompt was found in the prefix cache, and why not more of it.
+
+    `matched_tokens`: length of the longest match. `first_difference`: with `Missed.DIFFERS` the position of the first token that
+    differs from the latest prompt with the same beginning. `evicted_tokens` behind the match were cached once.
+    """
+
+    matched_tokens: int
+    missed: Missed | None = None
+    first_difference: int | None = None
+    evicted_tokens: int = 0
+    evicted_by: Lost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a call, in seconds of the engine's clock. `choice`: the key of its sequence; None for what
+    concerns the call."""
+
+    at: float
+    name: str
+    choice: int | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Part(Protocol):
+    """The part of a Sequence that its story reads."""
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Committed tokens."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it was rolled back and has given no token since."""
+
+
+class Story:
+    """The engine's record of one call. Its methods are called by the loop task, `queue` also by the task that submits; times are
+    seconds of the engine's clock, None until it comes to that.
+
+        received - queued ---- admitted ---- first token ---------- last token - ended
+                 prepare  queue        prefill             decode
+    """
+
+    def __init__(self, received: float = 0.0) -> None:
+        self.received = received
+        self.queued: float | None = None
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.ended: float | None = None
+        """End of the sequence that ended last; more may follow."""
+        self.parts: dict[int, Part] = {}
+        """Sequences that have not ended, by choice."""
+        self.choices = 0
+        """Sequences submitted."""
+        self.prompt_tokens = 0
+        """Each prompt once, for any number of choices."""
+        self.cached_tokens = 0
+        """Prompt tokens found in the prefix cache, without those that choices share with each other."""
+        self.preempted = 0
+        """How often a sequence was put back for want of KV blocks."""
+        self.resumed = 0
+        """How often a sequence went on after a failed step or a restart."""
+        self.waited: dict[WaitReason, float] = {}
+        """Seconds before the first admission of the sequence that was admitted first, by reason."""
+        self.prefix: PrefixMatch | None = None
+        """Of the first prompt."""
+        self.finish_reasons: dict[int, str] = {}
+        """By choice."""
+        self.error: str | None = None
+        """Code of the first error that ended a sequence."""
+        self.events: list[Event] = []
+        self.num_dropped_events = 0
+        self._ended_tokens = 0
+        self._interrupted: set[int] = set()
+        """Choices that were rolled back by a failure and do not run again yet."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Committed output tokens of all choices so far."""
+        return self._ended_tokens + sum(len(part.output_token_ids) for part in self.parts.values())
+
+    def tell(self, at: float, name: str, choice: int | None = None, **details: object) -> None:
+        """Add an event."""
+        if len(self.events) >= MAX_EVENTS:
+            self.num_dropped_events += 1
+        else:
+            self.events.append(Event(at, name, choice, details))
+
+    # -- what happens to a sequence --------------------------------------------------------------------------------------
+
+    def queue(self, now: float, choice: int, part: Part, prompt_tokens: int) -> None:
+        """A sequence was submitted. `prompt_tokens`: 0 where another choice counts them."""
+        if self.queued is None:
+            self.queued = now
+        self.parts[choice] = part
+        self.choices += 1
+        self.prompt_tokens += prompt_tokens
+        self.tell(now, "queued", choice)
+
+    def admit(self, now: float, choice: int, waited: dict[WaitReason, float], cached: int | None) -> None:
+        """A sequence begins to run, or does so again. `cached`: prompt tokens that it found in the prefix cache, None if that was
+        counted before."""
+        if self.admitted is None:
+            self.admitted, self.waited = now, waited
+        if choice in self._interrupted:
+            self._interrupted.remove(choice)
+            self.resumed += 1
+        found = {} if cached is None else {"cached_tokens": cached}
+        self.cached_tokens += cached or 0
+        self.tell(now, "admitted", choice, waited=waited, **found)
+
+    def match(self, prefix: PrefixMatch) -> None:
+        """A prompt was looked up in the prefix cache; the first one counts."""
+        if self.prefix is None:
+            self.prefix = prefix
+
+    def start_output(self, now: float, choice: int) -> None:
+        """A sequence's first token was committed."""
+        if self.first_token is None:
+            self.first_token = now
+        self.tell(now, "first_token", choice)
+
+    def preempt(self, now: float, choice: int, output_tokens: int) -> None:
+        """A sequence was rolled back for want of KV blocks."""
+        self.preempted += 1
+        self.tell(now, "preempted", choice, output_tokens=output_tokens)
+
+    def interrupt(self, now: float, choice: int, cause: str, output_tokens: int) -> None:
+        """A running sequence was rolled back by a failure."""
+        self._interrupted.add(choice)
+        self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
+
+    def resume(self, now: float, choice: int) -> None:
+        """A sequence that was rolled back gave its next token."""
+        self.tell(now, "resumed", choice)
+
+    def give_up(self, waited: dict[WaitReason, float]) -> None:
+        """A sequence ends that was never admitted."""
+        if self.admitted is None:
+            self.waited = waited
+
+    def finish(self, now: float, choice: int, reason: str, output_tokens: int) -> None:
+        """A sequence ended."""
+        self.ended = now
+        self._ended_tokens += output_tokens
+        self.parts.pop(choice, None)
+        self._interrupted.discard(choice)
+        self.finish_reasons[choice] = reason
+        self.tell(now, "finished", choice, reason=reason, output_tokens=output_tokens)
+
+    def fail(self, code: str) -> None:
+        """A sequence ended, or is about to end, in an error."""
+        if self.error is None:
+            self.error = code
+
+    # -- durations, in seconds; those under way count up to `now` -------------------------------------------------------
+
+    def queue_seconds(self, now: float) -> float | None:
+        """From the queue to the first admission."""
+        return _between(self.queued, self.admitted, self.ended, now)
+
+    def prefill_seconds(self, now: float) -> float | None:
+        """From the first admission to the first token; for embeddings to the end."""
+        return _between(self.admitted, self.first_token, self.ended, now)
+
+    def decode_seconds(self, now: float) -> float | None:
+        """From the first token to the end."""
+        return _between(self.first_token, None if self.parts else self.ended, None, now)
+
+    def ttft_seconds(self) -> float | None:
+        """From the arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.received
+
+
+def _between(begin: float | None, end: float | None, otherwise: float | None, now: float) -> float | None:
+    if begin is None:
+        return None
+    if end is None:
+        end = now if otherwise is None else otherwise
+    return max(0.0, end - begin)

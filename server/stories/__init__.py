@@ -1,0 +1,1 @@
+"""The stories of calls: the record of one call, the ring that keeps the last ones, and their wire form."""

@@ -1,0 +1,31 @@
+"""Log lines as JSON: one object a line, whatever they contain."""
+
+import json
+import subprocess
+import sys
+
+CODE = r"""
+import logging, structlog
+from server.system import logs
+logs.configure("info", "json")
+log = structlog.get_logger("server")
+log.info("GET /\x1b[31m", client_request_id="a\nb", ms=1.5, odd=object)
+log.debug("not shown")
+logging.getLogger("cohort.engine").warning("half a pair: %s", "\ud800")
+def fails(prompt):
+    raise ValueError("boom")
+try:
+    fails("a secret prompt")
+except ValueError:
+    log.exception("it failed")
+"""
+
+
+def test_each_line_is_an_object() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    first, second, third = map(json.loads, done.stderr.splitlines())
+    assert first["event"] == "GET /\x1b[31m" and first["client_request_id"] == "a\nb" and first["ms"] == 1.5
+    assert first["level"] == "info" and first["timestamp"].endswith("Z")
+    assert second["level"] == "warning" and second["event"] == "half a pair: \ud800"
+    assert "ValueError: boom" in third["exception"] and "secret" not in done.stderr
+    assert "\x1b" not in done.stderr, "no line controls the terminal that shows it"

@@ -162,6 +162,8 @@ class EngineStats:
     """Tokens that a step may have by now: fewer than the configured number after there was no memory for one."""
     drafts: DraftStats = field(default_factory=DraftStats)
     """Drafts that steps verified, ever."""
+    kv_blocks_touched: int = 0
+    """Blocks that were written and whose memory was not given back."""
     steps_cut: int = 0
     """Steps for which there was no memory and that were tried again in parts, ever."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from server import __version__
+from server.console.feed import StepFeed
 from server.http.answer_counter import counter
 from server.http.auth import KeyAuth
 from server.http.cors import Cors
@@ -20,6 +21,7 @@ from server.routes import (
     adapters,
     chat,
     completions,
+    console,
     embeddings,
     executors,
     messages,
@@ -44,8 +46,9 @@ def create_app(
     cors: Cors | None = None,
     hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    kill_button: bool = False,
 ) -> FastAPI:
-    """An application over `state`. Without `hosts` it accepts every host name."""
+    """An application over `state`. Without `hosts` it accepts every host name. `kill_button`: the admin may kill the executor."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -58,6 +61,7 @@ def create_app(
     app.state.server = state
     state.stories.on_end(log_call)
     state.stories.on_end(state.metrics.tell)
+    app.state.step_feed = StepFeed(state, kill_button=kill_button)
     app.openapi = _document  # type: ignore[method-assign]
     for module in (
         adapters,
@@ -72,6 +76,7 @@ def create_app(
         tokens,
         requests,
         ops,
+        console,
     ):
         app.include_router(module.router)
     endpoints = Endpoints(paths_of(app.routes))

@@ -98,7 +98,11 @@ class Facts:
     def _serves(self) -> str:
         """What the model serves, unless it generates text."""
         if self.scores == "reranker":
-            return "scores of a reranker" if self.info.generates else "scores only: the checkpoint has no lm_head"
+            return (
+                "scores of a reranker"
+                if self.info.generates
+                else "scores only: the checkpoint has no lm_head"
+            )
         return "" if self.info.generates else "embeddings only: the checkpoint has no lm_head"
 
     @property

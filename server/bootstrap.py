@@ -164,6 +164,7 @@ class Bootstrap:
                 keys=bool(settings.api_key),
             ),
             max_body_bytes=settings.max_body_bytes,
+            kill_button=settings.enable_kill_button,
         )
         secure = self.tls is not None
         url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.step_watch import SequenceView, StepWatch
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
@@ -92,6 +93,17 @@ class CoreLike(Protocol):
 
     def info(self) -> ModelInfo | None:
         """The model's facts, None while it loads."""
+
+    @property
+    def watch(self) -> StepWatch:
+        """Where to subscribe to steps."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The engine's clock, in seconds."""
+
+    def sequences(self, most: int) -> list[SequenceView]:
+        """Sequences that run, then those that wait, at most so many."""
 
 
 class GrammarJudgeLike(Protocol):

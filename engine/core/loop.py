@@ -8,6 +8,7 @@ that an abort takes effect within one step.
     inbox.py      commands             steps.py     steps submitted          recovery.py  what follows a failure
     delivery.py   deltas to readers    health.py    state and counters
     adapters.py   LoRA adapters held by the executor     spare_memory.py   KV memory given back after a burst
+    step_watch.py what each step computed, for whoever subscribes
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from engine.core.journal import Journal
 from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
-from engine.core.steps import StepQueue
+from engine.core.step_watch import SequenceView, StepWatch, view_of
+from engine.core.steps import PendingStep, StepQueue
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.mailbox import Mailbox
 from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
@@ -76,6 +78,7 @@ class EngineCore:
         self.config = config or EngineConfig()
         self.observer = observer or Observer()
         self.clock = clock
+        self.watch = StepWatch()
         self._at_rest = at_rest
         self.journal = Journal()
         self._health = Health()
@@ -306,6 +309,7 @@ class EngineCore:
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
             prompt_tokens=sequences.prompt_tokens if sequences else 0,
+            kv_blocks_touched=scheduler.kv.pool.num_with_memory if scheduler else 0,
             prefix_queries=sequences.prefix_queries if sequences else 0,
             prefix_hits=sequences.prefix_hits if sequences else 0,
             resumed=sequences.num_resumed if sequences else 0,
@@ -313,6 +317,12 @@ class EngineCore:
             steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
             drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
         )
+
+    def sequences(self, most: int) -> list[SequenceView]:
+        """At most so many unfinished sequences: those that run, then those that wait, in the order of their ids."""
+        running = self._scheduler.running if self._scheduler else {}
+        waiting = (seq for seq in self._delivery.live.values() if seq not in running)
+        return [view_of(seq) for seq in itertools.islice(itertools.chain(running, waiting), most)]
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every block and slot is accounted for. For idle moments and tests."""
@@ -400,15 +410,26 @@ class EngineCore:
             output = step.result.result()
         except ExecutorError as error:
             if self.journal.accepts(step.batch.epoch):
+                if seqs := self._watched(scheduler, step):
+                    self.watch.failed(step.batch, seqs, self._steps.seconds(step), self.clock(), str(error))
                 await self._recover(recovery, step.batch, error)
             else:
                 scheduler.sequences.abandon(step.batch)
             return
-        scheduler.observe(step.batch, output, self._steps.seconds(step))
+        seqs = self._watched(scheduler, step)
+        scheduler.observe(step.batch, output, seconds := self._steps.seconds(step))
         deltas = scheduler.commit(step.batch, output)
+        if seqs:
+            self.watch.landed(step.batch, output, seqs, seconds, self.clock())
         if any(delta.error is None for _, delta in deltas):
             recovery.gave_something()
         self._delivery.hold(deltas)
+
+    def _watched(self, scheduler: Scheduler, step: PendingStep) -> list[Sequence]:
+        """The sequences of a step that subscribers are to hear of; none if there are no subscribers."""
+        if not self.watch.active or not self.journal.accepts(step.batch.epoch):
+            return []
+        return scheduler.sequences.by_step.get(step.batch.step_id, [])
 
     async def _rest(self, scheduler: Scheduler) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""

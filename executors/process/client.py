@@ -208,6 +208,13 @@ class RemoteExecutor(BatchModelExecutor):
             self._ending = asyncio.get_running_loop().create_task(self._life.stop())
         await asyncio.shield(self._ending)
 
+    def kill(self) -> int:
+        """Send SIGKILL to the child, as an operator's `kill -9` does; the death is noticed like any other. Returns its process
+        id. Raises NotReady if no child lives."""
+        if self._life is None or not self._life.send_kill():
+            raise NotReady("no executor process lives")
+        return self._life.pid
+
     async def wait_dead(self) -> ExecutorDied | None:
         """Wait until the current child is dead (returns at once if it is); returns its death, None if it was shut down.
 

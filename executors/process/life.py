@@ -206,6 +206,13 @@ class Life:
         """Pass the verdict and end the process."""
         self._die(ExecutorDied(f"executor process {self.pid}: {reason}", cause, from_outside=from_outside))
 
+    def send_kill(self) -> bool:
+        """Send SIGKILL and leave the verdict to what follows. False if the process is dead, or about to be."""
+        if self.death is not None or self._stopping or self._process.returncode is not None:
+            return False
+        self._kill_group()
+        return True
+
     async def stop(self) -> None:
         """Ask the child to end, wait `shutdown_s`, kill it; returns when it is reaped. Outstanding calls that it does not answer
         in this time fail with NotReady. If this call is cancelled, the child is killed at once."""

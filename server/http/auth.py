@@ -16,12 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 
-KEYLESS = frozenset({"/live", "/ready", "/health", "/version"})
+KEYLESS = frozenset({"/live", "/ready", "/health", "/version", "/", "/docs"})
+CONSOLE = "/console/"
+"""Files below it need no key: they are the same on every server, and ask for a key themselves."""
 METRICS = "/metrics"
-ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor"})
 """Paths that require the admin key, whatever other keys there are; see `is_admin`."""
 STORIES = "/v1/requests"
 """Path of the stories of calls, which are the admin's too, each under a path of its own."""
+STEPS = "/v1/steps"
+"""Shows the requests of all clients: where clients have keys, it requires the admin key."""
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Identity of the client whose request is being answered: a prefix of the key's hash, "" where no key is required."""
@@ -64,9 +68,9 @@ class KeyAuth:
         TENANT.set("")
         KEY_NAME.set("")
         path = scope["path"]
-        if path in KEYLESS:
+        if is_keyless(path):
             return True
-        admin = is_admin(path)
+        admin = is_admin(path) or (without_slash(path) == STEPS and bool(self._api_keys))
         keys = self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
         if not keys:
             return not admin
@@ -87,6 +91,11 @@ def is_admin(path: str) -> bool:
     """Whether a path requires the admin key."""
     path = without_slash(path)
     return path in ADMIN or path == STORIES or path.startswith(f"{STORIES}/")
+
+
+def is_keyless(path: str) -> bool:
+    """Whether the path is open to everybody, whatever keys there are."""
+    return path in KEYLESS or path.startswith(CONSOLE)
 
 
 def _given_key(scope: Scope) -> bytes | None:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError, Overloaded, Unavailable
 from server.http import anthropic
 from server.http.endpoints import Endpoints
-from server.http.foreign_paths import MAX_PATH_TOLD, no_such_path
+from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, no_such_path
 
 log = structlog.get_logger("server")
 
@@ -146,6 +146,8 @@ def install_handlers(app: FastAPI, endpoints: Endpoints) -> None:
             headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))
             path = request.scope["path"][:MAX_PATH_TOLD]
             message = f"{request.method} is not allowed for {path}; it takes {headers['allow']}."
+            if path == "/":  # the base URL is wrong
+                message += f" {WHERE_THE_API_IS}"
         return http_error_response(error.status_code, message, headers)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:

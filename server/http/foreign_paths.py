@@ -15,7 +15,6 @@ _CHAT = "POST /v1/chat/completions"
 _TEXT = "POST /v1/completions"
 _VECTORS = "POST /v1/embeddings"
 _MODELS = "GET /v1/models"
-_SPECIFICATION = "GET /openapi.json for the description of the API"
 
 # Each row: paths without a version in front, whose they are, and what serves the purpose here (None: nothing does).
 # A path below one of them (`/responses/ID`) belongs to it as well.
@@ -65,8 +64,9 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/chat", "Cohere's API", _CHAT),
     ("/chat/completions", "stored answers of the OpenAI API", None),
     ("/v1beta", "Google's API", _CHAT),
-    ("/docs /redoc", "interactive pages, which would load scripts from elsewhere", _SPECIFICATION),
+    ("/redoc", "ReDoc", "GET /docs in a browser, or GET /openapi.json"),
 )  # fmt: skip
+WHERE_THE_API_IS = f"The API is below /v1: {_MODELS} lists the models, and {_CHAT} answers a conversation."
 _ELSEWHERE = {path: (whose, instead) for paths, whose, instead in _ROWS for path in paths.split()}
 _ALONE = frozenset({"/chat"})
 """Foreign paths whose subpaths do not belong to the foreign server."""
@@ -83,7 +83,7 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
         return said
     plain = _plain(path)
     if plain in ("/", "/v1"):
-        return f"{said} The API is below /v1: {_MODELS} lists the models, and {_CHAT} answers a conversation."
+        return f"{said} {WHERE_THE_API_IS}"
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
     found = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
     return f"{said} {found}" if found else said

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http import anthropic
-from server.http.auth import KEY_NAME, KEYLESS, METRICS
+from server.http.auth import CONSOLE, KEY_NAME, KEYLESS, METRICS
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import (
@@ -99,6 +99,8 @@ class RequestLogging:
             self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
         if scope["path"] in PROBES and status in (200, 503):
             return
+        if scope["path"].startswith(CONSOLE) and status in (200, 304):
+            return  # a page is a dozen files: its own line is enough
         fields = {
             "status": status,
             "ms": round(seconds * 1000, 1),

@@ -21,6 +21,7 @@ from server.openapi.schema import (
     one_of,
     ref,
 )
+from server.openapi.steps import STEPS
 from server.openapi.stories import STORIES
 
 _ENVELOPE = {
@@ -440,5 +441,6 @@ ANSWERS: dict[str, Schema] = {
         description="Stage of the server. While it loads, `done` and `total` tell the progress, in the unit of the phase.",
     ),
     "Version": closed({"version": STRING}),
+    **STEPS,
     "Description": {"type": "object", "required": ["openapi", "paths"]},
 }  # fmt: skip

@@ -172,7 +172,7 @@ def _success(operation: Operation) -> dict[str, Any]:
     headers = {"x-request-id": _header("RequestId")}
     if operation.as_anthropic:
         headers["request-id"] = _header("RequestId")
-    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in operation.media}
     if operation.answer is not None:
         content = {"application/json": {"schema": ref(operation.answer)}}
     if operation.request is not None:
@@ -210,7 +210,8 @@ def _typed_event(operation: Operation) -> Schema:
     told = " or a ".join(chunks)
     return {
         "type": "object",
-        "description": f"With `stream`: events `event: TYPE` and `data: JSON`, each a {told} of this type.",
+        "description": f"{'With `stream`: e' if operation.request else 'E'}vents `event: TYPE` and `data: JSON`, each a {told}"
+        f"{' of this type' if operation.request else ''}.",
         "properties": {"event": {"type": "string"}, "data": data},
         "required": ["event", "data"],
     }

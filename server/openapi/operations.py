@@ -41,6 +41,8 @@ class Operation:
     request: type[WireModel] | None = None
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     chunk: str | None = None
+    media: tuple[str, ...] = ("text/plain",)
+    """Media types of an answer that is no JSON; none for one that is only a stream."""
     keyless: bool = False
     own_key: bool = False
     """True if the path needs no key unless it has one of its own."""
@@ -59,11 +61,12 @@ class Operation:
     @property
     def typed_events(self) -> bool:
         """True if each event of a stream has a line with its type."""
-        return self.chunk in ("MessageEvent", "ResponseEvent")
+        return self.chunk in ("MessageEvent", "ResponseEvent", "StepsFrame")
 
 
 _OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
 _OF_WORK = (*_OF_BODIES, 429)
+_PAGE = ("text/html", "text/plain")
 _OF_STORED = (400, 401, 403, 404, 431, 500)
 _WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _HELLO = {"model": "cohort-tiny", "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
@@ -295,6 +298,32 @@ OPERATIONS: tuple[Operation, ...] = (
         "get", "/metrics", "metrics", "Operation", "Return metrics as Prometheus text", None,
         description="Needs no key, unless the server was started with `--metrics-key`; then it needs that key.",
         own_key=True,
+    ),
+    Operation(
+        "post", "/v1/kill_executor", "killExecutor", "Operation", "Kill the executor's process with SIGKILL", "Killed",
+        (400, 401, 403, 404, 415, 431, 500, 503),
+        "For demonstrations: a new executor takes over, and every stream goes on. Requires `--enable-kill-button` and the admin "
+        "key; has no body.",
+    ),
+    Operation(
+        "get", "/v1/steps", "watchSteps", "Operation", "Watch every step, the sequences and the KV blocks", None,
+        (401, 403, 429, 431, 500),
+        "A stream of frames, five a second while anything runs, until the client leaves; the console draws it. The first frame "
+        "has `server`. A step without `seq_ids` has the items of the step before it. Where clients have API keys, it requires "
+        "the admin key.",
+        chunk="StepsFrame", media=(),
+    ),
+    Operation(
+        "get", "/", "console", "Operation", "Return the console for browsers, and a few lines of text for other clients", None,
+        (403, 431, 500), keyless=True, media=_PAGE,
+    ),
+    Operation(
+        "get", "/docs", "reference", "Operation", "Return the API reference for browsers", None, (403, 431, 500), keyless=True,
+        media=_PAGE,
+    ),
+    Operation(
+        "get", "/console/{path}", "consoleFile", "Operation", "Return a file of the console", None, (403, 404, 431, 500),
+        keyless=True, media=("text/javascript", "text/css", "text/html", "image/svg+xml"),
     ),
     Operation(
         "get", "/openapi.json", "openapi", "Operation", "Return this description", "Description",

@@ -276,6 +276,11 @@ class Settings:
         "Key for what changes the server: loading and unloading adapters.",
         shown="a new one at each start, in the log",
     )
+    enable_kill_button: bool = switch(
+        False,
+        "Offer POST /v1/kill_executor, which kills the executor for whoever has the admin key, and its button in the console: "
+        "for demonstrations.",
+    )
     allowed_origins: tuple[str, ...] = names(
         (),
         "Web origin whose pages may call this server from a browser, or '*'; may be given several times.",

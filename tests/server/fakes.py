@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from engine.core.step_watch import SequenceView, StepWatch
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import TextDelta, TextRequest, TokenText, Usage
@@ -19,6 +20,7 @@ from executors.contract import (
     ExecutorCapabilities,
     ExecutorState,
     ExecutorStatus,
+    KvLayout,
     MemoryRequirements,
     MemoryStatus,
     ModelInfo,
@@ -226,6 +228,9 @@ class FakeExecutor:
     def snapshot_age(self) -> float:
         return 1.25
 
+    def kv_layout(self) -> KvLayout:
+        return KvLayout(16, 20, 1024)
+
     def capabilities(self) -> ExecutorCapabilities:
         memory = MemoryRequirements(400, 1, 1, 0)
         return ExecutorCapabilities(8, MAX_MODEL_LEN, (), memory, grammars=self.grammars)
@@ -281,12 +286,20 @@ class FakeCore:
     stage: Stage = Stage.READY
     detail: str = ""
     executor: Any = field(default_factory=FakeExecutor)
+    watch: StepWatch = field(default_factory=StepWatch)
+    views: list[SequenceView] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return 100.0
+
+    def sequences(self, most: int) -> list[SequenceView]:
+        return self.views[:most]
 
     def stats(self) -> EngineStats:
         return EngineStats(
             stage=self.stage, running=3, waiting=2, kv_blocks_used=5, kv_blocks_total=20, epoch=1, steps=9,
             preemptions=1, detail=self.detail, kv_blocks_cached=4, prefix_queries=100, prefix_hits=60,
-            step_tokens=64, steps_cut=7,
+            step_tokens=64, steps_cut=7, kv_blocks_touched=12,
         )  # fmt: skip
 
     def info(self) -> ModelInfo | None:

@@ -228,11 +228,11 @@ async def test_half_a_surrogate_pair_in_a_tool(house: House) -> None:
 
 async def test_unknown_routes_and_methods(house: House) -> None:
     for path in (
-        "/",
         "/v1",
         "/v1/rerank",
         "/v1/models/x",
-        "/docs",
+        "/docs/x",
+        "/console/x.js",
         "/health/",
         "/metrics/",
     ):

@@ -68,6 +68,7 @@ def test_a_star_opens_all_and_the_name_of_host_is_one() -> None:
 
 async def test_every_route_is_behind_it() -> None:
     house = House(options={"hosts": policy()})
+    house.state.draining = True  # the feed of steps ends
     async with house.client() as client:
         for method, path in [*routes(house), ("GET", "/nope"), ("OPTIONS", "/v1/models")]:
             for host, refused in (("evil.example:8000", True), ("localhost:8000", False)):

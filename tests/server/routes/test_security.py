@@ -13,7 +13,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import BaseRoute
 
 from server.http import auth
-from server.http.auth import KEYLESS, METRICS
+from server.http.auth import KEYLESS, METRICS, is_keyless
 from server.settings.load import SettingsError, load
 from tests.server.fakes import House, error_of
 
@@ -21,7 +21,8 @@ KEYS = {"api_keys": ["key-one", "key-two", "key-three"], "metrics_key": "metrics
 PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
     "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/v1/steps",
+    "/", "/docs", "/console/{path:path}",
     "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
     "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
@@ -62,8 +63,8 @@ async def test_every_route_is_closed_but_the_short_list() -> None:
                 {"Authorization": "Bearer key"},
             ):
                 response = await client.request(method, filled(path), headers=headers)
-                assert (response.status_code == 401) is (path not in KEYLESS), (method, path, headers)
-    assert {"/live", "/ready", "/health", "/version"} == KEYLESS and METRICS == "/metrics"
+                assert (response.status_code == 401) is (not is_keyless(path)), (method, path, headers)
+    assert {"/live", "/ready", "/health", "/version", "/", "/docs"} == KEYLESS and METRICS == "/metrics"
 
 
 async def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

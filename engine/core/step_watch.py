@@ -1,0 +1,205 @@
+"""`StepWatch`: what each step computed, told to subscribers after its result is taken in.
+
+Without a subscriber the loop tests one attribute per step and makes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from engine.sequence import Sequence
+from executors.contract import UnifiedBatch, UnifiedOutput
+
+logger = logging.getLogger("cohort.engine")
+
+DECODE, VERIFY, PREFILL, RECOMPUTE = "d", "v", "p", "r"
+"""Kinds of items. A recompute is a chunk of tokens that were computed before: after a preemption or a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """A sequence at one moment."""
+
+    seq_id: int
+    request_id: str
+    choice: int
+    """Number of the sequence within its call."""
+    status: str
+    arrived: float
+    """Time of arrival, in seconds of the engine's clock."""
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    blocks: int
+    """KV blocks that it holds, those shared with others included."""
+    shared_blocks: int
+
+
+def view_of(seq: Sequence) -> SequenceView:
+    """The sequence as it is now."""
+    return SequenceView(
+        seq.seq_id,
+        seq.context.request_id,
+        seq.mailbox_key,
+        seq.status.value,
+        seq.context.arrival_time,
+        seq.prompt_len,
+        seq.num_cached_tokens,
+        seq.num_computed_tokens,
+        len(seq.output_token_ids),
+        seq.request.max_tokens,
+        len(seq.block_table),
+        seq.num_shared_blocks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepItems:
+    """The items of a step as columns of one length."""
+
+    seq_ids: tuple[int, ...]
+    kinds: str
+    """One letter for each item."""
+    num_q_tokens: tuple[int, ...]
+    """Tokens computed, drafts included."""
+    num_sampled: tuple[int, ...]
+    """Tokens that came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that is over. Times are seconds of the engine's clock."""
+
+    step_id: int
+    epoch: int
+    began: float
+    ended: float
+    items: StepItems
+    """The same object as in the record before if the same sequences decoded one token each in both."""
+    started: tuple[SequenceView, ...] = ()
+    """Sequences that the executor met with this step."""
+    first_tokens: tuple[tuple[int, float], ...] = ()
+    """Sequences that got their first token, and the time since their arrival."""
+    error: str = ""
+    """Why the step failed; "" if it did not."""
+
+
+class StepWatch:
+    """Subscribers to steps, and the records made for them. Called by the loop task only, but for `subscribe`."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[StepRecord], None]] = []
+        self._last: StepItems | None = None
+        self._last_ids: object = None
+        """The array of ids of the last record, which the packer uses again while the same sequences are in a step."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def subscribe(self, listener: Callable[[StepRecord], None]) -> Callable[[], None]:
+        """Call `listener` with each step's record, from the loop task: it must be quick and not raise. Returns what ends that."""
+        self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+            if not self._listeners:
+                self._last = self._last_ids = None
+
+        return unsubscribe
+
+    def landed(
+        self,
+        batch: UnifiedBatch,
+        output: UnifiedOutput,
+        seqs: SequenceOf[Sequence],
+        seconds: float,
+        now: float,
+    ) -> None:
+        """A step's result was taken in at `now`, after `seconds`; `seqs` are its items' sequences, with their new tokens."""
+        items, first_tokens = self._items(batch, output, seqs, now)
+        self._tell(
+            StepRecord(
+                batch.step_id,
+                batch.epoch,
+                now - seconds,
+                now,
+                items,
+                _started(batch, seqs),
+                first_tokens,
+            )
+        )
+
+    def failed(
+        self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
+    ) -> None:
+        """A step failed, or died with its executor."""
+        items = _all_items(batch, [0] * len(batch), seqs)
+        self._last = self._last_ids = None
+        self._tell(
+            StepRecord(
+                batch.step_id,
+                batch.epoch,
+                now - seconds,
+                now,
+                items,
+                _started(batch, seqs),
+                error=error or "failed",
+            )
+        )
+
+    def _tell(self, record: StepRecord) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(record)
+            except Exception:
+                logger.exception("a listener to steps failed")
+
+    def _items(
+        self, batch: UnifiedBatch, output: UnifiedOutput, seqs: SequenceOf[Sequence], now: float
+    ) -> tuple[StepItems, tuple[tuple[int, float], ...]]:
+        """The items, and the first tokens among what was sampled."""
+        n, last = len(batch), self._last
+        same = last is not None and self._last_ids is batch.seq_ids
+        if last is not None and same and len(batch.token_ids) == len(output.token_ids) == n:
+            return last, ()
+        sampled = output.num_tokens.tolist()
+        items = _all_items(batch, sampled, seqs)
+        plain = items.kinds == DECODE * n and sampled == [1] * n
+        self._last, self._last_ids = (items, batch.seq_ids) if plain else (None, None)
+        first = tuple(
+            (seq.seq_id, now - seq.context.arrival_time)
+            for seq, count in zip(seqs, sampled, strict=True)
+            if count and len(seq.output_token_ids) == count
+        )
+        return items, first
+
+
+def _all_items(batch: UnifiedBatch, sampled: list[int], seqs: SequenceOf[Sequence]) -> StepItems:
+    columns = (batch.num_q_tokens.tolist(), batch.num_draft_tokens.tolist(), batch.pos_offsets.tolist())
+    kinds = [
+        _kind(seq, count, drafts, begin, new)
+        for seq, count, drafts, begin, new in zip(seqs, *columns, sampled, strict=True)
+    ]
+    return StepItems(tuple(batch.seq_ids.tolist()), "".join(kinds), tuple(columns[0]), tuple(sampled))
+
+
+def _kind(seq: Sequence, count: int, drafts: int, begin: int, new: int) -> str:
+    """`new`: how many of its output tokens came of this very step."""
+    if begin >= seq.prompt_len and count == 1 + drafts:
+        return VERIFY if drafts else DECODE
+    return RECOMPUTE if len(seq.output_token_ids) > new else PREFILL
+
+
+def _started(batch: UnifiedBatch, seqs: SequenceOf[Sequence]) -> tuple[SequenceView, ...]:
+    if not batch.starts:
+        return ()
+    ids = {start.seq_id for start in batch.starts}
+    return tuple(view_of(seq) for seq in seqs if seq.seq_id in ids)

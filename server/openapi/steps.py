@@ -1,0 +1,93 @@
+"""JSON schemas of the feed of steps (server/console/feed.py)."""
+
+from __future__ import annotations
+
+from server.openapi.schema import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NUMBER,
+    STRING,
+    Schema,
+    array,
+    closed,
+    nullable,
+    one_of,
+    ref,
+)
+
+_STAGE = one_of("loading", "ready", "recovering", "draining", "failed", "stopped")
+_BLOCKS = closed(
+    {"total": COUNT, "used": COUNT, "cached": COUNT, "touched": COUNT},
+    description="KV blocks: all, held by sequences, free ones that may be found again, and all that have memory.",
+)
+_SERVER = closed(
+    {
+        "version": STRING,
+        "model": STRING,
+        "max_model_len": nullable(COUNT),
+        "block_size": nullable(COUNT),
+        "interval": NUMBER,
+        "kill_button": BOOLEAN,
+    },
+    description="What does not change; in the first frame only.",
+)
+
+STEPS: dict[str, Schema] = {
+    "WatchedSequence": closed(
+        {
+            "id": COUNT,
+            "request_id": STRING,
+            "choice": COUNT,
+            "status": one_of("waiting", "running", "preempted", "finished"),
+            "arrived": NUMBER,
+            "prompt_tokens": COUNT,
+            "cached_tokens": COUNT,
+            "computed_tokens": COUNT,
+            "output_tokens": COUNT,
+            "max_tokens": COUNT,
+            "blocks": COUNT,
+            "shared_blocks": COUNT,
+        },
+        description="Sequence at the time of the frame. `blocks` counts the KV blocks that it holds, shared ones included.",
+    ),
+    "WatchedStep": closed(
+        {"id": COUNT, "epoch": COUNT, "began": NUMBER, "ended": NUMBER},
+        {
+            "seq_ids": array(COUNT),
+            "kinds": {**STRING, "pattern": "^[dvpr]*$"},
+            "tokens": array(COUNT),
+            "sampled": array(COUNT),
+            "started": array(ref("WatchedSequence")),
+            "first_tokens": array({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
+            "error": STRING,
+        },
+        description="Step. A letter of `kinds` tells what an item was: d decode, v decode with drafts, p prefill, r tokens "
+        "computed again. `sampled` counts the tokens that came of it; `first_tokens` pairs a sequence with its time to first "
+        "token in seconds. Without `seq_ids`: the items of the step before.",
+    ),
+    "StepsFrame": closed(
+        {"stage": _STAGE, "detail": STRING, "skipped": COUNT, "steps": array(ref("WatchedStep"))},
+        {
+            "server": _SERVER,
+            "at": NUMBER,
+            "epoch": COUNT,
+            "pid": nullable(INTEGER),
+            "running": COUNT,
+            "waiting": COUNT,
+            "kv_blocks": _BLOCKS,
+            "step_tokens": COUNT,
+            "num_steps": COUNT,
+            "preemptions": COUNT,
+            "resumed": COUNT,
+            "prefix_queries": COUNT,
+            "prefix_hits": COUNT,
+            "output_tokens": COUNT,
+            "prompt_tokens": COUNT,
+            "sequences": array(ref("WatchedSequence")),
+        },
+        description="Frame: the steps since the frame before, and what there is now. Times are seconds of the clock of `at`. "
+        "`skipped` steps are not told. `output_tokens` and `prompt_tokens` count from when the first client began to watch.",
+    ),
+    "Killed": closed({"killed": INTEGER}, description="Process id of the executor that was killed."),
+}

@@ -133,7 +133,7 @@ async def grammar_goes_with_an_adapter(kit: Kit) -> None:
     a, b = await loaded(kit)
     kit.need_slots(4)
     prompt, params = kit.prompt(kit.block_size + 1, 77), _drawn(kit, 77)
-    options = [
+    options: list[dict[str, Any]] = [
         {"grammar": _GRAMMAR, "adapter": a.name}, {"grammar": _GRAMMAR, "adapter": b.name}, {"grammar": _GRAMMAR},
         {"adapter": a.name},
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 
 from server.schemas.base import WireModel
 
-Origin = Literal["OpenAI", "vLLM", "Anthropic", "LangChain", "Cohort"]
+Origin = Literal["OpenAI", "vLLM", "Anthropic", "LangChain", "Jina", "Cohort"]
 
 
 class FieldText(NamedTuple):

@@ -1,4 +1,4 @@
-"""The executor dies while requests of every kind use LoRA adapters, more of them than are held at once, with drafts of n-grams."""
+"""The executor dies while requests of every kind use LoRA adapters, more than are held at once, with drafts of n-grams."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/e
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 MODEL = "cohort-tiny"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -32,6 +33,8 @@ VALID: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER], "max_tokens": 2},
     COMPLETION: {"prompt": "Hi", "max_tokens": 2},
     EMBEDDINGS: {"input": "Hi"},
+    RERANK: {"query": "Hi", "documents": ["a", "b"]},
+    SCORE: {"text_1": "Hi", "text_2": ["a", "b"]},
     TOKENIZE: {"prompt": "Hi"},
     DETOKENIZE: {"tokens": [5, 6]},
 }
@@ -222,7 +225,20 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
             **generating, "prompt": prompts, "logprobs": no_number(0, 20, True), "best_of": no_number(1, 128, True),
             "echo": flag, "suffix": other_than("text"),
         },
+        RERANK: {
+            "query": other_than("text") | st.just(""), "return_documents": flag, "use_activation": flag,
+            "documents": other_than("list") | st.just([]) | st.lists(other_than("text", "object"), min_size=1, max_size=3),
+            "top_n": no_number(0, 2**31 - 1, True), "instruction": no_text(4096), "cache_salt": no_text(1024),
+            "truncate_prompt_tokens": no_number(-1, 2**31 - 1, True) | st.just(0), "model": no_text(1024, 0),
+            "priority": no_number(-(2**63), 2**63 - 1, True), "deadline_ms": no_number(1, 86_400_000, True),
+        },
+        SCORE: {
+            "text_1": other_than("text", "list") | st.just("") | st.just(["a", "b", "c"]),
+            "text_2": other_than("text", "list") | st.sampled_from(["", [], ["a", ""], ["a"] * 3000]),
+            "instruction": no_text(4096), "use_activation": flag,
+        },
         EMBEDDINGS: {
+            "instruction": no_text(4096), "prompt_name": other_than("text") | st.just("x" * 300),
             "input": prompts | st.just("") | st.just([""]), "dimensions": no_number(1, 256, True),
             "encoding_format": no_text(8), "pooling": no_text(8), "use_activation": flag, "cache_salt": no_text(1024),
             "deadline_ms": no_number(1, 86_400_000, True), "priority": no_number(-(2**63), 2**63 - 1, True),

@@ -12,7 +12,7 @@ from tests.hostile.fields import CHAT, COMPLETION, VALID
 KEYLESS = ("/live", "/ready", "/health", "/version")
 PROTECTED = (
     "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize",
-    "/tokenizer_info", "/v1/executors", "/openapi.json", "/metrics",
+    "/v1/rerank", "/v1/score", "/tokenizer_info", "/v1/executors", "/openapi.json", "/metrics",
 )  # fmt: skip
 ADMIN = (
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/admin", "/shutdown", "/sleep", "/wake_up", "/reset_prefix_cache",
@@ -29,7 +29,7 @@ def wrong_method(draw: st.DrawFn) -> Hostile:
     """A method that the path does not know, or that nobody knows."""
     known = {"GET", "HEAD"}
     path = draw(st.sampled_from([*KEYLESS, *PROTECTED]))
-    posts = path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+    posts = path in VALID
     allowed = {"POST"} if posts else known
     methods = [
         "GET",

@@ -16,7 +16,9 @@ from tests.hostile.fields import (
     DETOKENIZE,
     EMBEDDINGS,
     MESSAGES,
+    RERANK,
     RESPONSES,
+    SCORE,
     TOKENIZE,
     VALID,
     other_than,
@@ -29,6 +31,8 @@ _LONGER: dict[str, dict[str, Any]] = {
     RESPONSES: {**VALID[RESPONSES], "instructions": "ü", "metadata": {"a": "b"}, "stream": False},
     CHAT: {**VALID[CHAT], "stop": ["a", "b"], "temperature": 0.5, "logit_bias": {"7": 1}, "stream": False},
     COMPLETION: {**VALID[COMPLETION], "echo": True, "logprobs": 2, "seed": 7, "user": "ü", "stop": "\n"},
+    RERANK: {"query": "ü", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": False},
+    SCORE: {"queries": ["ü", "a"], "documents": ["b", "c"], "truncate_prompt_tokens": -1},
     EMBEDDINGS: {"input": ["a", "bc"], "encoding_format": "float"},
     TOKENIZE: {"prompt": 'quoted "text" \\ ✓', "add_special_tokens": True},
     DETOKENIZE: {"tokens": [5, 6, 7, 8]},
@@ -115,6 +119,8 @@ def twice(draw: st.DrawFn) -> Hostile:
     names = {
         **dict.fromkeys((EMBEDDINGS, RESPONSES), "input"),
         DETOKENIZE: "tokens",
+        RERANK: "query",
+        SCORE: "text_1",
         **dict.fromkeys((CHAT, MESSAGES, COUNT_TOKENS), "messages"),
     }
     name = names.get(path, "prompt")

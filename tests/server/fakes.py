@@ -29,8 +29,10 @@ from executors.contract import (
 from server.answer.notation import ModelNotation
 from server.app import create_app
 from server.metrics import Metrics
+from server.model_defaults.retrieval import Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.state import ServedModel, ServerState
+from server.templates.pairs import Qwen3Pairs
 from server.templates.template import ChatTemplate
 
 TEMPLATE = (
@@ -339,6 +341,8 @@ class House:
             template=None if self.template is None else ChatTemplate(self.template, {"bos_token": "<s>"}),
             defaults=self.defaults,
             notation=self.notation,
+            scoring=Scoring((ord("y"), ord("n"))),
+            pairs=Qwen3Pairs(),
             fingerprint="fp_fake",
         )
         self.app = create_app(self.state, **{"admin_key": "admin", **self.options})

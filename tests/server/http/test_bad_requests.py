@@ -211,7 +211,8 @@ async def test_neutral_values_of_the_same_are_accepted(house: House) -> None:
     ids=lambda body: body[:24].decode("latin-1"),
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+    "path",
+    ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize"],
 )
 async def test_what_is_no_request_at_all(house: House, path: str, body: bytes) -> None:
     async with house.client() as client:
@@ -229,7 +230,7 @@ async def test_half_a_surrogate_pair_in_a_tool(house: House) -> None:
 async def test_unknown_routes_and_methods(house: House) -> None:
     for path in (
         "/v1",
-        "/v1/rerank",
+        "/v1/classify",
         "/v1/models/x",
         "/docs/x",
         "/console/x.js",
@@ -298,7 +299,9 @@ BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5) | st.fixed_d
     {"messages": st.lists(MESSAGE, max_size=3)},
     optional=dict.fromkeys(("n", "stream", "tools", "stop"), JSON),
 )
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+PATHS = [
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize",
+]  # fmt: skip
 
 
 @settings(max_examples=400)

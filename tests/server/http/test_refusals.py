@@ -224,7 +224,7 @@ async def test_answers_of_all_kinds_are_counted(monkeypatch: pytest.MonkeyPatch)
             ("GET", "/v1/models", "/v1/models", 403, {"headers": {"Host": "evil.example"}}),
             ("GET", "/v1/models/x/y", "/v1/models/{name}", 404, {}),
             ("GET", "/nope", "other", 404, {}),
-            ("GET", "/rerank", "other", 404, {}),
+            ("GET", "/classify", "other", 404, {}),
             ("GET", CHAT, CHAT, 405, {}),
             ("POST", VECTORS, VECTORS, 413, {"json": {"input": "x" * 2000}}),
             ("POST", VECTORS, VECTORS, 415, {"content": b"{}"}),

@@ -204,10 +204,11 @@ async def test_an_embedding_models_scores_are_cosines(embedder: House) -> None:
 
 
 async def test_a_model_that_scores_nothing_says_so(house: House) -> None:
+    assert house.state.model is not None
+    house.state.model = replace(house.state.model, scoring=Scoring(), pairs=None)
     error = error_of(await rerank(house))
     assert (error["param"], error["code"]) == ("model", "unsupported_value")
     assert "--classifier-from-token" in error["message"]
-    assert house.state.model is not None
     house.state.model = replace(house.state.model, scoring=Scoring((YES, NO)))
     error = error_of(await rerank(house))
     assert error["code"] == "no_chat_template" and "'query' and 'document'" in error["message"]

@@ -125,10 +125,12 @@ class Facts:
             "context_tokens": self.max_model_len,
             "kv_tokens": layout.capacity_tokens if layout.num_blocks else None,
             "kv_bytes": self._kv_bytes or None,
+            "kv_memory": _how_taken(layout) if layout.num_blocks else None,
             "weight_bytes": self.weight_bytes,
             "serves": self._serves or None,
         }
-        log.info(self._head, **{name: value for name, value in fields.items() if value is not None})
+        told = {name: value for name, value in fields.items() if value is not None}
+        log.info(self._head, **told, **self.notes)
 
     def text(self) -> str:
         """Lines for a terminal, the last of which is a curl command."""
@@ -196,8 +198,12 @@ def _memory(layout: KvLayout, weight_bytes: int, kv_bytes: int) -> str:
     weights, kv, total = (
         f"{size / 2**30:.2f} GiB" for size in (weight_bytes, kv_bytes, weight_bytes + kv_bytes)
     )
-    how = "taken as it is used" if layout.blocks_per_span else "reserved at the start"
+    how = _how_taken(layout)
     return f"{weights} weights + {kv} KV = {total}; KV is {how}, --kv-cache-memory-bytes sets its size"
+
+
+def _how_taken(layout: KvLayout) -> str:
+    return "taken as it is used" if layout.blocks_per_span else "reserved at the start"
 
 
 def _count(number: int) -> str:

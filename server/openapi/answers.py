@@ -83,6 +83,17 @@ ANSWERS: dict[str, Schema] = {
         },
         description="Token counts.",
     ),
+    "Timings": closed(
+        {
+            **dict.fromkeys(
+                ("prepare_ms", "queue_ms", "ttft_ms", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"), NUMBER
+            ),
+            **dict.fromkeys(("predicted_ms", "predicted_per_token_ms", "predicted_per_second"), NUMBER),
+            **dict.fromkeys(("cache_n", "prompt_n", "predicted_n"), COUNT),
+        },
+        description="Times of a call in milliseconds, with llama.cpp's names: `prompt_*` is the prefill, `predicted_*` the "
+        "tokens after the first. `prompt_n` prompt tokens were computed, `cache_n` found in the prefix cache.",
+    ),
     "PromptLogprobs": array(
         nullable(
             {
@@ -139,7 +150,7 @@ ANSWERS: dict[str, Schema] = {
             ),
             "usage": ref("Usage"),
         },
-        {"prompt_token_ids": _IDS, "prompt_logprobs": nullable(ref("PromptLogprobs"))},
+        {"prompt_token_ids": _IDS, "prompt_logprobs": nullable(ref("PromptLogprobs")), "timings": ref("Timings")},
     ),
     "ChatCompletionChunk": closed(
         {
@@ -167,7 +178,7 @@ ANSWERS: dict[str, Schema] = {
                 maxItems=1,
             ),
         },
-        {"usage": ref("Usage"), "prompt_token_ids": _IDS},
+        {"usage": ref("Usage"), "prompt_token_ids": _IDS, "timings": ref("Timings")},
     ),
     "Completion": closed(
         {
@@ -192,7 +203,8 @@ ANSWERS: dict[str, Schema] = {
                 minItems=1,
             ),
             "usage": ref("Usage"),
-        }
+        },
+        {"timings": ref("Timings")},
     ),
     "CompletionChunk": closed(
         {
@@ -212,7 +224,7 @@ ANSWERS: dict[str, Schema] = {
                 maxItems=1,
             ),
         },
-        {"usage": ref("Usage")},
+        {"usage": ref("Usage"), "timings": ref("Timings")},
     ),
     "MessagesError": closed(
         {

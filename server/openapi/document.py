@@ -12,6 +12,7 @@ from server.openapi.operations import OPERATIONS, TAGS, Operation
 from server.openapi.schema import Schema, ref
 from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
+from server.schemas.sampling import RequestFields
 
 _ERRORS = {
     400: "The request is invalid; `param` names the field.",
@@ -37,6 +38,10 @@ _HEADERS: dict[str, Schema] = {
         "description": "Names of the request's parameters that were accepted and had no effect, percent-encoded and separated by "
         "commas. A name within an object is its path (`messages[].type`). A final `...` means that there are more.",
         "schema": {"type": "string", "maxLength": 2100},
+    },
+    "ServerTiming": {
+        "description": "Milliseconds of the call's parts: `prepare`, `queue`, `prefill` and, without `stream`, `decode`.",
+        "schema": {"type": "string", "maxLength": 200},
     },
     "RetryAfter": {
         "description": "Seconds to wait before the next attempt.",
@@ -177,6 +182,8 @@ def _success(operation: Operation) -> dict[str, Any]:
         content = {"application/json": {"schema": ref(operation.answer)}}
     if operation.request is not None:
         headers["x-cohort-ignored"] = _header("Ignored")
+        if issubclass(operation.request, RequestFields):
+            headers["server-timing"] = _header("ServerTiming")
     if operation.chunk is not None:
         event = _typed_event(operation) if operation.typed_events else _event(operation.chunk)
         content["text/event-stream"] = {"schema": event}

@@ -86,5 +86,4 @@ def test_keys(tokenizer_dir: Any, tmp_path: Any) -> None:
         assert server.get("/v1/models").status_code == 401
         headers = {"Authorization": "Bearer two"}
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
-        assert "YOUR_KEY" in server.output()
         assert "Bearer two" not in server.output() + server.log()

@@ -122,7 +122,7 @@ def test_from_an_empty_cache_to_tokens(hub: FakeHub, env: dict[str, str], tmp_pa
         assert choice["finish_reason"] == "length"
         assert [answer(second, seed=seed)["text"] for seed in (1, 2)] == [choice["text"]] * 2, "top_k is 1"
         assert answer(second, seed=1, top_k=0)["text"] != choice["text"]
-        assert f"model     {NAME} (qwen3" in second.output()
+        assert f"model={NAME}" in second.log() and "family=qwen3" in second.log()
     assert [path.name for path in tmp_path.glob("home/hub/models--*/snapshots/*")] == [COMMIT]
 
     # Its end tokens are a directory's: all of them, so that the first one ends the answer.

@@ -51,7 +51,7 @@ async def test_cohort_tiny_serves_64_streams_within_2_gib_and_one_cpu(tmp_path: 
         assert server.metric("cohort_executor_memory_limit_bytes") == 2 * GIB
         # The budget: what is there at the start, the KV pool, whose pages become memory when first written, and room for
         # full steps, requests and what allocators keep of them.
-        tokens = int(server.output().split("KV cache")[1].split()[0].replace(",", ""))
+        tokens = int(server.log().split("kv_tokens=")[1].split()[0])
         budget = box.used_bytes() + tokens * BYTES_PER_TOKEN + 192 * MIB
         assert budget < GIB
         used = []

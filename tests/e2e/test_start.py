@@ -94,18 +94,15 @@ def test_while_loading_it_says_so(tokenizer_dir: Path, tmp_path: Path) -> None:
         server.kill()
 
 
-def test_start_up_output(echo_server: ServerProcess) -> None:
-    output = echo_server.output()
-    assert f"ready at {echo_server.url}" in output
-    for line in ("  model     echo", "  device    cpu", "  context   ", "  KV cache  "):
-        assert line in output
-    curl = shlex.split(output.splitlines()[-1])
-    done = subprocess.run([*curl, "-s"], capture_output=True, text=True, timeout=30, check=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+def test_the_log_tells_what_is_served_in_one_line(echo_server: ServerProcess) -> None:
+    (line,) = [line for line in echo_server.log().splitlines() if f"ready at {echo_server.url}" in line]
+    for field in ("model=echo", "device=cpu", "context_tokens="):
+        assert field in line
+    assert echo_server.output() == ""
 
 
 def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: Path) -> None:
-    """Log lines where nobody watches, a bar on a terminal."""
+    """Log lines where nobody watches; on a terminal a bar, and then the banner."""
     assert "loading the executor" in echo_server.log()
     main, terminal = pty.openpty()
     command = [
@@ -123,7 +120,20 @@ def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_p
         reading = pool.submit(_read_terminal, main)
         try:
             assert process.stdout is not None
-            assert "is ready" in process.stdout.readline()
+            lines = [process.stdout.readline()]
+            while not lines[-1].startswith("  curl "):
+                lines.append(process.stdout.readline())
+            for line in (
+                "is ready at http",
+                "  model     echo",
+                "  device    cpu",
+                "  context   ",
+                "  KV cache  ",
+            ):
+                assert line in "".join(lines)
+            curl = [*shlex.split(lines[-1]), "-s"]
+            done = subprocess.run(curl, capture_output=True, text=True, timeout=30, check=True)
+            assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
         finally:
             process.terminate()
             process.communicate(timeout=20)

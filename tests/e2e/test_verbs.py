@@ -212,15 +212,15 @@ def test_chat_with_a_key(tokenizer_dir: Path, tmp_path: Path) -> None:
 def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     flags = ["cohort-tiny", "--kv-cache-memory-bytes", "40MiB", "--max-num-seqs", "16", "--dtype", "float32"]
     with ServerProcess(flags, tmp_path) as server:
-        banner = server.output()
+        log = server.log()
     done = run(tmp_path, "info", *flags)
     assert (done.returncode, done.stderr) == (0, "")
-    (capacity,) = re.findall(r"KV cache +(.*)", banner)
-    assert capacity in done.stdout
-    (parameters,) = re.findall(r"qwen3, (\S+) parameters, float32", banner)
-    assert f"{parameters} (" in done.stdout
+    (capacity,) = re.findall(r"kv_tokens=(\d+)", log)
+    assert f"{int(capacity):,} tokens" in done.stdout
+    (parameters,) = re.findall(r"parameters=(\d+)", log)
+    assert f"{int(parameters) / 1e6:.3g}M (" in done.stdout
     facts = json.loads(run(tmp_path, "info", *flags, "--json").stdout)
-    assert f"{facts['memory']['capacity_tokens']:,} tokens" in capacity
+    assert facts["memory"]["capacity_tokens"] == int(capacity)
     assert facts["text"] == {
         "tokens": facts["vocab_size"], "chat_template": True, "tools": True, "problem": None,
     }  # fmt: skip

@@ -65,8 +65,8 @@ class CallStory(Story):
     def answer(self, now: float, status: int, code: str | None, line: AccessLine | None = None) -> None:
         """The answer is complete, or its client is gone (status 499). `status` of a stream that failed is that of its error."""
         self.answered, self.status, self.code, self.line = now, status, code, line
-        fields: dict[str, Any] = {"status": status, "code": code} if code else {"status": status}
-        self.tell(now, "answered", **fields)
+        told: dict[str, Any] = {"status": status} if code is None else {"status": status, "code": code}
+        self.tell(now, "answered", None, **told)
         self._settle()
 
     def finish(self, now: float, choice: int, reason: str, output_tokens: int) -> None:

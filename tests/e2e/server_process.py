@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-_LISTENING = re.compile(r"listening on (https?://\S+)")
+_LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
 class ServerProcess:

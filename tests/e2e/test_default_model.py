@@ -63,7 +63,7 @@ def test_smollm2_introduces_itself(server: ServerProcess) -> None:
     assert [one["id"] for one in server.get("/v1/models").json()["data"]] == ["SmolLM2-135M-Instruct"]
     text = server.log()
     assert "Q4_1 weights" in text and default_model.SHOWN in text and "next: cohort serve " in text
-    assert "sampling=temperature 0.7" in text
+    assert "sampling='temperature 0.7" in text
 
 
 def test_smollm2_knows_a_capital(server: ServerProcess) -> None:

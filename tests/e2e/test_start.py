@@ -21,6 +21,7 @@ import pytest
 
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
+from tests.e2e.terminal import Terminal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -168,21 +169,14 @@ def test_no_room_for_the_banner(tokenizer_dir: Path, tmp_path: Path) -> None:
         "--port",
         "0",
     ]
-    with Path("/dev/full").open("wb") as full, (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=full, stderr=log)
-    try:
-        deadline = time.monotonic() + 30
-        while "could not be printed" not in (text := (tmp_path / "log").read_text()):
-            assert process.poll() is None and time.monotonic() < deadline, text
-            time.sleep(0.02)
-        url = re.search(r"listening on (http://\S+)", text)
+    full = ["/bin/sh", "-c", 'exec "$@" >/dev/full', "sh", *command]
+    with Terminal(full, tmp_path) as terminal:  # elsewhere the log tells what the banner does
+        terminal.expect("could not be printed", within=30)
+        url = re.search(r"listening on (http://[\d.:]+)", terminal.shown)
         assert url is not None
         assert httpx.get(f"{url[1]}/live").status_code == 200
-        process.terminate()
-        assert process.wait(20) == 0, (tmp_path / "log").read_text()
-    finally:
-        process.kill()
-        process.wait()
+        terminal.process.terminate()
+        assert terminal.wait() == 0, terminal.shown
 
 
 @pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.5])

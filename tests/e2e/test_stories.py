@@ -22,8 +22,8 @@ ADMIN = {"Authorization": "Bearer boss"}
 def test_a_killed_executor_is_in_story_log_and_trace(tokenizer_dir: Path, tmp_path: Path) -> None:
     with Receiver() as receiver:
         args = [
-            str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=20", "--admin-key", "boss",
-            "--log-format", "json", "--otlp-traces-endpoint", receiver.url, "--log-prompts",
+            str(tokenizer_dir), *ECHO, "--served-model-name", "echo", "--executor-option", "step_delay_ms=20",
+            "--admin-key", "boss", "--log-format", "json", "--otlp-traces-endpoint", receiver.url, "--log-prompts",
         ]  # fmt: skip
         with ServerProcess(args, tmp_path) as server:
             (executor,) = server.children()

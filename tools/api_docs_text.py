@@ -71,7 +71,13 @@ Below `/v1/messages` errors have Anthropic's form, with the same statuses; the m
 {"type": "error", "error": {"type": "invalid_request_error", "message": "'n' ..."}, "request_id": "req_..."}
 ```
 
-Its types are `invalid_request_error`, `authentication_error` (401), `permission_error` (403), `not_found_error` (404),
+Ollama's paths below `/api` have Ollama's form, with the same statuses; the message names the field, too:
+
+```json
+{"error": "'options.mirostat' is not supported by this server."}
+```
+
+Anthropic's types are `invalid_request_error`, `authentication_error` (401), `permission_error` (403), `not_found_error` (404),
 `timeout_error` (408), `request_too_large` (413), `rate_limit_error` (429), `api_error` (500) and `overloaded_error` (503). The
 message for a prompt that does not fit the context begins with "prompt is too long: ".
 
@@ -141,6 +147,9 @@ that passes in the queue, is then an event too, without `retry-after`.
 
 `/v1/responses` has OpenAI's events, each with its type in a line `event:` and a `sequence_number`, and no `[DONE]`. After 10 s of
 silence `response.in_progress` comes again. [The Responses API](responses.md) tells what differs, and how to use Codex.
+
+Streams of Ollama's paths are lines of JSON (`application/x-ndjson`); after 10 s of silence a line with an empty text comes. See
+[Ollama's API](ollama.md).
 
 `/v1/messages` has Anthropic's events, each with its type in a line `event:`, and no `[DONE]`. After 10 s of silence a `ping`
 comes, behind a `message_start` if the message has not begun. The arguments of a call are always one JSON object: what is common

@@ -169,6 +169,11 @@ class Choice:
         """Number of reasoning tokens so far."""
         return 0 if self._counter is None else self._counter.count
 
+    @property
+    def calls_complete(self) -> bool:
+        """True if there is at least one call and every call so far is complete."""
+        return self._parsers.all_finished
+
     def pieces(self, delta: TextDelta) -> list[Piece]:
         """The delta's text as typed parts."""
         if self._counter is not None:

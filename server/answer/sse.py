@@ -63,9 +63,13 @@ class ChatLogprobs:
         self._pieces.append(encode(chat_logprobs(tokens, as_ids)["content"])[1:-1])
         return len(self._pieces[-1])
 
+    def items(self) -> bytes:
+        """The list of the object's tokens."""
+        return b"[" + b",".join(self._pieces) + b"]"
+
     def encoded(self) -> bytes:
         """The object."""
-        return b'{"content":[' + b",".join(self._pieces) + b'],"refusal":null}'
+        return b'{"content":' + self.items() + b',"refusal":null}'
 
 
 class CompletionLogprobs:

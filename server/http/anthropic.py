@@ -27,14 +27,6 @@ def speaks(path: str) -> bool:
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
-def naming(message: str, param: str | None, code: str) -> str:
-    """The message with the name of the field at fault, for which the form has no member. Clients recognise a prompt that is too
-    long by the beginning of its message."""
-    if param is None or f"'{param}'" in message or code == "context_length_exceeded":
-        return message
-    return f"{param}: {message}"
-
-
 def error_object(status: int, message: str, request_id: str | None) -> dict[str, Any]:
     """The whole body as plain data."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -1,4 +1,4 @@
-"""The error body of every answer that is not a success. It has OpenAI's form, and Anthropic's on that API's paths.
+"""The error body of every answer that is not a success. It has OpenAI's form, or that of Anthropic or Ollama on their paths.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError, Overloaded, Unavailable
-from server.http import anthropic
+from server.http import anthropic, ollama
 from server.http.endpoints import Endpoints
 from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, no_such_path
 
@@ -71,6 +71,14 @@ def error_object(message: str, type_: str, param: str | None, code: str) -> dict
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
+def naming(message: str, param: str | None, code: str) -> str:
+    """The message with the name of the field at fault, for forms that have no member for it. Clients recognise a prompt that is
+    too long by the beginning of its message."""
+    if param is None or f"'{param}'" in message or code == "context_length_exceeded":
+        return message
+    return f"{param}: {message}"
+
+
 class ErrorResponse(Response):
     """An error as an HTTP response. It leaves its `refusal` in the scope."""
 
@@ -96,11 +104,16 @@ class ErrorResponse(Response):
 
     def shape(self, path: str, request_id: str | None) -> None:
         """Give the body the form of the API that the path belongs to."""
+        told: dict[str, Any]
+        message = naming(self._message, self.refusal.param, self.refusal.code)
         if anthropic.speaks(path):
-            message = anthropic.naming(self._message, self.refusal.param, self.refusal.code)
             told = anthropic.error_object(self.status_code, message, request_id)
-            self.body = msgspec.json.encode(told)
-            self.headers["content-length"] = str(len(self.body))
+        elif ollama.speaks(path):
+            told = ollama.error_object(message)
+        else:
+            return
+        self.body = msgspec.json.encode(told)
+        self.headers["content-length"] = str(len(self.body))
 
 
 def http_error_response(status: int, message: str, headers: dict[str, str] | None = None) -> ErrorResponse:

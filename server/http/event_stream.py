@@ -1,4 +1,4 @@
-"""Server-sent events over ASGI, and work that is cancelled when its client disconnects.
+"""Server-sent events, or lines of JSON, over ASGI, and work that is cancelled when its client disconnects.
 
 Starlette's StreamingResponse would work, at several times the cost per chunk: it wraps every send in a task group and
 encodes str. Here a chunk is bytes made by `server/answer/sse.py`, and costs one `send`.
@@ -82,8 +82,10 @@ class EventStream(Response):
         chunks: AsyncGenerator[bytes, None],
         keep_alive: float = KEEP_ALIVE,
         form: StreamForm = _OPENAI,
+        *,
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(media_type=media_type)
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # nginx would hold chunks back
         del self.headers["content-length"]

@@ -33,8 +33,7 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/messages/batches", "Anthropic's message batches", "POST /v1/messages, as many calls at once as you like"),
     ("/complete", "Anthropic's old text API", _TEXT),
     ("/pooling /encode", "vLLM's and SGLang's pooling", _VECTORS),
-    ("/embed /embed_all /embed_sparse /api/embed /api/embeddings /embedding",
-     "an embedding endpoint of Ollama, llama.cpp or Text Embeddings Inference", _VECTORS),
+    ("/embed /embed_all /embed_sparse /embedding", "an embedding endpoint of llama.cpp or Text Embeddings Inference", _VECTORS),
     ("/reranking", "llama.cpp's reranking", "POST /v1/rerank"),
     ("/similarity", "similarity of Text Embeddings Inference", "POST /v1/score"),
     ("/classify /predict", "classification", None),
@@ -55,12 +54,6 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/chat/completions/render /completions/render /render", "vLLM's rendering", "POST /tokenize with 'messages'"),
     ("/chat_tokenize", "TGI's endpoint", "POST /tokenize with 'messages'"),
     ("/generate /generate_stream /inference", "the own endpoint of TGI, SGLang or vLLM", f"{_TEXT} or {_CHAT}"),
-    ("/api/chat", "Ollama's API", _CHAT),
-    ("/api/generate", "Ollama's API", _TEXT),
-    ("/api/tags /api/ps /api/show", "Ollama's API", _MODELS),
-    ("/api/version", "Ollama's API", "GET /version"),
-    ("/api/pull /api/push /api/create /api/delete /api/copy /api/blobs",
-     "Ollama's API; the model is chosen when this server starts", None),
     ("/chat", "Cohere's API", _CHAT),
     ("/chat/completions", "stored answers of the OpenAI API", None),
     ("/v1beta", "Google's API", _CHAT),
@@ -68,6 +61,9 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
 )  # fmt: skip
 WHERE_THE_API_IS = f"The API is below /v1: {_MODELS} lists the models, and {_CHAT} answers a conversation."
 _ELSEWHERE = {path: (whose, instead) for paths, whose, instead in _ROWS for path in paths.split()}
+_MANAGING = frozenset({"pull", "push", "create", "copy", "delete", "blobs"})
+"""Parts below /api of Ollama's paths that change its store of models."""
+_ONE_MODEL = "This server does not pull, create, copy, push or delete models: it serves the one that it was started with."
 _ALONE = frozenset({"/chat"})
 """Foreign paths whose subpaths do not belong to the foreign server."""
 _VERSIONS = ("/v1", "/v2", "/api/v1", "/api/v0", "/v1beta")
@@ -82,6 +78,8 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     if len(path) > MAX_PATH_TOLD:
         return said
     plain = _plain(path)
+    if plain.startswith("/api/") and plain.split("/")[2] in _MANAGING:
+        return _ONE_MODEL
     if plain in ("/", "/v1"):
         return f"{said} {WHERE_THE_API_IS}"
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}

@@ -6,6 +6,7 @@ those of generation are written as bytes, chunk by chunk.
 
 from __future__ import annotations
 
+from server.openapi.ollama import OLLAMA
 from server.openapi.responses import RESPONSES
 from server.openapi.schema import (
     BOOLEAN,
@@ -310,6 +311,7 @@ ANSWERS: dict[str, Schema] = {
         ]
     },
     "TokenCount": closed({"input_tokens": COUNT}),
+    **OLLAMA,
     **RESPONSES,
     "Reranked": closed(
         {

@@ -185,8 +185,13 @@ def _success(operation: Operation) -> dict[str, Any]:
         if issubclass(operation.request, RequestFields):
             headers["server-timing"] = _header("ServerTiming")
     if operation.chunk is not None:
-        event = _typed_event(operation) if operation.typed_events else _event(operation.chunk)
-        content["text/event-stream"] = {"schema": event}
+        if operation.lines:
+            content["application/x-ndjson"] = {
+                "schema": {"oneOf": [ref(operation.chunk), ref(operation.error)]}
+            }
+        else:
+            event = _typed_event(operation) if operation.typed_events else _event(operation.chunk)
+            content["text/event-stream"] = {"schema": event}
     return {"description": "Success.", "headers": headers, "content": content}
 
 

@@ -11,6 +11,13 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.messages import CountTokensRequest, MessagesRequest
+from server.schemas.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from server.schemas.responses import ResponsesRequest
 from server.schemas.scoring import RerankRequest, ScoreRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
@@ -19,6 +26,7 @@ from server.stories.ring import OUTCOMES, SORTS
 TAGS = {
     "Generation": "Chat, completions and embeddings in OpenAI's form, and messages in Anthropic's.",
     "Retrieval": "Scores of queries and documents, in the form of vLLM, Jina and Cohere.",
+    "Ollama": "Chat, generation and embeddings in Ollama's form.",
     "Models": "The served model and its executors.",
     "Tokens": "The model's tokenizer, in vLLM's form.",
     "Operation": "Health, metrics and version, for operators.",
@@ -62,6 +70,11 @@ class Operation:
     def typed_events(self) -> bool:
         """True if each event of a stream has a line with its type."""
         return self.chunk in ("MessageEvent", "ResponseEvent", "StepsFrame")
+
+    @property
+    def lines(self) -> bool:
+        """True if a stream consists of lines of JSON."""
+        return self.error == "OllamaError"
 
 
 _OF_BODIES = (400, 401, 403, 404, 408, 413, 415, 431, 500, 503)
@@ -226,6 +239,60 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "post", "/score", "scoreUnversioned", "Retrieval", "The same as /v1/score", "Scores", _OF_WORK, "", ScoreRequest,
         {"a pair": {"text_1": "What is the capital of Peru?", "text_2": "Lima."}},
+    ),
+    Operation(
+        "post", "/api/chat", "ollamaChat", "Ollama", "Answer a conversation in Ollama's form", "OllamaChat", _OF_WORK,
+        "The answer is a stream of lines unless `stream` is false. A call comes in one line, once it is complete. The last line "
+        "has `done_reason`, the durations in nanoseconds and the counts. A failure within a stream is a line with an `error`.",
+        OllamaChatRequest,
+        {
+            "simple": _HELLO,
+            "whole": {**_HELLO, "stream": False, "options": {"temperature": 0, "num_predict": 20}, "format": "json"},
+            "tools": {
+                "model": "cohort-tiny", "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+                "tools": [_WEATHER],
+            },
+        },
+        chunk="OllamaChat", error="OllamaError",
+    ),
+    Operation(
+        "post", "/api/generate", "ollamaGenerate", "Ollama", "Answer a prompt in Ollama's form, or continue a text",
+        "OllamaGeneration", _OF_WORK,
+        "With `raw` or `suffix` the text is continued as with /v1/completions. `context` of earlier answers is not supported.",
+        OllamaGenerateRequest,
+        {
+            "simple": {"model": "cohort-tiny", "prompt": "Count from 3 to 9."},
+            "raw": {"model": "cohort-tiny", "prompt": "Once upon a time", "raw": True, "stream": False},
+        },
+        chunk="OllamaGeneration", error="OllamaError",
+    ),
+    Operation(
+        "post", "/api/embed", "ollamaEmbed", "Ollama", "Turn texts into vectors in Ollama's form", "OllamaEmbeddings", _OF_WORK,
+        "Vectors have length 1 and come in the order of the inputs.",
+        OllamaEmbedRequest, {"texts": {"model": "cohort-tiny", "input": ["Hello", "Good morning"]}}, error="OllamaError",
+    ),
+    Operation(
+        "post", "/api/embeddings", "ollamaEmbeddings", "Ollama", "Turn a text into a vector in Ollama's older form",
+        "OllamaEmbedding", _OF_WORK, "", OllamaEmbeddingsRequest,
+        {"text": {"model": "cohort-tiny", "prompt": "Hello"}}, error="OllamaError",
+    ),
+    Operation(
+        "post", "/api/show", "ollamaShow", "Ollama", "Describe a model in Ollama's form", "OllamaModel", _OF_BODIES,
+        "`capabilities` has `completion`, `tools`, `thinking` and `insert`, or `embedding`. `template` is one of Jinja.",
+        OllamaShowRequest, {"model": {"model": "cohort-tiny"}}, error="OllamaError",
+    ),
+    Operation(
+        "get", "/api/tags", "ollamaTags", "Ollama", "List the served names in Ollama's form", "OllamaTags",
+        description="`size` counts the bytes of the weights in memory. `digest` identifies the name and its model.",
+        error="OllamaError",
+    ),
+    Operation(
+        "get", "/api/ps", "ollamaPs", "Ollama", "List the loaded models in Ollama's form", "OllamaProcesses",
+        description="`expires_at` is far away: a model stays loaded until the server ends.", error="OllamaError",
+    ),
+    Operation(
+        "get", "/api/version", "ollamaVersion", "Ollama", "Return the version of Ollama whose API this is", "Version",
+        error="OllamaError",
     ),
     Operation(
         "post", "/tokenize", "tokenize", "Tokens", "Turn a text or a conversation into token ids",

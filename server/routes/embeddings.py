@@ -38,13 +38,13 @@ async def embeddings(request: Request) -> Response:
     body = await read(request, EmbeddingRequest)
     body.check()
     model, name = await state.find(body.model)
-    asked = await while_connected(request.receive, _asked(state, model, body))
+    asked = await while_connected(request.receive, prepare_embedding(state, model, body))
     request.scope[RESPONSE_ID] = asked.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
 
 
-async def _asked(state: ServerState, model: ServedModel, body: EmbeddingRequest) -> Asked:
-    """The engine request. Raises InvalidRequest."""
+async def prepare_embedding(state: ServerState, model: ServedModel, body: EmbeddingRequest) -> Asked:
+    """The engine request of a body. Raises InvalidRequest."""
     width = model.info.hidden_size
     if body.dimensions is not None and body.dimensions > width:
         # Their number is not told back: it may have thousands of digits.
@@ -75,7 +75,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
     data = []
     since_pause = 0
     for index, vector in enumerate(vectors):
-        data.append(msgspec.Raw(_encoded(index, _shaped(vector, body), body.encoding_format == "base64")))
+        data.append(msgspec.Raw(_encoded(index, shaped(vector, body), body.encoding_format == "base64")))
         since_pause += len(vector)
         if since_pause > _NUMBERS_AT_ONCE:
             await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
     }
 
 
-def _shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
+def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
     """float32 [dimensions]: the vector, cut and normalised to length 1 as requested. Raises SequenceFailed for NaN or inf."""
     if not np.isfinite(vector).all():
         raise SequenceFailed("the model's hidden states are not finite")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from server.answer.messages_encoder import MessageAnswer, MessageStream, MessageWhole, error_event
 from server.http import anthropic
-from server.http.errors import REQUEST_ID, Refusal
+from server.http.errors import REQUEST_ID, Refusal, naming
 from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.middleware import RESPONSE_ID
 from server.http.request_timing import run_off_loop_if_large
@@ -105,5 +105,5 @@ class _Form:
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """The error."""
         refusal, message, _ = refusal_of(error)
-        message = anthropic.naming(message, refusal.param, refusal.code)
+        message = naming(message, refusal.param, refusal.code)
         return refusal, error_event(anthropic.error_object(refusal.status, message, self._request_id))

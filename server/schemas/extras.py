@@ -142,6 +142,9 @@ HINTS = {
     "input_type": "use 'prompt_name'",
     "thinking": _TEMPLATE_HINT, "think": _TEMPLATE_HINT, "enable_thinking": _TEMPLATE_HINT,
     "separate_reasoning": "start the server with --reasoning-parser none",
+    "context": "send the conversation to /api/chat, as 'messages'",
+    "template": "start the server with --chat-template",
+    "options.grammar": "use 'format'",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
     "messages[].function_call": "use 'tool_calls'",
     "messages[].refusal": "give it in 'content', as a part of type 'refusal'",
@@ -154,8 +157,11 @@ UNSUPPORTED_INSIDE: dict[str, Values] = {
     "messages[].audio": (),
     "messages[].refusal": ("",),
     "messages[].prefix": (False,),
-}
-"""Unsupported keys inside objects: additional contents of a message would be missing from the prompt."""
+    "options.mirostat": (0,), "options.tfs_z": (1,), "options.penalize_newline": (True,), "options.dry_multiplier": (0,),
+    "options.xtc_probability": (0,), "options.grammar": ("",), "options.logit_bias": ([], {}),
+}  # fmt: skip
+"""Unsupported keys inside objects: additional contents of a message would be missing from the prompt, and samplers in Ollama's
+`options` would choose other tokens."""
 
 HARMLESS_INSIDE = {
     "stream_options.include_obfuscation": "Nothing is padded here.",

@@ -16,6 +16,7 @@ from tests.hostile import (
     listed,
     listed_grammars,
     listed_messages,
+    listed_ollama,
     listed_responses,
     listed_wire,
     malformed,
@@ -106,6 +107,7 @@ class Campaign:
             *listed.bodies(self._width, self._context),
             *listed_messages.messages(self._context),
             *listed_responses.responses(self._context),
+            *listed_ollama.ollama(self._context),
             *listed_grammars.constraints(),
             *listed_wire.on_the_wire(),
         ]

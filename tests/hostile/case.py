@@ -60,6 +60,8 @@ class Hostile:
             return f"the body of {answer.status} is no error object: {answer.body[:300]!r}"
         if "type" in body:
             return self._fault_of_anthropics(answer, body)
+        if isinstance(error, str):
+            return self._fault_of_ollamas(answer, body)
         if set(error) != {"message", "type", "param", "code"} or not error["message"]:
             return f"not the four members of an error: {error}"
         if len(answer.body) > 2048:
@@ -77,9 +79,19 @@ class Hostile:
             return f"no message, or another request's id: {body}"
         if len(answer.body) > 2048:
             return f"the error has {len(answer.body)} bytes"
-        told = body["error"]["message"]
+        return self._fault_of_message(body["error"]["message"])
+
+    def _fault_of_ollamas(self, answer: Answer, body: dict[str, Any]) -> str | None:
+        """Its form has nothing but the message."""
+        if set(body) != {"error"} or not body["error"]:
+            return f"not the member of an error: {body}"
+        if len(answer.body) > 2048:
+            return f"the error has {len(answer.body)} bytes"
+        return self._fault_of_message(body["error"])
+
+    def _fault_of_message(self, told: str) -> str | None:
         if self.param is not None and f"'{self.param}" not in told and not told.startswith(self.param):
-            return f"does not name {self.param!r}: {body['error']['message']}"
+            return f"does not name {self.param!r}: {told}"
         return None
 
 

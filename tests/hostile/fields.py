@@ -21,6 +21,8 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
+OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW = "/api/chat", "/api/generate", "/api/show"
+OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "/api/embed", "/api/embeddings"
 MODEL = "cohort-tiny"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -28,6 +30,11 @@ ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
 RESPONSES_TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 VALID: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Hi", "max_output_tokens": 2},
+    OLLAMA_CHAT: {"model": MODEL, "messages": [USER], "options": {"num_predict": 2}},
+    OLLAMA_GENERATE: {"model": MODEL, "prompt": "Hi", "options": {"num_predict": 2}},
+    OLLAMA_EMBED: {"model": MODEL, "input": "Hi"},
+    OLLAMA_EMBEDDINGS: {"model": MODEL, "prompt": "Hi"},
+    OLLAMA_SHOW: {"model": MODEL},
     MESSAGES: {"model": MODEL, "messages": [USER], "max_tokens": 2},
     COUNT_TOKENS: {"model": MODEL, "messages": [USER]},
     CHAT: {"messages": [USER], "max_tokens": 2},
@@ -189,6 +196,7 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
     }
     no_word = other_than("text") | st.sampled_from(["bananas", "", "HIGH", "x" * 1000])
     return {
+        **_bad_ollama_fields(generating, tools),
         MESSAGES: {
             **prompt_fields,
             **{name: generating[name] for name in
@@ -253,6 +261,65 @@ def bad_fields(width: int, context: int) -> dict[str, dict[str, Values]]:
             "tokens": no_ids(width, 2**20, False), "skip_special_tokens": flag, "model": no_text(1024, 0),
         },
     }  # fmt: skip
+
+
+def _bad_ollama_fields(generating: dict[str, Values], tools: Values) -> dict[str, dict[str, Values]]:
+    """The table of `bad_fields` for Ollama's API, made with those of a chat."""
+    flag, own = other_than("boolean"), {"repeat_penalty": "repetition_penalty"}
+    settings = {
+        name: generating[own.get(name, name)]
+        for name in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty",
+                     "frequency_penalty", "seed", "stop")
+    } | {
+        "num_predict": no_number(-(2**31), 2**31 - 1, True), "num_ctx": no_number(1, 2**31 - 1, True),
+        "repeat_last_n": no_number(-1, 2**31 - 1, True), "mirostat": st.sampled_from([1, 2, True, "on"]),
+    }  # fmt: skip
+    options = st.one_of(
+        other_than("object"),
+        *(values.map(lambda value, name=name: {name: value}) for name, values in settings.items()),
+    )
+    common = {
+        "model": no_text(1024), "options": options, "keep_alive": other_than("number", "text") | st.just("x" * 65),
+        **{name: generating[name] for name in ("priority", "deadline_ms", "cache_salt")},
+    }  # fmt: skip
+    both = common | {
+        "stream": flag, "logprobs": flag, "top_logprobs": no_number(0, 20, True), "truncate": flag, "shift": flag,
+        "think": other_than("boolean", "text") | st.sampled_from(["", "much", "HIGH"]),
+        "format": other_than("text", "object") | st.sampled_from(["yaml", "JSON", {"type": "string", "pattern": "("}]),
+    }  # fmt: skip
+    messages = st.one_of(
+        other_than("list"), st.lists(other_than("object") | st.none(), min_size=1, max_size=3),
+        _bad_ollama_message().map(lambda message: [USER, message]), st.just([USER] * 4097),
+    )  # fmt: skip
+    images = other_than("list") | st.just(["AAAA"]) | st.lists(other_than("text"), min_size=1, max_size=3)
+    inputs = other_than("text", "list") | st.sampled_from(["", [], [""], [5], ["a", None]])
+    return {
+        OLLAMA_CHAT: {**both, "messages": messages, "tools": tools},
+        OLLAMA_GENERATE: {
+            **both, "prompt": other_than("text") | SURROGATE, "system": other_than("text"), "suffix": other_than("text"),
+            "raw": flag, "images": images,
+        },
+        OLLAMA_EMBED: {**common, "input": inputs | SURROGATE, "dimensions": no_number(1, 256, True), "truncate": flag},
+        OLLAMA_EMBEDDINGS: {**common, "prompt": other_than("text") | st.just("") | SURROGATE},
+        OLLAMA_SHOW: {"model": no_text(1024), "verbose": flag},
+    }  # fmt: skip
+
+
+def _bad_ollama_message() -> Values:
+    """A message in Ollama's form in which one member is wrong."""
+    calls = st.one_of(
+        other_than("list"), st.lists(other_than("object"), min_size=1, max_size=2),
+        st.sampled_from([[{}], [{"function": {}}], [{"function": {"name": 5}}],
+                         [{"function": {"name": "f", "arguments": "{}"}}], [{"function": {"name": "f"}}] * 129]),
+    )  # fmt: skip
+    return st.one_of(
+        st.builds(lambda role: {"role": role, "content": "x"}, other_than("text") | st.sampled_from(["wizard", ""]) | st.none()),
+        st.builds(lambda content: {"role": "user", "content": content}, other_than("text")),
+        st.builds(lambda text: {"role": "user", "content": text}, SURROGATE),
+        st.builds(lambda wrong: {"role": "assistant", "content": "", "tool_calls": wrong}, calls),
+        st.builds(lambda wrong: {**USER, "images": wrong}, other_than("list") | st.just(["AAAA"])),
+        st.builds(lambda wrong: {"role": "tool", "content": "x", "tool_name": wrong}, other_than("text")),
+    )  # fmt: skip
 
 
 def _no_system() -> Values:

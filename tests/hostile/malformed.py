@@ -16,6 +16,11 @@ from tests.hostile.fields import (
     DETOKENIZE,
     EMBEDDINGS,
     MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
+    OLLAMA_GENERATE,
+    OLLAMA_SHOW,
     RERANK,
     RESPONSES,
     SCORE,
@@ -29,6 +34,11 @@ _LONGER: dict[str, dict[str, Any]] = {
     MESSAGES: {**VALID[MESSAGES], "stop_sequences": ["a", "b"], "system": "ü", "stream": False},
     COUNT_TOKENS: {**VALID[COUNT_TOKENS], "system": [{"type": "text", "text": "x"}]},
     RESPONSES: {**VALID[RESPONSES], "instructions": "ü", "metadata": {"a": "b"}, "stream": False},
+    OLLAMA_CHAT: {**VALID[OLLAMA_CHAT], "stream": False, "think": True, "keep_alive": "5m", "format": "json"},
+    OLLAMA_GENERATE: {**VALID[OLLAMA_GENERATE], "system": "ü", "raw": False, "options": {"stop": ["a"]}},
+    OLLAMA_EMBED: {**VALID[OLLAMA_EMBED], "truncate": True},
+    OLLAMA_EMBEDDINGS: {**VALID[OLLAMA_EMBEDDINGS], "keep_alive": -1},
+    OLLAMA_SHOW: {**VALID[OLLAMA_SHOW], "verbose": False},
     CHAT: {**VALID[CHAT], "stop": ["a", "b"], "temperature": 0.5, "logit_bias": {"7": 1}, "stream": False},
     COMPLETION: {**VALID[COMPLETION], "echo": True, "logprobs": 2, "seed": 7, "user": "ü", "stop": "\n"},
     RERANK: {"query": "ü", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": False},
@@ -117,11 +127,13 @@ def twice(draw: st.DrawFn) -> Hostile:
     """A key twice: the last one counts, and is the bad one."""
     path = draw(st.sampled_from(PATHS))
     names = {
-        **dict.fromkeys((EMBEDDINGS, RESPONSES), "input"),
+        **dict.fromkeys((EMBEDDINGS, RESPONSES, OLLAMA_EMBED), "input"),
         DETOKENIZE: "tokens",
         RERANK: "query",
         SCORE: "text_1",
         **dict.fromkeys((CHAT, MESSAGES, COUNT_TOKENS), "messages"),
+        OLLAMA_SHOW: "model",
+        **dict.fromkeys((CHAT, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT), "messages"),
     }
     name = names.get(path, "prompt")
     wrong = draw(other_than("text", "list"))

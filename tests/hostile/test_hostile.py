@@ -100,6 +100,10 @@ def test_faults_are_noticed() -> None:
         (b', "request_id', b', "id'),
     ):
         assert case.fault(Answer(400, id_, theirs.replace(old, new), 0)), new
+    ollamas = b'{"error": "\'n.0\' m"}'
+    assert case.fault(Answer(400, id_, ollamas, 0)) is None
+    for old, new in ((b"n.0", b"m.0"), (b'm"', b'm", "param": "n"'), (b"'n.0' m", b"")):
+        assert case.fault(Answer(400, id_, ollamas.replace(old, new), 0)), new
     silent = Hostile("x", (b"",), silent=True)
     assert silent.fault(Answer(None, {}, b"", 0, "the connection ended: closed")) is None
     assert silent.fault(Answer(None, {}, b"", 0, "no whole answer within 10 s"))

@@ -59,6 +59,8 @@ def check_answer(response: httpx.Response) -> None:
     schema = one["content"][media]["schema"]
     if media == "application/json":
         check(schema["$ref"].rpartition("/")[2], response.json())
+    elif media == "application/x-ndjson":
+        check_lines(operation, response.text)
     elif media == "text/event-stream":
         assert operation.chunk is not None
         check_events(operation.chunk, response.text)
@@ -79,6 +81,15 @@ def check_events(chunk: str, body: str) -> None:
             continue
         event = json.loads(block.removeprefix("data: "))
         check("Error" if "error" in event else chunk, event)
+
+
+def check_lines(operation: Operation, body: str) -> None:
+    """Lines of JSON: the last one, and no other, is done or an error."""
+    assert operation.chunk is not None and body.endswith("\n")
+    lines = [json.loads(line) for line in body.splitlines()]
+    for line in lines:
+        check(operation.error if "error" in line else operation.chunk, line)
+    assert ["error" in line or line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
 def check_message_events(body: str) -> None:

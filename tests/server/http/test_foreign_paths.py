@@ -76,6 +76,8 @@ WRONG_BASES = [
     ("/v1/tokenize", "/tokenize"),
     ("/v1/metrics", "/metrics"),
     ("/v1/health", "/health"),
+    ("/v1/api/chat", "/api/chat"),
+    ("/ollama/api/tags", "/api/tags"),
     ("/metrics/", "/metrics"),
     ("/v1", "/v1/models"),
     ("/v1/", "/v1/models"),
@@ -115,14 +117,7 @@ ELSEWHERE: list[tuple[str, str | None]] = [
     ("/ping", "/health"),
     ("/load", "/metrics"),
     ("/lora-adapters", "/v1/load_lora_adapter"),
-    ("/api/chat", "/v1/chat/completions"),
-    ("/api/generate", "/v1/completions"),
-    ("/api/tags", "/v1/models"),
-    ("/api/version", "/version"),
-    ("/api/show", "/v1/models"),
-    ("/api/embed", "/v1/embeddings"),
-    ("/api/embeddings", "/v1/embeddings"),
-    ("/api/pull", None),
+    ("/embed", "/v1/embeddings"),
     ("/completion", "/v1/completions"),
     ("/embedding", "/v1/embeddings"),
     ("/props", "/v1/models"),
@@ -150,6 +145,21 @@ async def test_endpoints_of_other_servers_say_so(house: House) -> None:
         assert (f" {instead}" in message.partition("; use ")[2]) if instead else ("; use" not in message), (
             message
         )
+
+
+async def test_ollamas_store_of_models_is_refused_in_one_sentence(house: House) -> None:
+    async with house.client() as client:
+        for method, name in (
+            ("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"),
+            ("HEAD", "blobs/sha256:0"), ("POST", "blobs/sha256:0"),
+        ):  # fmt: skip
+            response = await client.request(method, f"/api/{name}", json={})
+            assert response.status_code == 404
+            if method != "HEAD":
+                assert response.json() == {
+                    "error": "This server does not pull, create, copy, push or delete models: it serves the one that it was "
+                    "started with."
+                }
 
 
 def test_what_is_offered_in_their_place_exists() -> None:

@@ -26,6 +26,7 @@ PATHS = {
     "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
     "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
+    "/api/version", "/api/tags", "/api/ps", "/api/show", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
     "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/live", "/ready", "/health", "/version", "/metrics",
 }  # fmt: skip
 """All there are. Those that change the server need a key of their own (`--admin-key`): tests/server/adapters."""

@@ -1,0 +1,248 @@
+"""The answer of Ollama's API: lines of a stream, each a JSON object, and the body of a whole answer, made of the same parts.
+
+parts   Thought "Hm"       str "Let me"       CallBegun f, CallArguments {"x":1}
+chat    message.thinking   message.content    message.tool_calls, once a call is complete
+text    thinking           response           (there are no tools)
+
+The last line has the reason, the durations and the counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.text.generation import Generation, TextDelta, TokenText, Usage
+from server.answer.choice import Choice, Piece
+from server.answer.json_object import JSONObject
+from server.answer.reasoning import Thought
+from server.answer.sse import ChatLogprobs, chat_logprobs, encode
+from server.answer.tools.events import CallArguments, CallBegun
+
+
+def nanoseconds(seconds: float) -> int:
+    """A duration in nanoseconds."""
+    return round(seconds * 1_000_000_000)
+
+
+def written_time(seconds: float) -> str:
+    """A time in Unix seconds as Ollama writes it: RFC 3339 in UTC."""
+    whole, rest = divmod(int(seconds * 1_000_000), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{rest:06d}Z"
+
+
+@dataclass(slots=True)
+class Part:
+    """What one line, or a whole answer, says."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[dict[str, Any]] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.calls)
+
+
+class CallCollector:
+    """Turns typed parts into parts of lines. A call is told once it is complete, with its arguments as one JSON object. One
+    writer: the caller of `take`."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._begun: CallBegun | None = None
+        self._arguments = JSONObject()
+        self._written: list[str] = []
+
+    def take(self, pieces: Iterable[Piece], all_complete: bool) -> Part:
+        """What these parts add. `all_complete`: every call so far is complete."""
+        texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+        for piece in pieces:
+            match piece:
+                case str():
+                    texts.append(piece)
+                case Thought(text):
+                    thoughts.append(text)
+                case CallBegun():
+                    calls += self._ended()
+                    self._begun, self._arguments, self._written = piece, JSONObject(), []
+                case CallArguments(_, text):
+                    self._written.append(self._arguments.push(text))
+        if all_complete:
+            calls += self._ended()
+        return Part("".join(texts), "".join(thoughts), calls)
+
+    def _ended(self) -> list[dict[str, Any]]:
+        """The open call, which is complete; empty if there is none."""
+        if self._begun is None:
+            return []
+        begun, self._begun = self._begun, None
+        self._number += 1
+        arguments = "".join([*self._written, self._arguments.finish()])
+        function = {
+            "index": self._number,
+            "name": begun.name,
+            "arguments": msgspec.Raw(arguments.encode()),
+        }
+        return [{"id": begun.id, "function": function}]
+
+
+class OllamaAnswer:
+    """What all lines of an answer share. `arrived`: when the request came, in seconds of the monotonic clock. `as_text`: the
+    answer is a `response`, as that of /api/generate, and no message. One writer: the task that reads the generation."""
+
+    def __init__(
+        self, model: str, arrived: float, as_text: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.as_text = as_text
+        self._model = model
+        self._clock = clock
+        self._arrived = arrived
+        self._started = self._first = arrived
+
+    def begin(self) -> None:
+        """The call is queued: until now its prompt was made, and its adapter loaded."""
+        self._started = self._first = self._clock()
+
+    def first_delta(self) -> None:
+        """The prompt is computed."""
+        self._first = self._clock()
+
+    def head(self) -> dict[str, Any]:
+        """The first members of a line."""
+        return {"model": self._model, "created_at": written_time(time.time())}
+
+    def frame(self) -> tuple[bytes, bytes, bytes]:
+        """A line with a text and nothing else, in encoded pieces: before its time, between time and text, behind the text."""
+        before = encode({"model": self._model, "created_at": ""})[:-2]
+        if self.as_text:
+            return before, b'","response":', b',"done":false}\n'
+        return before, b'","message":{"role":"assistant","content":', b'},"done":false}\n'
+
+    def body(self, part: Part, logprobs: bytes | None = None) -> dict[str, Any]:
+        """A part of the answer as members. `logprobs`: an encoded list."""
+        thinking = {"thinking": part.thinking} if part.thinking else {}
+        told: dict[str, Any]
+        if self.as_text:
+            told = {"response": part.text, **thinking}
+        else:
+            calls = {"tool_calls": list(part.calls)} if part.calls else {}
+            told = {"message": {"role": "assistant", "content": part.text, **thinking, **calls}}
+        return told if logprobs is None else {**told, "logprobs": msgspec.Raw(logprobs)}
+
+    def ending(self, reason: str, usage: Usage) -> dict[str, Any]:
+        """The last members: the reason, durations in nanoseconds, and counts."""
+        ended = self._clock()
+        return {
+            "done": True,
+            "done_reason": "length" if reason == "length" else "stop",
+            "total_duration": nanoseconds(ended - self._arrived),
+            "load_duration": nanoseconds(self._started - self._arrived),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(self._first - self._started),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": nanoseconds(ended - self._first),
+        }
+
+    def loaded(self) -> dict[str, Any]:
+        """The answer to a request that only loads the model."""
+        return {**self.head(), **self.body(Part()), "done": True, "done_reason": "load"}
+
+
+def line(members: dict[str, Any]) -> bytes:
+    """A line of a stream."""
+    return encode(members) + b"\n"
+
+
+class OllamaStream:
+    """Encodes a stream. One writer: the event loop, on which the reader of the generation and the sender of signs of life take
+    turns."""
+
+    def __init__(self, answer: OllamaAnswer, choice: Choice) -> None:
+        self._answer = answer
+        self._choice = choice
+        self._calls = CallCollector()
+        self._usage = Usage()
+        self._begun = False
+        self._reason = "stop"
+        self._plain = answer.frame()
+
+    def begin(self, generation: Generation) -> None:
+        """The call is queued."""
+        self._usage = generation.usage
+        self._answer.begin()
+
+    def keep_alive(self) -> bytes:
+        """A line without text, which clients append to the answer."""
+        return self._text("")
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """The lines of a delta; empty if all of it is held back."""
+        if not self._begun:
+            self._begun = True
+            self._answer.first_delta()
+        choice = self._choice
+        if delta.finish_reason is None and delta.logprobs is None and choice.plain:  # the frequent case
+            return self._text(delta.text) if delta.text else b""
+        part = self._calls.take(choice.pieces(delta), choice.calls_complete)
+        if delta.finish_reason is not None:
+            self._reason = choice.reason(delta.finish_reason)
+        logprobs = _encoded(delta.logprobs) if delta.logprobs else None
+        if not part and logprobs is None:
+            return b""
+        return line({**self._answer.head(), **self._answer.body(part, logprobs), "done": False})
+
+    def end(self) -> bytes:
+        """The last line."""
+        answer = self._answer
+        return line({**answer.head(), **answer.body(Part()), **answer.ending(self._reason, self._usage)})
+
+    def _text(self, text: str) -> bytes:
+        head, name, tail = self._plain
+        return head + written_time(time.time()).encode() + name + encode(text) + tail
+
+
+class OllamaWhole:
+    """Collects a whole answer. One writer: the task that reads the generation."""
+
+    limited_by = "top_logprobs"
+
+    def __init__(self, answer: OllamaAnswer, choice: Choice, logprobs: bool) -> None:
+        self.prompt_logprobs: bytes | None = None
+        self._answer = answer
+        self._choice = choice
+        self._calls = CallCollector()
+        self._parts: list[Part] = []
+        self._logprobs = ChatLogprobs() if logprobs else None
+        self._begun = False
+        self._reason = "stop"
+
+    def take(self, delta: TextDelta) -> int:
+        """Add a delta. Returns the size of its logprobs in bytes."""
+        if not self._begun:
+            self._begun = True
+            self._answer.first_delta()
+        pieces = self._choice.pieces(delta)
+        self._parts.append(self._calls.take(pieces, self._choice.calls_complete))
+        if delta.finish_reason is not None:
+            self._reason = self._choice.reason(delta.finish_reason)
+        return 0 if self._logprobs is None else self._logprobs.add(delta.logprobs or ())
+
+    def body(self, generation: Generation) -> dict[str, Any]:
+        """The body, once all deltas are taken."""
+        answer, parts = self._answer, self._parts
+        whole = Part(
+            "".join(part.text for part in parts),
+            "".join(part.thinking for part in parts),
+            [call for part in parts for call in part.calls],
+        )
+        logprobs = None if self._logprobs is None else self._logprobs.items()
+        ending = answer.ending(self._reason, generation.usage)
+        return {**answer.head(), **answer.body(whole, logprobs), **ending}
+
+
+def _encoded(tokens: Sequence[TokenText]) -> bytes:
+    return encode(chat_logprobs(tokens)["content"])

@@ -1,0 +1,220 @@
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings, in Ollama's form."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.text.generation import Usage
+from server.answer.choice import Reading
+from server.answer.notation import ModelNotation
+from server.answer.ollama_encoder import OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
+from server.answer.reasoning import Place
+from server.answer.sse import encode
+from server.http.buffered import YieldRegularly
+from server.http.errors import Refusal, naming
+from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.middleware import RESPONSE_ID
+from server.http.ollama import error_object
+from server.http.request_timing import arrival_time, run_off_loop_if_large
+from server.prepare.chat import PreparedChat, prepare_chat
+from server.prepare.completions import prepare_completion
+from server.prepare.ollama import (
+    LATEST,
+    ConvertedOllama,
+    chat_of_messages,
+    chat_of_prompt,
+    completion_of,
+    embedding_of,
+    field_name,
+    naming_fields,
+    template_variables_of,
+)
+from server.routes.answering import AnsweredCall
+from server.routes.common import json_response, named, read, state_of, tell_ignored
+from server.routes.embeddings import prepare_embedding, shaped
+from server.schemas.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaGenerationFields,
+)
+from server.schemas.tool_choice import ToolChoice
+from server.state import ServedModel, ServerState
+
+router = APIRouter()
+
+NDJSON = "application/x-ndjson"
+_PREFIX = "ollama-"
+_LIMIT = "options.num_predict"
+
+
+@router.post("/api/chat")
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    body = await read(request, OllamaChatRequest)
+    body.check()
+    model = await find_model(state, body.model, generating=True)
+    if not body.messages:
+        return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=False))
+    converted = await run_off_loop_if_large(state.threads, lambda: chat_of_messages(body, state.unread_parts))
+    prepared = await _prepared_chat(request, state, model, body, converted)
+    return await _answered(request, model, body, prepared, "messages")
+
+
+@router.post("/api/generate")
+async def generate(request: Request) -> Response:
+    """Answer a prompt, or continue a text."""
+    state = state_of(request)
+    body = await read(request, OllamaGenerateRequest)
+    body.check()
+    model = await find_model(state, body.model, generating=True)
+    if not (body.prompt or body.suffix or body.images):
+        return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=True))
+    if body.continues:
+        tell_ignored(request, body.without_effect())
+        prepared = await while_connected(request.receive, _prepared_text(state, model, body))
+    else:
+        converted = await run_off_loop_if_large(
+            state.threads, lambda: chat_of_prompt(body, state.unread_parts)
+        )
+        prepared = await _prepared_chat(request, state, model, body, converted)
+    return await _answered(request, model, body, prepared, "prompt")
+
+
+@router.post("/api/embed")
+async def embed(request: Request) -> Response:
+    """A vector for each text."""
+    body = await read(request, OllamaEmbedRequest)
+    vectors, usage, started = await _vectors(request, body, "input")
+    arrived = arrival_time()
+    durations = {
+        "total_duration": nanoseconds(time.monotonic() - arrived),
+        "load_duration": nanoseconds(started - arrived),
+    }
+    counts = {"prompt_eval_count": usage.prompt_tokens}
+    return json_response({"model": body.model, "embeddings": vectors, **durations, **counts})
+
+
+@router.post("/api/embeddings")
+async def embeddings(request: Request) -> Response:
+    """The vector of one text, not normalised: Ollama's older endpoint."""
+    body = await read(request, OllamaEmbeddingsRequest)
+    [vector], _, _ = await _vectors(request, body, "prompt")
+    return json_response({"embedding": vector})
+
+
+async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:
+    """The model of a name, which may have the tag that Ollama gives to names without one. Raises EngineError."""
+    bare = name.removesuffix(LATEST)
+    known = state.served_name(name) in state.names
+    if bare != name and not known and (state.adapters is None or state.adapters.get(name) is None):
+        name = bare
+    model, _ = await state.find(name, generating=generating)
+    return model
+
+
+def _loaded(request: Request, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
+    """The answer to a request without a prompt, by which clients load a model: it is loaded."""
+    tell_ignored(request, body.without_effect())
+    told = answer.loaded()
+    if body.stream is False:
+        return json_response(told)
+    return Response(line(told), media_type=NDJSON)
+
+
+async def _prepared_chat(
+    request: Request,
+    state: ServerState,
+    model: ServedModel,
+    body: OllamaGenerationFields,
+    converted: ConvertedOllama,
+) -> PreparedChat:
+    """The call. What has no effect is listed in the response's header. Raises EngineError, in the names of the body's fields."""
+    known = frozenset[str]() if model.template is None else model.template.variables
+    reasons = model.notation.reasoning is not None
+    variables, unread = template_variables_of(body.think, known, reasons)
+    tell_ignored(request, [*converted.ignored, *unread])
+    with naming_fields(converted.prompt):
+        work = prepare_chat(state, model, converted.chat, variables, _PREFIX)
+        return await while_connected(request.receive, work)
+
+
+async def _prepared_text(state: ServerState, model: ServedModel, body: OllamaGenerateRequest) -> PreparedChat:
+    """The call that continues a text, in which neither reasoning nor calls are looked for. Raises EngineError."""
+    with naming_fields("prompt"):
+        prepared = await prepare_completion(state, model, completion_of(body))
+    reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
+    asked = replace(prepared.request, default_tokens=None)
+    return PreparedChat(asked, reading, prepared.grammar_param)
+
+
+async def _answered(
+    request: Request, model: ServedModel, body: OllamaGenerationFields, prepared: PreparedChat, prompt: str
+) -> Response:
+    """The answer, as lines unless the body says otherwise."""
+    asked = prepared.request
+    room = model.max_model_len - len(asked.prompts[0])
+    if asked.max_tokens is not None and room > 0:
+        # As with Ollama, a limit may be more than fits: an answer that fills the context ends with `length`.
+        asked = replace(asked, max_tokens=min(asked.max_tokens, room))
+    grammar = field_name(prepared.grammar_param, prompt)
+    call = AnsweredCall(model, replace(prepared, request=asked, grammar_param=grammar), prompt, _LIMIT)
+    request.scope[RESPONSE_ID] = call.id
+    as_text = isinstance(body, OllamaGenerateRequest)
+    answer = OllamaAnswer(body.model, asked.context.arrival_time, as_text=as_text)
+    [choice] = call.choices
+    if body.stream is not False:
+        encoder = OllamaStream(answer, choice)
+        return EventStream(call.stream(encoder), form=_Form(encoder), media_type=NDJSON)
+    whole = OllamaWhole(answer, choice, bool(body.logprobs))
+    answer.begin()
+    generation = await while_connected(request.receive, call.collect(whole))
+    return json_response(whole.body(generation))
+
+
+async def _vectors(
+    request: Request, body: OllamaEmbedRequest | OllamaEmbeddingsRequest, prompt: str
+) -> tuple[list[msgspec.Raw], Usage, float]:
+    """The vectors, encoded, their tokens, and when the model began, in seconds of the monotonic clock. `prompt`: the body's name
+    for its texts. Raises EngineError."""
+    state = state_of(request)
+    model = await find_model(state, body.model)
+    tell_ignored(request, body.without_effect())
+    asked_for = embedding_of(body)
+
+    async def work() -> tuple[list[msgspec.Raw], Usage, float]:
+        with named({"input": prompt, "prompt": prompt}):
+            asked = await prepare_embedding(state, model, asked_for)
+            request.scope[RESPONSE_ID] = asked.context.request_id
+            started = time.monotonic()
+            vectors, usage = await model.engine.embed(asked)
+        encoded, pauses = [], YieldRegularly()
+        for vector in vectors:
+            encoded.append(msgspec.Raw(encode(shaped(vector, asked_for).tolist())))
+            await pauses.pause()
+        return encoded, usage, started
+
+    return await while_connected(request.receive, work())
+
+
+class _Form:
+    """A line without text keeps a stream alive, and a line with the error ends a failed one."""
+
+    def __init__(self, encoder: OllamaStream) -> None:
+        self._encoder = encoder
+
+    def keep_alive(self) -> bytes:
+        """A line without text."""
+        return self._encoder.keep_alive()
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error."""
+        refusal, message, _ = refusal_of(error)
+        return refusal, line(error_object(naming(message, refusal.param, refusal.code)))

@@ -17,6 +17,7 @@ from server.commands.demo.command import demo
 from server.commands.doctor import doctor
 from server.commands.fetch_default import fetch_default
 from server.commands.info import info
+from server.commands.launch.command import launch
 from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
 from server.commands.verify.command import verify
@@ -86,7 +87,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     sys.exit(bootstrap.run(chosen, listener, notes))
 
 
-for _verb in (chat, info, verify, doctor, demo):
+for _verb in (chat, launch, info, verify, doctor, demo):
     app.command()(_verb)
 app.command(name="list")(list_models)
 app.command(name="fetch-default")(fetch_default)

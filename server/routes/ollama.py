@@ -112,12 +112,15 @@ async def embeddings(request: Request) -> Response:
 
 async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:
     """The model of a name, which may have the tag that Ollama gives to names without one. Raises EngineError."""
-    bare = name.removesuffix(LATEST)
-    known = state.served_name(name) in state.names
-    if bare != name and not known and (state.adapters is None or state.adapters.get(name) is None):
-        name = bare
-    model, _ = await state.find(name, generating=generating)
+    model, _ = await state.find(without_tag(state, name), generating=generating)
     return model
+
+
+def without_tag(state: ServerState, name: str) -> str:
+    """The name without Ollama's tag, unless it is served with it."""
+    bare, served = name.removesuffix(LATEST), state.served_name(name)
+    known = served in state.names or (state.adapters is not None and state.adapters.get(name) is not None)
+    return name if known else bare
 
 
 def _loaded(request: Request, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:

@@ -13,7 +13,7 @@ from executors.contract import ExecutorError
 from server.answer.ollama_encoder import written_time
 from server.prepare.fill_in_middle import fill_in_middle
 from server.routes.common import READ, json_response, read, state_of
-from server.routes.ollama import find_model
+from server.routes.ollama import find_model, without_tag
 from server.schemas.ollama import OllamaShowRequest
 from server.state import ServedModel, ServerState
 from server.templates.template import DEFAULT, TOOL_USE
@@ -65,6 +65,7 @@ async def show(request: Request) -> Response:
     if name is None:
         raise InvalidRequest("Missing required parameter: 'model'.", "model", "missing_required_parameter")
     model = await find_model(state, name)
+    name = without_tag(state, name)
     parameters = _parameters(model)
     lines = [f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]
     return json_response(

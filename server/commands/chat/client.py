@@ -47,22 +47,41 @@ class ChatClient:
     def choose_model(self) -> str:
         """Ask for the server's models and take the first, unless one was named. Raises ServerFault and
         ConnectionRefusedError."""
-        connection = self._connect()
         try:
-            response = self._send(connection, "GET", "/v1/models", None)
-            try:
-                names = [card["id"] for card in json.loads(response.read())["data"]]
-            except (OSError, http.client.HTTPException) as error:
-                raise ServerFault(f"{self.url}: {_reason(error)}") from None
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise ServerFault(f"{self.url} is no server with an OpenAI-compatible API") from None
-        finally:
-            connection.close()
+            names = [card["id"] for card in self.get("/v1/models")["data"]]
+        except (KeyError, TypeError):
+            raise self.unlike_openai() from None
         if not names:
             raise ServerFault(f"{self.url} serves no model")
         if self.model is None:
             self.model = str(names[0])
         return self.model
+
+    @property
+    def address(self) -> str:
+        """The server's address with its scheme, without /v1."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        port = "" if self._port is None else f":{self._port}"
+        return f"{'https' if self._secure else 'http'}://{host}{port}{self._base}"
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path. Raises ServerFault and ConnectionRefusedError."""
+        connection = self._connect()
+        try:
+            response = self._send(connection, "GET", path, None)
+            return json.loads(response.read())
+        except ConnectionRefusedError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerFault(f"{self.url}: {_reason(error)}") from None
+        except (ValueError, RecursionError):
+            raise self.unlike_openai() from None
+        finally:
+            connection.close()
+
+    def unlike_openai(self) -> ServerFault:
+        """The fault of a server that answers something else."""
+        return ServerFault(f"{self.url} is no server with an OpenAI-compatible API")
 
     def stream(
         self, messages: Messages, *, count_tokens: bool = False

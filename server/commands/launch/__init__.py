@@ -1,0 +1,1 @@
+"""`cohort launch`: an installed agent against a running server."""

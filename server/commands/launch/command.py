@@ -1,0 +1,125 @@
+"""`cohort launch`: find the server and its model, then become the client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from urllib.parse import quote
+
+import typer
+
+from server.commands.common import fail
+from server.commands.options import DEFAULT_URL, Text, flag
+
+if TYPE_CHECKING:
+    from server.commands.chat.client import ChatClient
+    from server.commands.launch.clients import Client, Target
+
+_ROOM = 4 / 3
+"""Context that a client needs, as a multiple of its first prompt: less leaves no room for files and answers."""
+
+
+def launch(
+    client: Annotated[
+        str, typer.Argument(metavar="CLIENT", help="claude, codex, opencode or qwen.", show_default=False)
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="Arguments for the client, behind --.", show_default=False),
+    ] = None,
+    url: Annotated[Text, flag(f"Address of the running server [{DEFAULT_URL}].", "--url")] = None,
+    model: Annotated[Text, flag("Name of the model [the first that the server lists].", "--model")] = None,
+    api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY].", "--api-key")] = None,
+) -> None:
+    """Start an agent against a running server.
+
+    The client gets the server's address and model by its environment, and Codex by -c. Its configuration files stay as they
+    are."""
+    from server.commands.launch.clients import CLIENTS
+
+    if client not in CLIENTS:
+        names = list(CLIENTS)
+        fail(f"there is no client {client!r}: it is one of {', '.join(names[:-1])} and {names[-1]}")
+    chosen = CLIENTS[client]
+    path = shutil.which(chosen.name)
+    if path is None:
+        fail(f"{chosen.name} is not installed: npm install -g {chosen.package}", 1)
+    key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
+    target = _target(chosen, url or DEFAULT_URL, key, model)
+    _warn_of_context(chosen, target)
+    _become(path, chosen, target, arguments or ())
+
+
+def _target(client: Client, url: str, key: str | None, model: str | None) -> Target:
+    """The model that is asked for, or the server's first. Ends the process with one line if it cannot serve the client."""
+    from server.commands.chat.client import ChatClient, ServerFault
+    from server.commands.launch.clients import Target
+
+    try:
+        server = ChatClient(url, key, model, {})
+        card = _card(server, model)
+        name = str(card["id"])
+        if card.get("generates") is False:
+            fail(f"{name} generates no tokens: it makes embeddings only", 1)
+        _check_tools(server, client, name)
+    except ConnectionRefusedError:
+        fail(
+            f"no server answers at {url}: start one with cohort serve MODEL, or give its address with --url",
+            1,
+        )
+    except ServerFault as error:
+        fail(str(error), 1)
+    context = card.get("max_model_len")
+    return Target(server.address, key, name, context if isinstance(context, int) else None)
+
+
+def _card(server: ChatClient, model: str | None) -> Mapping[str, Any]:
+    """The server's description of the model. Raises ServerFault and ConnectionRefusedError."""
+    if model is not None:
+        card = server.get(f"/v1/models/{quote(model)}")
+    else:
+        listed = server.get("/v1/models")
+        cards = listed.get("data") if isinstance(listed, dict) else None
+        card = cards[0] if isinstance(cards, list) and cards else None
+    if not isinstance(card, dict) or not isinstance(card.get("id"), str):
+        raise server.unlike_openai()
+    return card
+
+
+def _check_tools(server: ChatClient, client: Client, model: str) -> None:
+    """Ends the process with one line if calls of tools would stay text. Raises ServerFault and ConnectionRefusedError."""
+    match server.get("/v1/executors"):
+        case {"data": [{"notation": {"tool_calls_stay_text": True}}, *_]}:
+            pass
+        case _:
+            return
+    fail(
+        f"{model} has no tool format that the server knows, so {client.name} could not work with it: start the server with "
+        "--tool-call-parser NAME, or serve another model",
+        1,
+    )
+
+
+def _warn_of_context(client: Client, target: Target) -> None:
+    prompt = client.prompt_tokens
+    if target.context is not None and prompt is not None and target.context < prompt * _ROOM:
+        print(
+            f"cohort: warning: {target.model} has {target.context:,} tokens of context, and {client.name} begins with about "
+            f"{prompt:,}: see --max-model-len",
+            file=sys.stderr,
+        )
+
+
+def _become(path: str, client: Client, target: Target, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the client."""
+    launched = client.launch(target)
+    kept = {name: value for name, value in os.environ.items() if name not in launched.removed}
+    print(f"cohort: {client.name} with {target.model} at {target.url}", file=sys.stderr)
+    sys.stderr.flush()
+    try:
+        os.execve(path, [client.name, *launched.arguments, *arguments], {**kept, **launched.variables})
+    except OSError as error:
+        fail(f"{path} does not start: {error.strerror or error}", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 NO_KEY = "none"
@@ -31,11 +31,19 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What a client is started with besides the user's arguments. `removed`: variables that would lead it to another server, or
-    send the key for another server to this one."""
+    send the key for another server to this one. `options`: values of options, by the names of each, of which the first is used;
+    they are left out where the user's arguments have them, since not every client takes an option twice."""
 
     variables: Mapping[str, str]
     removed: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = field(default=())
+    arguments: tuple[str, ...] = ()
+    options: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+
+    def words(self, given: Sequence[str]) -> list[str]:
+        """All arguments, the user's last."""
+        flags = {word.partition("=")[0] for word in given}
+        chosen = [(names[0], value) for names, value in self.options.items() if not flags & {*names}]
+        return [*self.arguments, *(word for pair in chosen for word in pair), *given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +120,9 @@ def _qwen(target: Target) -> Launch:
             "OPENAI_BASE_URL": target.base,
             "OPENAI_API_KEY": target.key or NO_KEY,
             "OPENAI_MODEL": target.model,
-            "QWEN_DEFAULT_AUTH_TYPE": "openai",
-        }
+        },
+        # A model and a kind of key in the user's settings would take precedence over the variables.
+        options={("--auth-type",): "openai", ("--model", "-m"): target.model},
     )
 
 

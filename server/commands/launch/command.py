@@ -120,6 +120,6 @@ def _become(path: str, client: Client, target: Target, arguments: Sequence[str])
     print(f"cohort: {client.name} with {target.model} at {target.url}", file=sys.stderr)
     sys.stderr.flush()
     try:
-        os.execve(path, [client.name, *launched.arguments, *arguments], {**kept, **launched.variables})
+        os.execve(path, [client.name, *launched.words(arguments)], {**kept, **launched.variables})
     except OSError as error:
         fail(f"{path} does not start: {error.strerror or error}", 1)

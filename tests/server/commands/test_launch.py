@@ -124,7 +124,10 @@ async def test_opencode(running: Running, folder: Path, monkeypatch: pytest.Monk
 
 
 async def test_qwen(running: Running, folder: Path) -> None:
-    variables, _ = await launched(running, folder, "qwen")
+    variables, words = await launched(running, folder, "qwen", "-p", "hi")
+    assert words == ["--auth-type", "openai", "--model", "fake", "-p", "hi"]
+    _, words = await launched(running, folder, "qwen", "-m", "mine", "--auth-type=openai")
+    assert words == ["-m", "mine", "--auth-type=openai"], "no option comes twice"
     told = {name: variables[name] for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")}
     assert told == {"OPENAI_BASE_URL": f"{running.url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "fake"}
 

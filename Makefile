@@ -32,6 +32,9 @@ FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/ht
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 REPORT_LONG := .reports/junit-long.xml
+# Finds faults of accessibility in a page; for tests of the console alone.
+AXE_VERSION := 4.14.1
+AXE := .reports/axe/node_modules/axe-core/axe.min.js
 # Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
 SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
@@ -40,7 +43,7 @@ SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +107,10 @@ test-ops-ci: $(DEV) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the compos
 	tools/ops/packages.sh prometheus
 	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest -m slow tests/ops
+
+test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others; needs npm
+	tools/ops/packages.sh chromium
+	$(BIN)/python -m pytest -m slow tests/e2e/test_console.py $(ARGS)
 
 check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .
@@ -172,6 +179,9 @@ $(BIN)/python:
 $(SCHEMA_TOOL):
 	$(PYTHON) -m venv --clear $(@D:/bin=)
 	$(@D)/python -m pip --disable-pip-version-check install --quiet check-jsonschema==$(SCHEMA_VERSION)
+
+$(AXE):
+	npm install --silent --no-save --no-audit --no-fund --prefix .reports/axe axe-core@$(AXE_VERSION)
 
 $(TRITON): $(DEV)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==$(TRITON_VERSION)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
+from urllib.parse import quote
 
 import structlog
 
@@ -82,7 +83,8 @@ def loading_display(stream: IO[Any] | None = None) -> LoadingLog | LoadingBar:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What an operator is told of a server that is ready. `weight_bytes`: size of the model's parameters. `notes`: more lines
-    about the model, by their labels. `scores`: `Scoring.kind`."""
+    about the model, by their labels. `scores`: `Scoring.kind`. `admin_key`: a key that the console's address on a terminal
+    is to carry, in its fragment, which a browser does not send."""
 
     url: str
     name: str
@@ -93,6 +95,7 @@ class Facts:
     needs_key: bool
     notes: Mapping[str, str] = field(default_factory=dict)
     scores: str = ""
+    admin_key: str | None = field(default=None, repr=False)
 
     @property
     def _serves(self) -> str:
@@ -143,8 +146,10 @@ class Facts:
         else:
             capacity = f"{self.max_model_len:,} tokens per sequence (held by the executor)"
         size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""
+        fragment = "" if self.admin_key is None else f"#admin_key={quote(self.admin_key)}"
         lines = [
             self._head,
+            f"  console   {self.url}/{fragment}",
             f"  model     {self.name} ({info.family}{size}, {_formats(info)})",
             *(f"  {label:<9} {text}" for label, text in self.notes.items()),
             f"  device    {info.device}",

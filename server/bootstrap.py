@@ -413,6 +413,8 @@ class Bootstrap:
             weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,
             needs_key=bool(self.settings.api_key),
+            # A log file is read by others than who starts the server: there the key is not written.
+            admin_key=self.admin_key if self.settings.admin_key is None else None,
             notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
         if sys.stderr.isatty():

@@ -180,6 +180,7 @@ def test_banner_says_where_what_and_how() -> None:
         max_model_len=512,
         needs_key=True,
     ).text()
+    assert "  console   http://127.0.0.1:8000/" in text.splitlines()
     for words in ("http://127.0.0.1:8000", "fake, float32", "device    cpu", "32,768 tokens", "YOUR_KEY"):
         assert words in text
     curl = text.splitlines()[-1]
@@ -206,6 +207,20 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
     (line,) = [line for line in text.splitlines() if line.startswith("  memory ")]
     assert "0.25 GiB weights + 11.00 GiB KV = 11.25 GiB" in line
     assert how in line and "--kv-cache-memory-bytes" in line
+
+
+def test_banner_shows_a_key_in_the_fragment_of_the_consoles_address() -> None:
+    text = banner.banner(
+        url="http://x",
+        name="e",
+        info=INFO,
+        layout=KvLayout(16, 32, 1),
+        weight_bytes=0,
+        max_model_len=512,
+        needs_key=False,
+        admin_key="a b#c",
+    )
+    assert "  console   http://x/#admin_key=a%20b%23c" in text.splitlines()
 
 
 def test_banner_of_a_model_that_makes_embeddings_only() -> None:

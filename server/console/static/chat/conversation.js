@@ -1,0 +1,119 @@
+// The conversation: its messages, and the answer that is being streamed. Knows nothing of the page.
+
+import { stream } from "../lib/api.js";
+import { requestBody } from "./settings.js";
+
+/** What a message is sent as. */
+function wire(message) {
+  if (message.role === "assistant" && message.calls.length) {
+    const calls = message.calls.map((call) => ({
+      id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
+    }));
+    return { role: "assistant", content: message.content || null, tool_calls: calls };
+  }
+  if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.content };
+  return { role: message.role, content: message.content };
+}
+
+const newAnswer = () => ({
+  role: "assistant", content: "", reasoning: "", calls: [], state: "streaming", error: "", finish: null,
+  requestId: null, begun: performance.now(), first: null, last: null, ended: null, tokens: 0, usage: null,
+});
+
+export class Conversation {
+  /** `changed(message)` is called when a message has changed, with null when messages came or went. */
+  constructor(changed) {
+    this.messages = [];
+    this.model = null;
+    this.changed = changed;
+    this.abort = null;
+  }
+
+  get busy() {
+    return this.abort !== null;
+  }
+
+  clear() {
+    this.stop();
+    this.messages = [];
+    this.changed(null);
+  }
+
+  send(text) {
+    this.messages.push({ role: "user", content: text });
+    return this.answer();
+  }
+
+  /** The result of a call. The model goes on once every call of its message has one. */
+  giveResult(message, call, result) {
+    call.result = result;
+    if (message.calls.some((one) => one.result === undefined)) {
+      this.changed(message);
+      return null;
+    }
+    for (const one of message.calls) this.messages.push({ role: "tool", callId: one.id, content: one.result });
+    return this.answer();
+  }
+
+  /** Answers the last question anew. */
+  regenerate() {
+    while (this.messages.length && this.messages[this.messages.length - 1].role === "assistant") this.messages.pop();
+    return this.messages.length ? this.answer() : null;
+  }
+
+  stop() {
+    this.abort?.abort();
+  }
+
+  async answer() {
+    const sent = this.messages.filter((one) => one.role !== "assistant" || one.content || one.calls.length).map(wire);
+    const message = newAnswer();
+    this.messages.push(message);
+    const abort = (this.abort = new AbortController());
+    this.changed(null);
+    try {
+      const body = requestBody(this.model, sent);
+      const { requestId, events } = await stream("/v1/chat/completions", { body, signal: abort.signal });
+      message.requestId = requestId;
+      for await (const { data } of events) {
+        if (data !== "[DONE]") this.take(message, JSON.parse(data));
+      }
+      message.state = message.error ? "failed" : "done";
+    } catch (error) {
+      message.state = abort.signal.aborted ? "stopped" : "failed";
+      if (message.state === "failed") message.error = error.message;
+    } finally {
+      message.ended = performance.now();
+      if (this.abort === abort) this.abort = null;
+      this.changed(message);
+    }
+  }
+
+  /** One chunk of a stream. */
+  take(message, chunk) {
+    if (chunk.error) message.error = chunk.error.message;
+    message.requestId = chunk.id || message.requestId; // the answer's id, which the steps name it by
+    if (chunk.usage) message.usage = chunk.usage;
+    const choice = chunk.choices?.[0];
+    if (choice) {
+      const { content, reasoning, tool_calls: calls = [] } = choice.delta;
+      if (content || reasoning || calls.length) {
+        message.last = performance.now();
+        message.first ??= message.last;
+        message.tokens += 1;
+      }
+      message.content += content || "";
+      message.reasoning += reasoning || "";
+      for (const call of calls || []) this.takeCall(message, call);
+      message.finish = choice.finish_reason ?? message.finish;
+    }
+    this.changed(message);
+  }
+
+  takeCall(message, delta) {
+    const call = (message.calls[delta.index] ??= { id: "", name: "", arguments: "" });
+    call.id = delta.id || call.id;
+    call.name += delta.function?.name || "";
+    call.arguments += delta.function?.arguments || "";
+  }
+}

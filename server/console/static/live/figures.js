@@ -1,0 +1,77 @@
+// The figures above the timeline, each with its last half minute.
+
+import { el, fit } from "../lib/dom.js";
+import { count, duration, durationText, percent } from "../lib/format.js";
+import { colours } from "../lib/theme.js";
+
+const TILES = [
+  ["rate", "Output", "tokens/s"],
+  ["ttft", "First token", ""],
+  ["itl", "Between tokens", ""],
+  ["queue", "Sequences", ""],
+  ["kv", "KV in use", ""],
+];
+
+export class Figures {
+  constructor(list, history) {
+    this.history = history;
+    this.tiles = TILES.map(([name, label, unit]) => {
+      const tile = {
+        name,
+        value: el("span", {}, "–"),
+        unit: el("span", { className: "unit" }, unit),
+        detail: el("p", { className: "detail" }, " "),
+        spark: el("canvas", { "aria-hidden": "true" }),
+      };
+      list.append(el("li", {}, el("p", { className: "name" }, label),
+        el("p", { className: "value" }, tile.value, tile.unit), tile.detail, tile.spark));
+      return tile;
+    });
+    this.recolour();
+  }
+
+  recolour() {
+    this.colour = colours(["decode", "accent", "line"]);
+  }
+
+  draw() {
+    const { frame, figures } = this.history;
+    if (frame === null) return;
+    const { running, waiting, kv_blocks: blocks, prefix_queries: queries, prefix_hits: hits } = frame;
+    const told = {
+      rate: [{ text: count(figures.rate), unit: "tokens/s" }, `step ${count(frame.num_steps)}`],
+      ttft: [duration(figures.ttft), figures.ttft === null ? "none for 30 s" : "median, 30 s"],
+      itl: [duration(figures.itl), figures.itlHigh === null ? "none for 5 s" : `p95 ${durationText(figures.itlHigh)}`],
+      queue: [{ text: count(running), unit: "running" }, waiting ? `${count(waiting)} waiting` : "none waiting"],
+      kv: [{ text: blocks.total ? percent(blocks.used / blocks.total) : "–", unit: "" },
+        queries ? `prefix hits ${percent(hits / queries)}` : "no prompt yet"],
+    };
+    for (const tile of this.tiles) {
+      const [{ text, unit }, detail] = told[tile.name];
+      tile.value.textContent = text;
+      tile.unit.textContent = unit;
+      tile.detail.textContent = detail;
+      this.drawSpark(tile.spark, this.history.sparks[tile.name]);
+    }
+  }
+
+  drawSpark(canvas, values) {
+    const { context, width, height } = fit(canvas);
+    if (!width || values.length < 2) return;
+    const most = Math.max(...values.map((value) => value ?? 0)) || 1;
+    const x = (i) => width - ((values.length - 1 - i) * width) / 149;
+    const y = (value) => height - 1.5 - ((value ?? 0) / most) * (height - 4);
+    context.beginPath();
+    values.forEach((value, i) => (i ? context.lineTo(x(i), y(value)) : context.moveTo(x(i), y(value))));
+    context.strokeStyle = this.colour.decode;
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.stroke();
+    context.lineTo(x(values.length - 1), height);
+    context.lineTo(x(0), height);
+    context.globalAlpha = 0.12;
+    context.fillStyle = this.colour.decode;
+    context.fill();
+    context.globalAlpha = 1;
+  }
+}

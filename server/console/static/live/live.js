@@ -1,0 +1,145 @@
+// The view of steps: reads the feed while the page is visible, and draws what it tells.
+
+import { stream } from "../lib/api.js";
+import { byId } from "../lib/dom.js";
+import { onTheme } from "../lib/theme.js";
+import { Figures } from "./figures.js";
+import { History } from "./history.js";
+import { Kill } from "./kill.js";
+import { startLoad } from "./load.js";
+import { Memory } from "./memory.js";
+import { Requests } from "./requests.js";
+import { showStory } from "./story.js";
+import { Timeline } from "./timeline.js";
+
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 8000;
+const CALM = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** `model()`: the model that is chosen; `askForKeys(why)` opens the dialog for keys. */
+export function startLive({ model, askForKeys }) {
+  const history = new History();
+  const timeline = new Timeline(byId("timeline"), history);
+  const memory = new Memory(byId("memory"), byId("memory-legend"), byId("memory-note"), history);
+  const figures = new Figures(byId("figures"), history);
+  const openStory = (requestId) =>
+    showStory(requestId, [...history.sequences.values()].filter((seq) => seq.requestId === requestId));
+  const requests = new Requests(byId("requests"), byId("no-requests"), history, openStory);
+  const kill = new Kill(history, say, askForKeys);
+  startLoad(model, say);
+
+  function say(text, tone = "") {
+    const notice = byId("live-notice");
+    notice.textContent = text;
+    notice.dataset.tone = tone;
+    notice.hidden = !text;
+  }
+
+  function showStage(stage, detail = "") {
+    byId("stage").dataset.stage = stage;
+    byId("stage").title = detail;
+    byId("stage-text").textContent = stage;
+  }
+
+  const visible = () => byId("live").offsetParent !== null && !document.hidden;
+
+  function drawFrame() {
+    if (!visible()) return;
+    figures.draw();
+    requests.draw();
+    memory.draw();
+    if (CALM.matches) timeline.draw();
+  }
+
+  function animate() {
+    if (visible() && !CALM.matches) timeline.draw();
+    requestAnimationFrame(animate);
+  }
+
+  let abort = null;
+  let timer = null;
+  let pause = FIRST_PAUSE;
+
+  async function connect() {
+    clearTimeout(timer);
+    if (abort !== null || document.hidden) return;
+    const mine = (abort = new AbortController());
+    let again = true;
+    try {
+      const { events } = await stream("/v1/steps", { admin: true, signal: mine.signal });
+      if (byId("live-notice").dataset.tone === "wait") say("");
+      for await (const { event, data } of events) {
+        if (event !== "frame") continue;
+        pause = FIRST_PAUSE;
+        const frame = JSON.parse(data);
+        history.take(frame);
+        showStage(frame.stage, frame.detail);
+        kill.look(frame);
+        drawFrame();
+      }
+      showStage("disconnected");
+    } catch (error) {
+      again = !mine.signal.aborted && error.status !== 401;
+      if (!mine.signal.aborted) refused(error);
+    }
+    if (abort === mine) abort = null;
+    if (again) {
+      timer = setTimeout(connect, pause);
+      pause = Math.min(pause * 2, LONGEST_PAUSE);
+    }
+  }
+
+  function refused(error) {
+    showStage("disconnected");
+    if (error.status === 401) say("The steps show the requests of everybody, so watching them needs the admin key: give it under Keys.", "wait");
+    else say(`${error.message} Trying again.`, "wait");
+  }
+
+  function reconnect() {
+    abort?.abort();
+    abort = null;
+    pause = FIRST_PAUSE;
+    connect();
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) abort?.abort(); // nobody watches: the server need not tell
+    else reconnect();
+  });
+  byId("span").addEventListener("change", (event) => {
+    timeline.span = Number(event.target.value);
+  });
+  byId("pause").addEventListener("click", (event) => {
+    timeline.end = timeline.end === null ? timeline.window[1] : null;
+    event.target.setAttribute("aria-pressed", String(timeline.end !== null));
+    event.target.textContent = timeline.end === null ? "Pause" : "Go on";
+  });
+  watchPointer(timeline, openStory);
+  onTheme(() => {
+    for (const part of [timeline, memory, figures]) part.recolour();
+    drawFrame();
+  });
+  requestAnimationFrame(animate);
+  connect();
+  return { reconnect, openStory };
+}
+
+function watchPointer(timeline, openStory) {
+  const { canvas } = timeline;
+  const tip = byId("tip");
+  canvas.addEventListener("pointermove", (event) => {
+    const found = timeline.at(event.offsetX, event.offsetY);
+    tip.textContent = timeline.describe(found);
+    tip.hidden = !tip.textContent;
+    tip.style.left = `${Math.max(0, Math.min(event.offsetX + 14, canvas.clientWidth - 230))}px`;
+    tip.style.top = `${event.offsetY + 14}px`;
+    canvas.style.cursor = found.seq === null ? "default" : "pointer";
+  });
+  canvas.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+  });
+  canvas.addEventListener("click", (event) => {
+    const { seq } = timeline.at(event.offsetX, event.offsetY);
+    if (seq !== null) openStory(seq.requestId);
+  });
+}

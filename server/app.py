@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from server import __version__
+from server.console.assets import assets
 from server.console.feed import StepFeed
 from server.http.answer_counter import counter
 from server.http.auth import KeyAuth
@@ -90,7 +91,13 @@ def create_app(
     # looked at.
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(KeyAuth, api_keys=api_keys, metrics_key=metrics_key, admin_key=admin_key)
+    app.add_middleware(
+        KeyAuth,
+        api_keys=api_keys,
+        metrics_key=metrics_key,
+        admin_key=admin_key,
+        open_paths=[f"/console/{name}" for name in assets()],
+    )
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
     app.add_middleware(RequestLogging, cors=cors or Cors(), answered=answered)
     return app

@@ -89,7 +89,7 @@ class StepFeed:
         if len(self._watchers) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} clients watch the steps already", _RETRY_AFTER)
         watcher = _Watcher()
-        watcher.put(self._encoded(self._frame([]) | {"server": self._server()}))
+        watcher.put(self._encoded(self._frame() | {"skipped": 0, "steps": [], "server": self._server()}))
         self._watchers.append(watcher)
         self._subscribe()
         if self._task is None:
@@ -118,7 +118,7 @@ class StepFeed:
                 quiet = quiet + 1 if now == before and not self._heard and not now[2] else 0
                 before = now
                 if quiet % _IDLE_FRAMES == 0:
-                    event = self._encoded(self._frame(self._told()))
+                    event = self._encoded(self._frame() | self._told())
                     for watcher in self._watchers:
                         watcher.put(event)
         except Exception:
@@ -155,24 +155,26 @@ class StepFeed:
 
     # -- a frame -----------------------------------------------------------------------------------------------------------
 
-    def _told(self) -> list[dict[str, Any]]:
-        """The steps since the last frame. One with the items of the step before it says only so."""
-        told, before = [], None
+    def _told(self) -> dict[str, Any]:
+        """The steps since the last frame, and how many more there were. A step with the items of the one before omits them."""
+        told: list[dict[str, Any]] = []
+        before = None
         for record in self._steps:
             told.append(_step(record, same=before is record.items))
             before = record.items
         self._steps.clear()
-        return told
+        skipped, self._heard = self._heard - len(told), 0
+        return {"skipped": skipped, "steps": told}
 
-    def _frame(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    def _frame(self) -> dict[str, Any]:
+        """What there is now."""
         core, (stage, detail) = self._state.core, self._state.stage()
-        skipped, self._heard = max(0, self._heard - len(steps)), 0
         frame: dict[str, Any] = {"stage": stage.value, "detail": detail or self._loading(stage)}
         if core is not None:
             frame |= _engine(core, core.stats())
             frame["output_tokens"], frame["prompt_tokens"] = self._output_tokens, self._prompt_tokens
             frame["sequences"] = [_sequence(view) for view in core.sequences(MAX_SEQUENCES)]
-        return frame | {"skipped": skipped, "steps": steps}
+        return frame
 
     def _loading(self, stage: Stage) -> str:
         progress = self._state.progress

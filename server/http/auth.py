@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,8 +17,6 @@ from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version", "/", "/docs"})
-CONSOLE = "/console/"
-"""Files below it need no key: they are the same on every server, and ask for a key themselves."""
 METRICS = "/metrics"
 ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor"})
 """Paths that require the admin key, whatever other keys there are; see `is_admin`."""
@@ -48,8 +46,11 @@ class KeyAuth:
         api_keys: Iterable[str] = (),
         metrics_key: str | None = None,
         admin_key: str | None = None,
+        open_paths: Collection[str] = (),
     ) -> None:
+        """`open_paths` need no key either: files of the console, which are the same on every server."""
         self._app = app
+        self._open_paths = frozenset(open_paths)
         self._admin_keys = _named({"admin": admin_key})
         self._api_keys = _named({f"key-{number}": key for number, key in enumerate(api_keys, 1)})
         self._metrics_keys = _named({"metrics": metrics_key})
@@ -68,7 +69,7 @@ class KeyAuth:
         TENANT.set("")
         KEY_NAME.set("")
         path = scope["path"]
-        if is_keyless(path):
+        if path in KEYLESS or path in self._open_paths:
             return True
         admin = is_admin(path) or (without_slash(path) == STEPS and bool(self._api_keys))
         keys = self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
@@ -91,11 +92,6 @@ def is_admin(path: str) -> bool:
     """Whether a path requires the admin key."""
     path = without_slash(path)
     return path in ADMIN or path == STORIES or path.startswith(f"{STORIES}/")
-
-
-def is_keyless(path: str) -> bool:
-    """Whether the path is open to everybody, whatever keys there are."""
-    return path in KEYLESS or path.startswith(CONSOLE)
 
 
 def _given_key(scope: Scope) -> bytes | None:

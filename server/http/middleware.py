@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http import anthropic
-from server.http.auth import CONSOLE, KEY_NAME, KEYLESS, METRICS
+from server.http.auth import KEY_NAME, KEYLESS, METRICS
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import (
@@ -35,6 +35,8 @@ access_log = structlog.get_logger("server.access")
 PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
 """Paths of probes, which are polled every few seconds and answered even when other requests are refused. Their answers 200 and
 503 are expected and would make up most of the log."""
+_FILES = "/console/"
+"""Where the files of the console lie. A page loads dozens of them: its own line is enough."""
 MAX_HEADER_BYTES = 64 * 1024
 RESPONSE_ID = "cohort.response_id"
 """Key in the scope of the id of the answer; set by the route."""
@@ -99,8 +101,8 @@ class RequestLogging:
             self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
         if scope["path"] in PROBES and status in (200, 503):
             return
-        if scope["path"].startswith(CONSOLE) and status in (200, 304):
-            return  # a page is a dozen files: its own line is enough
+        if scope["path"].startswith(_FILES) and status in (200, 304):
+            return
         fields = {
             "status": status,
             "ms": round(seconds * 1000, 1),

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from tests.hostile.case import KEY, Hostile, encoded, head, posted
 from tests.hostile.fields import CHAT, COMPLETION, VALID
 
-KEYLESS = ("/live", "/ready", "/health", "/version")
+KEYLESS = ("/live", "/ready", "/health", "/version", "/docs", "/console/app.js")
 PROTECTED = (
     "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize",
-    "/v1/rerank", "/v1/score", "/tokenizer_info", "/v1/executors", "/openapi.json", "/metrics",
+    "/v1/rerank", "/v1/score", "/tokenizer_info", "/v1/executors", "/openapi.json", "/metrics", "/v1/steps",
 )  # fmt: skip
 ADMIN = (
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/admin", "/shutdown", "/sleep", "/wake_up", "/reset_prefix_cache",
-    "/server_info", "/update_weights", "/start_profile", "/flush_cache", "/debug", "/docs", "/redoc", "/v1/internal/x",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/admin", "/shutdown", "/sleep", "/wake_up",
+    "/reset_prefix_cache",
+    "/server_info", "/update_weights", "/start_profile", "/flush_cache", "/debug", "/docs/x", "/redoc", "/v1/internal/x",
     "/collective_rpc", "/console/../v1/models", "/.env", "/proc/self/environ", "/static/..%2f..%2fetc/passwd",
 )  # fmt: skip
 _TOKEN = "!#$%&'*+-.^_`|~" + string.digits + string.ascii_letters

@@ -155,6 +155,8 @@ def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
 def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     with _server(installed / "cohort", tmp_path, {}) as url:
         assert _counted(url) == ["3", "4", "5", "6", "7", "8", "9"]
+        with urllib.request.urlopen(f"{url}/console/live/timeline.js") as file:
+            assert file.headers["Content-Type"].startswith("text/javascript")
     assert list(tmp_path.iterdir()) == [tmp_path / "server.log"]
 
 

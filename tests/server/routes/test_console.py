@@ -115,8 +115,12 @@ async def test_a_burst_of_steps_is_bounded(house: House) -> None:
     await read(frames)
     for step_id in range(MAX_STEPS + 40):
         house.core.watch._tell(record(step_id))
-    second = await read(frames)
+    late = house.app.state.step_feed.frames()
+    assert (await read(late))["skipped"] == 0
+    second, third = await read(frames), await read(late)
+    assert second == third, "one frame for all"
     await frames.aclose()
+    await late.aclose()
     assert len(second["steps"]) == MAX_STEPS and second["skipped"] == 40
     assert second["steps"][0]["id"] == 40 and second["steps"][0]["seq_ids"] == [7, 8]
     assert second["output_tokens"] == MAX_STEPS + 40

@@ -1,9 +1,10 @@
 """What the feed of steps costs the server: CPU seconds of its process with a watcher and without, under the same streams.
 
-    python -m benchmarks.watcher [--streams 30] [--pairs 5] [--seconds 4] [-- ARGS OF cohort serve]
+    python -m benchmarks.watcher [--streams 30] [--pairs 11] [--seconds 4] [-- ARGS OF cohort serve]
 
-Streams run all the time; windows with and without a watcher of /v1/steps alternate. The figure is the median over the pairs of
-the difference, as a share of one core.
+Streams run all the time; windows with and without a watcher of /v1/steps alternate. CPU seconds are counted per step, since other
+work on the machine changes the number of steps. The figure is the median over the pairs of the difference, at the median rate of
+steps, as a share of one core.
 """
 
 from __future__ import annotations
@@ -51,19 +52,26 @@ def serving(args: list[str]) -> Iterator[tuple[int, str]]:
 
 def stream(url: str, prompts: list[str], stop: threading.Event) -> None:
     """Keeps all of them running until `stop`."""
-    body = {"prompt": prompts, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    body = {"prompt": prompts, "max_tokens": 900, "ignore_eos": True, "stream": True}
     while not stop.is_set():
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=None) as answer:
+            answer.raise_for_status()
             for _ in answer.iter_raw():
                 if stop.is_set():
                     return
+
+
+def steps_of(url: str) -> float:
+    """Steps run so far."""
+    text = httpx.get(f"{url}/metrics").text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("cohort_steps_total"))
 
 
 class Watcher:
     """Reads the feed in a thread."""
 
     def __init__(self, url: str) -> None:
-        self.num_bytes = self.num_steps = 0
+        self.num_bytes = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(url,))
 
@@ -71,8 +79,6 @@ class Watcher:
         with httpx.stream("GET", f"{url}/v1/steps", timeout=10) as feed:
             for line in feed.iter_lines():
                 self.num_bytes += len(line)
-                if line.startswith("data: "):
-                    self.num_steps += len(json.loads(line[6:])["steps"])
                 if self._stop.is_set():
                     return
 
@@ -86,11 +92,14 @@ class Watcher:
         self._thread.join()
 
 
-def window(pid: int, seconds: float) -> float:
-    """CPU seconds per second over a window."""
+def window(pid: int, url: str, seconds: float) -> tuple[float, float]:
+    """CPU seconds per step of the server's process, and steps per second."""
+    steps = steps_of(url)
     begun, before = time.monotonic(), cpu_seconds(pid)
     time.sleep(seconds)
-    return (cpu_seconds(pid) - before) / (time.monotonic() - begun)
+    used, passed = cpu_seconds(pid) - before, time.monotonic() - begun
+    steps = steps_of(url) - steps
+    return used / steps, steps / passed
 
 
 def main() -> None:
@@ -99,7 +108,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=30)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=4.0)
     options, args = parser.parse_known_args()
     stop = threading.Event()
@@ -108,29 +117,31 @@ def main() -> None:
         streams = threading.Thread(target=stream, args=(url, prompts, stop))
         streams.start()
         time.sleep(2)
-        pairs, steps, size, watched = [], 0, 0, 0.0
+        pairs: list[tuple[float, float]] = []
+        rates: list[float] = []
+        size = 0
         for _ in range(options.pairs):
-            without = window(pid, options.seconds)
+            without, rate = window(pid, url, options.seconds)
             with Watcher(url) as watcher:
-                begun, at = watcher.num_steps, watcher.num_bytes
-                pairs.append((without, window(pid, options.seconds)))
-                steps, size = steps + watcher.num_steps - begun, size + watcher.num_bytes - at
-                watched += options.seconds
+                at = watcher.num_bytes
+                watched, other = window(pid, url, options.seconds)
+                size += watcher.num_bytes - at
+            pairs.append((without, watched))
+            rates += [rate, other]
         stop.set()
         streams.join()
-    print(
-        json.dumps(
-            {
-                "streams": options.streams,
-                "core_without": round(statistics.median(a for a, _ in pairs), 4),
-                "core_with": round(statistics.median(b for _, b in pairs), 4),
-                "core_of_the_feed": round(statistics.median(b - a for a, b in pairs), 4),
-                "differences": [round(b - a, 4) for a, b in pairs],
-                "steps_per_second": round(steps / watched, 1),
-                "bytes_per_second": round(size / watched),
-            }
-        )
-    )
+    rate = statistics.median(rates)
+    more = [(watched - without) * rate for without, watched in pairs]
+    found = {
+        "streams": options.streams,
+        "steps_per_second": round(rate, 1),
+        "us_per_step_without": round(1e6 * statistics.median(without for without, _ in pairs), 1),
+        "us_per_step_watched": round(1e6 * statistics.median(watched for _, watched in pairs), 1),
+        "core_of_the_feed": round(statistics.median(more), 4),
+        "pairs": sorted(round(one, 4) for one in more),
+        "bytes_per_second": round(size / options.pairs / options.seconds),
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

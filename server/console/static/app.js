@@ -33,3 +33,4 @@ byId("tab-chat").addEventListener("click", () => show("chat"));
 byId("tab-live").addEventListener("click", () => show("live"));
 byId("open-keys").addEventListener("click", () => askForKeys());
 chat.listModels();
+if (matchMedia("(min-width: 861px)").matches) byId("message").focus(); // on a telephone this would open the keyboard

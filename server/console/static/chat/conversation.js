@@ -96,7 +96,8 @@ export class Conversation {
     if (chunk.usage) message.usage = chunk.usage;
     const choice = chunk.choices?.[0];
     if (choice) {
-      const { content, reasoning, tool_calls: calls = [] } = choice.delta;
+      const { content, tool_calls: calls = [] } = choice.delta;
+      const reasoning = choice.delta.reasoning ?? choice.delta.reasoning_content; // the server's --reasoning-field
       if (content || reasoning || calls.length) {
         message.last = performance.now();
         message.first ??= message.last;

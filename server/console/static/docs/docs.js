@@ -34,7 +34,7 @@ function show(description) {
   for (const [name, { operations }] of groups) {
     contents.push(el("h2", {}, name));
     for (const one of operations) {
-      contents.push(el("a", { href: `#${one.operation.operationId}` }, methodNode(one.method), one.path));
+      contents.push(el("a", { href: `#${one.operation.operationId}` }, methodNode(one.method), el("span", { className: "path" }, one.path)));
       sections.push(operationNode(one, description));
     }
   }

@@ -56,6 +56,8 @@ function readQuote(lines, at) {
   return [el("blockquote", {}, el("p", {}, inline(inside.join("\n")))), at];
 }
 
+const isItem = (line = "", tag) => (tag === "OL" ? NUMBER : BULLET).test(line);
+
 /** A list, and the lists within it, by their indentation. */
 function readList(lines, at) {
   const first = BULLET.exec(lines[at]) || NUMBER.exec(lines[at]);
@@ -66,6 +68,10 @@ function readList(lines, at) {
     const match = BULLET.exec(lines[at]) || NUMBER.exec(lines[at]);
     if (match === null) {
       const last = list.lastElementChild;
+      if (!lines[at].trim() && isItem(lines[at + 1], list.tagName)) {
+        at += 1; // an empty line between two items
+        continue;
+      }
       if (!lines[at].trim() || !/^\s/.test(lines[at]) || last === null) break;
       last.append("\n", ...inline(lines[at].trim()));
       at += 1;

@@ -109,19 +109,20 @@ export class Timeline {
   }
 
   drawRecoveryTexts(context) {
-    const { x, bottom, to } = this.layout;
+    const { x, bottom, from, to } = this.layout;
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
     context.lineJoin = "round";
     for (const { began, ended, reason } of this.history.recoveries) {
-      if (began > to) continue;
+      if (began > to || (ended ?? to) < from) continue;
+      const at = x(Math.max(began, from)) + 8;
       const died = /SIGKILL/.test(reason) ? "executor killed" : "executor lost";
       const text = `${died}, ${durationText((ended ?? to) - began)}`;
       context.strokeStyle = this.colour["bad-soft"];
       context.lineWidth = 4;
-      context.strokeText(text, x(began) + 8, bottom - 7);
+      context.strokeText(text, at, bottom - 7);
       context.fillStyle = this.colour.bad;
-      context.fillText(text, x(began) + 8, bottom - 7);
+      context.fillText(text, at, bottom - 7);
     }
   }
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from executors.contract import ExecutorDied, ExecutorState, KvCacheHandle
+from executors.contract import ExecutorDied, ExecutorState, KvCacheHandle, NotReady
 from executors.process.client import RemoteExecutor
 from executors.process.messages import Ready
 from executors.process.watch import Limits
@@ -64,6 +64,22 @@ async def test_a_kill_fails_all_outstanding_calls_and_the_next_epoch_starts_anew
     await revived(executor)
     assert executor.pid != before and executor.restarts == {"signal": 1} and executor.status().is_ready
     assert state_of(before) is None
+
+
+async def test_a_kill_on_request_is_noticed_like_any_other(remote: Make) -> None:
+    executor = remote()
+    with pytest.raises(NotReady):
+        executor.kill()
+    await executor.warmup()
+    step = asyncio.ensure_future(outcome(executor, stub.SLEEP))
+    await asyncio.sleep(0.01)
+    assert executor.kill() == executor.pid
+    death = await step
+    assert death.cause == "signal" and death.from_outside and "SIGKILL" in str(death)
+    with pytest.raises(NotReady):
+        executor.kill()
+    await revived(executor)
+    assert executor.restarts == {"signal": 1}
 
 
 @pytest.mark.parametrize(

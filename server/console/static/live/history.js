@@ -122,7 +122,10 @@ export class History {
     }
     if (step.error) this.recoveries.push({ began: step.ended, ended: null, epoch: step.epoch, reason: step.error });
     const open = this.recoveries[this.recoveries.length - 1];
-    if (open && open.ended === null && step.epoch > open.epoch) open.ended = step.began;
+    if (open && (open.ended === null || open.guessed) && step.epoch > open.epoch) {
+      open.ended = step.began;
+      open.guessed = false;
+    }
   }
 
   noticeEnds(frame) {
@@ -150,7 +153,8 @@ export class History {
     if (frame.stage === "recovering" && !open) {
       this.recoveries.push({ began: before?.at ?? frame.at, ended: null, epoch: frame.epoch - 1, reason: frame.detail });
     } else if (frame.stage === "ready" && open && !frame.steps.length && before?.stage === "ready") {
-      last.ended = frame.at; // nothing ran that could show its end
+      last.ended = frame.at; // until a step shows when it ended, if one runs
+      last.guessed = true;
     }
   }
 

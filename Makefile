@@ -38,6 +38,9 @@ AXE := .reports/axe/node_modules/axe-core/axe.min.js
 # Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
 SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
+# Kubernetes' schemas, apart for the same reason.
+KUBERNETES_VERSION := 1.37.0
+KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 
 # Tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -103,8 +106,9 @@ test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; n
 	tools/ops/packages.sh debootstrap
 	$(BIN)/python -m tools.ops.chroot_proof $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
 
-test-ops-ci: $(DEV) $(SCHEMA_TOOL)  ## the quick part: Prometheus and the compose file
+test-ops-ci: $(DEV) $(SCHEMA_TOOL) $(KUBERNETES_TOOL)  ## the quick part: Prometheus, the compose file and the Helm chart
 	tools/ops/packages.sh prometheus
+	$(BIN)/python -m tools.ops.helm .reports/helm
 	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest -m slow tests/ops
 
@@ -122,12 +126,14 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
 	$(BIN)/python -m tools.migrate_docs check
+	$(BIN)/python -m tools.metrics_docs check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md and the tables of docs/migrate.md
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md and the tables of docs/migrate.md and docs/metrics.md
 	$(BIN)/python -m tools.api_docs write
 	$(BIN)/python -m tools.settings_docs write
 	$(BIN)/python -m tools.migrate_docs write
+	$(BIN)/python -m tools.metrics_docs write
 
 fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py
@@ -182,6 +188,9 @@ $(SCHEMA_TOOL):
 
 $(AXE):
 	npm install --silent --no-save --no-audit --no-fund --prefix .reports/axe axe-core@$(AXE_VERSION)
+$(KUBERNETES_TOOL):
+	$(PYTHON) -m venv --clear $(@D:/bin=)
+	$(@D)/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==$(KUBERNETES_VERSION)
 
 $(TRITON): $(DEV)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==$(TRITON_VERSION)

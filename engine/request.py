@@ -43,6 +43,8 @@ class RequestContext:
     """Identity of the sender, which the fair policy serves in turn with others."""
     deadline: float | None = None
     """Time of the engine's clock by which the computation must have started, or the call is dropped; None: no limit."""
+    key_name: str = ""
+    """Name of the API key that the call came with, for logs and metrics; "" where none was required."""
     story: Story = field(default_factory=Story, compare=False, repr=False)
     """Record of what becomes of the call."""
 
@@ -166,6 +168,8 @@ class EngineStats:
     """Blocks that were written and whose memory was not given back."""
     steps_cut: int = 0
     """Steps for which there was no memory and that were tried again in parts, ever."""
+    oldest_wait: float = 0.0
+    """Seconds for which the oldest sequence has waited that was never started; 0 if there is none."""
 
     @property
     def kv_usage(self) -> float:
@@ -188,6 +192,9 @@ class Observer:
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """A sequence ended; `outcome` is its finish reason. `prompt_tokens`: 0 where another choice of the call counts them, or
         nothing was computed."""
+
+    def used(self, key_name: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A sequence of a call with this API key ended, after so many tokens; see `finished`. Only for calls with a key."""
 
     def refused(self, code: str) -> None:
         """A call was told to come back later; `code` is the error's: overloaded or deadline_exceeded."""

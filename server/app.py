@@ -17,6 +17,7 @@ from server.http.cors import Cors
 from server.http.endpoints import Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.hosts import HostCheck, Hosts
+from server.http.keys import Keys
 from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash, log_call
 from server.routes import (
     adapters,
@@ -33,6 +34,7 @@ from server.routes import (
     requests,
     responses,
     scoring,
+    settings,
     tokens,
 )
 from server.state import ServerState
@@ -43,15 +45,16 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 def create_app(
     state: ServerState,
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Keys | Sequence[str] = (),
     metrics_key: str | None = None,
-    admin_key: str | None = None,
+    admin_key: Keys | str | None = None,
     cors: Cors | None = None,
     hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     kill_button: bool = False,
 ) -> FastAPI:
-    """An application over `state`. Without `hosts` it accepts every host name. `kill_button`: the admin may kill the executor."""
+    """An application over `state`. Without `hosts` it accepts every host name; without `admin_key` the administrator's paths are
+    404. `kill_button`: the admin may kill the executor."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -80,6 +83,7 @@ def create_app(
         executors,
         tokens,
         requests,
+        settings,
         ops,
         console,
     ):
@@ -91,11 +95,12 @@ def create_app(
     # looked at.
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    admin_keys = Keys((admin_key,), label="admin") if isinstance(admin_key, str) else admin_key
     app.add_middleware(
         KeyAuth,
         api_keys=api_keys,
         metrics_key=metrics_key,
-        admin_key=admin_key,
+        admin_keys=admin_keys,
         open_paths=[f"/console/{name}" for name in assets()],
     )
     app.add_middleware(HostCheck, hosts=hosts or Hosts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -184,6 +185,12 @@ def show(text: str) -> None:
         log.warning("the start-up text could not be printed", reason=str(error))
         # What is still in the buffer would fail again at the end, and turn the exit code into 120.
         sys.stdout = None
+
+
+def show_admin_key(key: str) -> None:
+    """Print the admin key of this start to the terminal that is stderr. It is never part of a log line."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Admin key of this start: {key}", file=sys.stderr, flush=True)
 
 
 def url_of(host: str, port: int, *, secure: bool = False) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
-import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ from server.grammar.validator import GrammarJudge
 from server.http import tls
 from server.http.cors import Cors
 from server.http.hosts import hosts_of
+from server.key_files import read_keys
 from server.lifecycle import EngineGone, Signals, serve
 from server.metrics import Metrics
 from server.model_defaults import generation_config
@@ -113,7 +113,7 @@ class Bootstrap:
         self.source = model_source(settings)
         self.tls = tls.server_context(settings)
         self.modules = read_modules(settings.lora_modules)
-        self.admin_key = settings.admin_key or secrets.token_urlsafe(24)
+        self.keys = read_keys(settings, terminal=sys.stderr.isatty())
         check_adapter_settings(settings)
         self.traces = open_traces(settings.otlp_traces_endpoint)
         self.speculation = read_speculation(settings)
@@ -134,7 +134,9 @@ class Bootstrap:
         settings = self.settings
         signals = Signals()
         signals.install()
-        state = ServerState(self.names, Metrics(), recovery_timeout=settings.recovery_timeout)
+        metrics = Metrics(model=self.names[0], compat=settings.metrics_compat)
+        metrics.know_keys(key.name for key in self.keys.api.current())
+        state = ServerState(self.names, metrics, settings, recovery_timeout=settings.recovery_timeout)
         state.write_timeout = settings.write_timeout
         state.reasoning_fields = reasoning_fields(settings.reasoning_field)
         state.aliases = self.aliases
@@ -148,9 +150,9 @@ class Bootstrap:
         core = LateCore()
         app = create_app(
             state,
-            api_keys=settings.api_key,
+            api_keys=self.keys.api,
             metrics_key=settings.metrics_key,
-            admin_key=self.admin_key,
+            admin_key=self.keys.admin,
             cors=Cors(
                 settings.allowed_origins,
                 settings.allowed_methods,
@@ -161,7 +163,7 @@ class Bootstrap:
                 settings.allowed_hosts,
                 settings.host,
                 listener.getsockname()[0],
-                keys=bool(settings.api_key),
+                keys=settings.needs_key,
             ),
             max_body_bytes=settings.max_body_bytes,
             kill_button=settings.enable_kill_button,
@@ -245,8 +247,10 @@ class Bootstrap:
         await load_modules(adapters, self.modules, fetch, settings.download_dir)
         state.adapters = adapters
         state.metrics.watch_adapters(adapters)
-        if settings.lora_root is not None and settings.admin_key is None:
-            log.info("admin key of this start, for loading and unloading adapters", key=self.admin_key)
+        if settings.lora_root is not None and not self.keys.admin:
+            log.warning(
+                "adapters cannot be loaded over HTTP: there is no admin key (--admin-key or --admin-key-file)"
+            )
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
@@ -412,15 +416,17 @@ class Bootstrap:
             layout=core.executor.kv_layout(),
             weight_bytes=core.executor.capabilities().memory.parameter_memory,
             max_model_len=model.max_model_len,
-            needs_key=bool(self.settings.api_key),
-            # A log file is read by others than who starts the server: there the key is not written.
-            admin_key=self.admin_key if self.settings.admin_key is None else None,
+            needs_key=self.settings.needs_key,
+            admin_key=self.keys.minted,
             notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
+        # A log file is read by others than who starts the server: there the key is not written.
         if sys.stderr.isatty():
             banner.show(facts.text())
         else:
             facts.log()
+        if self.keys.minted is not None:
+            banner.show_admin_key(self.keys.minted)
 
     @property
     def _is_default(self) -> bool:
@@ -522,7 +528,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_queued_seqs=settings.max_queued_seqs,
         max_queued_tokens=settings.max_queued_tokens,
         max_queue_wait=settings.max_queue_wait,
-        scheduling_policy=settings.scheduling_policy or ("fair" if len(settings.api_key) > 1 else "fcfs"),
+        scheduling_policy=settings.policy,
         target_itl=None if target is None else target / 1000,
         prefix_caching=settings.enable_prefix_caching,
         max_in_flight=settings.max_in_flight,

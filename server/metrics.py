@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from engine.core.adapters import AdapterUse
 from engine.request import DraftStats, EngineStats, Observer, Stage
-from executors.contract import MemoryStatus, ModelExecutor, SnapshotValue
-from server import __version__
+from executors.contract import MemoryStatus, ModelExecutor, NotReady, SnapshotValue
+from server import __version__, vllm_metrics
 from server.stories.record import CallStory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,8 +40,12 @@ _RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
 """Suffixes reserved for counters, histograms and info metrics: the name of a gauge must not end in one."""
 
 
+_SERVER_WIDE = frozenset({"cohort_stage", "cohort_build", "cohort_http_requests"})
+"""Families without the label `model`: they exist before there is a model, or count what asks for none."""
 _MOST_ADAPTERS = 64
 """Names of adapters in labels: a client may choose them, and each is a series."""
+_MOST_KEYS = 256
+"""Names of API keys in labels; those of further keys are "other"."""
 
 
 class _Core(Protocol):
@@ -63,34 +67,84 @@ class _Adapters(Protocol):
 class Metrics(Observer):
     """All metrics of one server, in a registry of their own, so that two servers in one test process do not collide."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "", compat: str = "none") -> None:
+        """`model`: value of the label `model`, without which no series has that label. `compat`: see `--metrics-compat`."""
+        self._model = model
+        self._compat = compat
         self.registry = CollectorRegistry(auto_describe=False)
         self.num_output_tokens = 0
         """Output tokens so far."""
         self._ttft = Histogram(
             "cohort_time_to_first_token_seconds",
-            "From when a request's body is there to its first token.",
+            "Seconds from when a request's body is there to its first token.",
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
         self._itl = Histogram(
             "cohort_inter_token_latency_seconds",
-            "Between two tokens of a sequence.",
+            "Seconds between two tokens of a sequence.",
             buckets=_ITL_BUCKETS,
             registry=self.registry,
         )
         self._e2e = Histogram(
             "cohort_e2e_request_latency_seconds",
-            "From when a request's body is there to its end.",
+            "Seconds from when a request's body is there to its end.",
             buckets=_E2E_BUCKETS,
             registry=self.registry,
         )
         self._tokens = Counter(
             "cohort_tokens",
-            "Output tokens as they come, prompt tokens of ended requests.",
+            "Output tokens as they come, and prompt tokens of requests that ended after they were started, once for all choices.",
             ["kind"],
             registry=self.registry,
         )
+        self._make_part_histograms()
+        self._requests = Counter(
+            "cohort_requests",
+            "Sequences that ended: stop, length, abort (the client left, or its settings forbid every token) or error.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "cohort_requests_refused",
+            "Calls told to come back later (429), by the error's code: not let into the queue, or dropped from it at their "
+            "deadline or after --max-queue-wait.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._failed = Counter(
+            "cohort_requests_failed",
+            "Sequences that ended in an error that is not the client's, by the error's code; sequence_failed is the model's own: "
+            "NaN logits for one.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._restarts = Counter(
+            "cohort_executor_restarts",
+            "Restarts of the executor, by what ended it.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self._key_requests = Counter(
+            "cohort_key_requests",
+            "Sequences that ended, by the name of their API key.",
+            ["key"],
+            registry=self.registry,
+        )
+        self._key_tokens = Counter(
+            "cohort_key_tokens",
+            "Tokens of sequences that ended, by the name of their API key and by kind: prompt, output.",
+            ["key", "kind"],
+            registry=self.registry,
+        )
+        self._keys: set[str] = set()
+        self._start_counters()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def _make_part_histograms(self) -> None:
+        """Histograms of what a call's story tells: its parts' seconds, its tokens."""
         self._queue_time = self._histogram(
             "queue_time_seconds",
             "From when a request is queued to when it is admitted, or leaves.",
@@ -108,25 +162,9 @@ class Metrics(Observer):
         self._output_length = self._histogram(
             "output_tokens", "Output tokens of a request that was admitted.", _TOKEN_BUCKETS
         )
-        self._requests = Counter(
-            "cohort_requests", "Requests that ended, by how.", ["outcome"], registry=self.registry
-        )
-        self._refused = Counter(
-            "cohort_requests_refused",
-            "Calls told to come back later (429), by the error's code.",
-            ["code"],
-            registry=self.registry,
-        )
-        self._failed = Counter(
-            "cohort_requests_failed",
-            "Sequences that ended in an error that is not their client's, by the error's code.",
-            ["code"],
-            registry=self.registry,
-        )
-        self._restarts = Counter(
-            "cohort_executor_restarts", "Restarts of the executor.", ["cause"], registry=self.registry
-        )
-        # A rate over a counter that appears at its first event misses that event: all known labels exist from the start.
+
+    def _start_counters(self) -> None:
+        """Make all known labels: a rate over a counter that appears at its first event misses that event."""
         self._prompt_tokens = self._tokens.labels("prompt")
         self._output_tokens = self._tokens.labels("output")
         for outcome in ("stop", "length", "abort", "error"):
@@ -137,9 +175,6 @@ class Metrics(Observer):
             self._failed.labels(code)
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"cohort_request_{name}", about, buckets=buckets, registry=self.registry)
@@ -170,9 +205,29 @@ class Metrics(Observer):
         """Export the server's stage, from before the engine exists."""
         self.registry.register(_StageCollector(stage))
 
+    def know_keys(self, names: Iterable[str]) -> None:
+        """Export series of these API keys before their first request."""
+        for name in names:
+            self._count_key(name, 0, 0, requests=0)
+
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        return generate_latest(self)  # it calls nothing but `collect`
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, with the label `model` where one is set, and again under the names of another server where asked for."""
+        families = [self._labelled(family) for family in self.registry.collect()]
+        yield from families
+        if self._compat == "vllm":
+            yield from vllm_metrics.renamed(families)
+
+    def _labelled(self, family: Metric) -> Metric:
+        """The family with the label `model`, unless it is the process's, the interpreter's or the whole server's."""
+        if self._model and family.name.startswith("cohort_") and family.name not in _SERVER_WIDE:
+            family.samples = [
+                sample._replace(labels={**sample.labels, "model": self._model}) for sample in family.samples
+            ]
+        return family
 
     # -- Observer: called from the engine's loop task ------------------------------------------------------------------
 
@@ -194,6 +249,20 @@ class Metrics(Observer):
         self._requests.labels(outcome).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._e2e.observe(e2e)
+
+    def used(self, key_name: str, prompt_tokens: int, output_tokens: int) -> None:
+        """See Observer."""
+        self._count_key(key_name, prompt_tokens, output_tokens)
+
+    def _count_key(self, name: str, prompt_tokens: int, output_tokens: int, requests: int = 1) -> None:
+        if name not in self._keys:
+            if len(self._keys) < _MOST_KEYS:
+                self._keys.add(name)
+            else:
+                name = "other"
+        self._key_requests.labels(name).inc(requests)
+        self._key_tokens.labels(name, "prompt").inc(prompt_tokens)
+        self._key_tokens.labels(name, "output").inc(output_tokens)
 
     def refused(self, code: str) -> None:
         """See Observer."""
@@ -217,11 +286,13 @@ class _StageCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The stage, and the version."""
         now = self._stage()
-        stages = GaugeMetricFamily("cohort_stage", "1 for what the server is doing now.", labels=["stage"])
+        stages = GaugeMetricFamily("cohort_stage", "1 for the stage that the server is in.", labels=["stage"])
         for stage in Stage:
             stages.add_metric([stage.value], float(stage is now))
         yield stages
-        yield InfoMetricFamily("cohort_build", "Version of the server.", {"version": __version__})
+        yield InfoMetricFamily(
+            "cohort_build", "Always 1; the version of the server.", {"version": __version__}
+        )
 
 
 class _AdapterCollector(Collector):
@@ -238,13 +309,15 @@ class _AdapterCollector(Collector):
         loads, evictions = self._adapters.moves
         yield _gauge("cohort_lora_adapters_known", "Adapters that requests may name.", len(uses))
         yield _gauge(
-            "cohort_lora_adapters_held", "Those of them in the executor.", sum(u.held for _, u in uses)
+            "cohort_lora_adapters_held",
+            "Those of them in the executor's memory.",
+            sum(u.held for _, u in uses),
         )
         yield _counter("cohort_lora_loads", "Adapters loaded into the executor.", loads)
         yield _counter("cohort_lora_evictions", "Adapters that gave way to another one.", evictions)
         running = GaugeMetricFamily(
             "cohort_lora_requests_running",
-            "Sequences of an adapter in the running batch.",
+            'Sequences of an adapter in the running batch; at most 64 names, the others are "other".',
             labels=["adapter"],
         )
         waiting = GaugeMetricFamily(
@@ -264,7 +337,8 @@ class _AdapterCollector(Collector):
         yield waiting
         gateway = GaugeMetricFamily(
             "cohort_lora_requests_info",
-            "When this was read, in Unix seconds; labels: adapters with running and with waiting sequences.",
+            "When this was read, in Unix seconds; the labels name the adapters with running and with waiting sequences. The "
+            "Kubernetes inference gateway routes by it.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
         shown = uses[:_MOST_ADAPTERS]
@@ -287,20 +361,32 @@ class _EngineCollector(Collector):
         stats = self._core.stats()
         yield _gauge("cohort_requests_running", "Sequences in the running batch.", stats.running)
         yield _gauge("cohort_requests_waiting", "Sequences waiting for a place in the batch.", stats.waiting)
+        yield _gauge(
+            "cohort_oldest_waiting_seconds",
+            "Time for which the oldest sequence has waited that was never started; 0 if none waits.",
+            stats.oldest_wait,
+        )
         yield _gauge("cohort_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_usage)
         yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
         yield _gauge(
-            "cohort_kv_blocks_cached", "Free KV blocks that may be found again.", stats.kv_blocks_cached
+            "cohort_kv_blocks_cached",
+            "Free KV blocks that may be found again by their prefix; the others hold nothing.",
+            stats.kv_blocks_cached,
         )
         yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
+        yield from _cache_config(self._core.executor)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)
         yield _counter(
             "cohort_steps_cut",
-            "Steps tried again in parts, for want of memory for the whole.",
+            "Steps for which the executor had no memory, tried again in parts; also while it finds out how small they must be.",
             stats.steps_cut,
         )
-        yield _gauge("cohort_step_tokens_limit", "Tokens that a step may have by now.", stats.step_tokens)
+        yield _gauge(
+            "cohort_step_tokens_limit",
+            "Tokens that a step may have by now: --max-num-batched-tokens, fewer for a while after a step without memory.",
+            stats.step_tokens,
+        )
         yield from _drafts(stats.drafts)
         yield _counter("cohort_preemptions", "Sequences put back for want of KV blocks.", stats.preemptions)
         yield _counter(
@@ -309,7 +395,9 @@ class _EngineCollector(Collector):
             stats.prefix_queries,
         )
         yield _counter(
-            "cohort_prefix_cache_hits", "Those of them that need not be computed.", stats.prefix_hits
+            "cohort_prefix_cache_hits",
+            "Those of them that need not be computed: from earlier requests, not what the choices of one call share.",
+            stats.prefix_hits,
         )
         yield _counter(
             "cohort_requests_resumed",
@@ -323,6 +411,21 @@ class _EngineCollector(Collector):
         yield from _memory(executor.status().memory)
         yield from _snapshot("cohort_cache", executor.cache_metrics_snapshot())
         yield from _snapshot("cohort_lora", executor.lora_metrics_snapshot())
+
+
+def _cache_config(executor: ModelExecutor) -> Iterator[Metric]:
+    """The KV cache's geometry, in labels that the Kubernetes inference gateway reads; nothing while the model loads."""
+    try:
+        layout = executor.kv_layout()
+    except NotReady:
+        return
+    config = GaugeMetricFamily(
+        "cohort_cache_config_info",
+        "Always 1; tokens of a KV block and number of blocks, in labels that the Kubernetes inference gateway reads.",
+        labels=["block_size", "num_gpu_blocks"],
+    )
+    config.add_metric([str(layout.block_size), str(layout.num_blocks)], 1.0)
+    yield config
 
 
 def _drafts(drafts: DraftStats) -> Iterator[Metric]:
@@ -345,11 +448,16 @@ def _drafts(drafts: DraftStats) -> Iterator[Metric]:
 
 def _memory(memory: MemoryStatus) -> Iterator[Metric]:
     """The executor's memory in bytes, as of its last snapshot. The metrics `process_*` describe the server's process instead."""
-    prefix, where = "cohort_executor_memory", "on the executor's device (for CPU: host memory)"
-    yield _gauge(f"{prefix}_used_bytes", f"Bytes in use {where}.", memory.used_bytes)
+    prefix, where = "cohort_executor_memory", "on the executor's device"
+    used = "on a CPU what counts towards the container's limit (not the page cache), without a limit resident memory"
+    aside = (
+        "on a CPU the weights and the whole KV pool, also the part of it that holds no memory at the moment"
+    )
+    limit = "the device's memory, on a CPU the container's limit or the host's; 0 if unknown"
+    yield _gauge(f"{prefix}_used_bytes", f"Bytes in use {where}: {used}.", memory.used_bytes)
     yield _gauge(f"{prefix}_peak_bytes", f"Most bytes in use so far {where}.", memory.peak_bytes)
-    yield _gauge(f"{prefix}_allocated_bytes", f"Bytes set aside {where}.", memory.allocated_bytes)
-    yield _gauge(f"{prefix}_limit_bytes", f"Bytes there are {where}, 0 if unknown.", memory.total_bytes)
+    yield _gauge(f"{prefix}_allocated_bytes", f"Bytes set aside {where}: {aside}.", memory.allocated_bytes)
+    yield _gauge(f"{prefix}_limit_bytes", f"Bytes there are: {limit}.", memory.total_bytes)
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:

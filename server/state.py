@@ -23,7 +23,7 @@ from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.responses.store import MemoryResponseStore, ResponseStore
-from server.settings.table import DEFAULTS
+from server.settings.table import DEFAULTS, Settings
 from server.stories.ring import Stories
 from server.system.worker_threads import FencedThreads
 from server.templates.pairs import PairPrompt
@@ -212,6 +212,8 @@ class ServerState:
 
     names: tuple[str, ...]
     metrics: Metrics
+    settings: Settings = DEFAULTS
+    """What the server was told, for the administrator."""
     core: CoreLike | None = None
     executors: ExecutorsLike | None = None
     """Registry of the live executors."""

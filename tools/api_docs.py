@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from server.http.auth import is_admin
 from server.openapi.document import document
 from server.openapi.operations import OPERATIONS, Operation
 from server.schemas import extras
@@ -70,7 +71,15 @@ def page() -> str:
 def _endpoints() -> str:
     rows = []
     for one in OPERATIONS:
-        key = "" if one.keyless else "`--metrics-key`" if one.own_key else "yes"
+        key = (
+            ""
+            if one.keyless
+            else "`--metrics-key`"
+            if one.own_key
+            else "admin"
+            if is_admin(one.path)
+            else "yes"
+        )
         link = one.summary if one.request is None else f"[{one.summary}](#{_anchor(one)})"
         rows.append((f"`{one.method.upper()} {one.path}`", link, key))
     return _table(("Endpoint", "What it does", "Key"), rows)

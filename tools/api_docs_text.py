@@ -11,12 +11,16 @@ of vLLM belong in the body beside OpenAI's (in the OpenAI SDK: `extra_body`).
 KEYS = """
 ## Keys
 
-A server started without `--api-key` requires no key, except for `/v1/requests` and the paths of adapters, which always require
-`--admin-key`. With keys (the flag given several times, or `COHORT_API_KEY` with commas)
-every path requires `Authorization: Bearer KEY` or, without that header, `x-api-key: KEY`, also a path that does not exist; only
-`/live`, `/ready`, `/health`, `/version` and the console's pages and files (`/`, `/docs`, `/console/`) do not. With keys,
-`/v1/steps` requires the admin key. `/metrics` needs no key unless the server was started with `--metrics-key`; then it accepts
-only that key. A missing or wrong key, or a second `Authorization` header, returns 401 with the code `invalid_api_key`.
+A server started without `--api-key` and `--api-key-file` requires no key. With keys (the flag given several times,
+`COHORT_API_KEY` with commas, or [a file](operate.md#keys)) every path requires
+`Authorization: Bearer KEY` or, without that header, `x-api-key: KEY`, also a
+path that does not exist; only `/live`, `/ready`, `/health`, `/version` and the console's pages and files (`/`, `/docs`,
+`/console/`) do not. With keys, `/v1/steps` requires the admin key. `/metrics` needs no key unless the server was started with
+`--metrics-key`; then it accepts only that key. A missing or wrong key, or a second `Authorization` header, returns 401 with the
+code `invalid_api_key`.
+
+Paths marked "admin" require the admin key (`--admin-key`, `--admin-key-file`), whether there are API keys or not. Without an
+admin key they do not exist (404). A server whose stderr is a terminal makes one at its start and shows it there.
 
 `--ssl-certfile` and `--ssl-keyfile` turn on HTTPS. With `--ssl-ca-certs` and `--ssl-cert-reqs 2`, clients must present a
 certificate.

@@ -1,12 +1,17 @@
-"""The tables of flags in docs/migrate.md, from `server/settings/foreign_flags.py`: `python -m tools.migrate_docs write|check`."""
+"""The tables of docs/migrate.md: of flags from `server/settings/foreign_flags.py`, of endpoints from
+`server/http/foreign_paths.py`. `python -m tools.migrate_docs write|check`
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from server.http.foreign_paths import FOREIGN
+from server.openapi.operations import OPERATIONS
 from server.settings.foreign_flags import ALWAYS_ON, HABIT, LLAMA_CPP, NOT_YET, SGLANG, VLLM
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +42,7 @@ def tables() -> dict[str, str]:
         "others": replaced_by(HABIT),
         "always-on": table("| flag | the server's answer |", ALWAYS_ON.items()),
         "not-yet": listed(NOT_YET),
+        "endpoints": endpoints(),
     }
 
 
@@ -62,6 +68,22 @@ def replaced_by(flags: Mapping[str, str]) -> str:
         groups.setdefault(instead, []).append(flag)
     rows = (("`, `".join(spellings), instead) for instead, spellings in groups.items())
     return table("| flag | use |", rows)
+
+
+def endpoints() -> str:
+    """A table of paths of other servers and what serves the purpose here. Left out: a path that lacks only our /v1."""
+    ours = {operation.path.removeprefix("/v1") for operation in OPERATIONS}
+    rows = (
+        f"| {', '.join(f'`{path}`' for path in paths)} | {whose} | {_calls(instead)} |"
+        for paths, whose, instead in FOREIGN
+        if not ours & set(paths)
+    )
+    return "\n".join(["| path | belongs to | here |", "|---|---|---|", *rows])
+
+
+def _calls(instead: str | None) -> str:
+    """What to use, with calls as code."""
+    return "-" if instead is None else re.sub(r"(?:GET|POST) /[\w./]+|'\w+'", r"`\g<0>`", instead)
 
 
 def table(head: str, rows: Iterable[tuple[str, str]]) -> str:

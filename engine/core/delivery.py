@@ -97,6 +97,8 @@ class Delivery:
         output_tokens = len(seq.output_token_ids)
         self._observer.finished(outcome, prompt_tokens, output_tokens, now - seq.context.arrival_time)
         seq.context.story.finish(now, seq.mailbox_key, outcome, output_tokens)
+        if seq.context.key_name:
+            self._observer.used(seq.context.key_name, prompt_tokens, output_tokens)
         if not self.live:
             self._idle.set()
 

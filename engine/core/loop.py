@@ -315,6 +315,7 @@ class EngineCore:
             resumed=sequences.num_resumed if sequences else 0,
             step_tokens=scheduler.step_budget.tokens if scheduler else 0,
             steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
+            oldest_wait=self._waiting.not_started.oldest_wait(),
             drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
         )
 

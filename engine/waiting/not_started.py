@@ -25,7 +25,9 @@ class NotStarted:
         self._patience = patience
         self._clock = clock
         self._came: dict[Sequence, float] = {}
-        """Time of the clock; the sequence that waits longest comes first."""
+        """Time of the clock; the sequence that waits longest comes first. Those over `patience` are gone from it."""
+        self._since: dict[Sequence, float] = {}
+        """The same for all that wait."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         """A heap, which may have entries of sequences that no longer wait."""
         self._with_deadline: set[Sequence] = set()
@@ -37,7 +39,7 @@ class NotStarted:
         """Record that a sequence waits."""
         # A sequence with output (a resumed stream) was started elsewhere.
         if not seq.output_token_ids:
-            self._came[seq] = self._clock()
+            self._came[seq] = self._since[seq] = self._clock()
         if seq.context.deadline is not None:
             heapq.heappush(self._deadlines, (seq.context.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)
@@ -50,6 +52,7 @@ class NotStarted:
     def remove(self, seq: Sequence) -> None:
         """Record that a sequence no longer waits."""
         self._came.pop(seq, None)
+        self._since.pop(seq, None)
         self._with_deadline.discard(seq)
         if len(self._deadlines) > 2 * len(self._with_deadline) + _SPARE:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._with_deadline]
@@ -75,6 +78,10 @@ class NotStarted:
             del self._came[seq]
             if seq.mailbox not in self._calls_started:
                 yield seq
+
+    def oldest_wait(self) -> float:
+        """Seconds for which the oldest of them has waited; 0 if none waits."""
+        return self._clock() - next(iter(self._since.values())) if self._since else 0.0
 
     def next_at(self) -> float | None:
         """By the clock: when to look again for sequences over their limit, at the latest. None if no sequence waits."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from server.commands.common import ToolError, ask, console, print_json, size
-from server.commands.options import flag
+from server.commands.common import ToolError, ask, console, fail, print_json, size
+from server.commands.options import DEFAULT_URL, Text, flag
 
 _PACKAGES = (
     "tokenizers", "transformers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop", "numpy", "triton",
@@ -18,16 +18,68 @@ _ISA_LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
 """Variables that make torch use less than the CPU offers."""
 
 
-def doctor(as_json: Annotated[bool, flag("Print JSON.", "--json")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, flag("Print JSON.", "--json")] = False,
+    bundle: Annotated[
+        Text,
+        flag(
+            "Write an archive for a bug report: this report, versions, and of a running server the settings in force, the "
+            "stories of the last requests and the metrics. Secrets are removed.",
+            "--bundle",
+            metavar="FILE.tar.gz",
+        ),
+    ] = None,
+    url: Annotated[Text, flag(f"With --bundle: address of the server [{DEFAULT_URL}].", "--url")] = None,
+    api_key: Annotated[Text, flag("With --bundle: the server's key [COHORT_API_KEY].", "--api-key")] = None,
+    admin_key: Annotated[
+        Text,
+        flag("With --bundle: its admin key, for settings and stories [COHORT_ADMIN_KEY].", "--admin-key"),
+    ] = None,
+    metrics_key: Annotated[
+        Text, flag("With --bundle: its key for /metrics [COHORT_METRICS_KEY].", "--metrics-key")
+    ] = None,
+) -> None:
     """Show what this machine can do.
 
     Reports versions, CPU features, limits, the kernels that Cohort chooses on this machine, and advice for more speed.
     """
+    if bundle is None and any(one is not None for one in (url, api_key, admin_key, metrics_key)):
+        fail("--url and keys are for --bundle FILE")
     facts = collect()
-    if as_json:
+    if bundle is not None:
+        _bundle(bundle, facts, url or DEFAULT_URL, api_key, admin_key, metrics_key)
+    elif as_json:
         print_json(facts)
     else:
         _show(facts)
+
+
+def _bundle(
+    file: str,
+    facts: dict[str, Any],
+    url: str,
+    api_key: str | None,
+    admin_key: str | None,
+    metrics_key: str | None,
+) -> None:
+    """Write the archive and say what it lacks."""
+    from pathlib import Path
+
+    from server.commands.bundle import Keys, write_bundle
+
+    first = os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip()
+    keys = Keys(
+        api_key or first or None,
+        admin_key or os.environ.get("COHORT_ADMIN_KEY") or None,
+        metrics_key or os.environ.get("COHORT_METRICS_KEY") or None,
+    )
+    try:
+        missing = write_bundle(Path(file), facts, url=url, keys=keys, environ=os.environ)
+    except OSError as error:
+        fail(f"--bundle {file}: {error.strerror or error}")
+    print(f"wrote {file}: secrets are removed; look through it before you send it")
+    for reason in missing.values():
+        print(f"  without {reason}")
 
 
 def collect() -> dict[str, Any]:

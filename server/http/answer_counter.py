@@ -16,7 +16,9 @@ def counter(metrics: Metrics, endpoints: Endpoints) -> Answered:
     """Counts into the registry of `metrics`. All paths that are not endpoints share one label, so a client cannot add labels."""
     counted = Counter(
         "cohort_http_requests",
-        "HTTP requests answered, by endpoint and status; a stream that fails counts with the status of its error.",
+        "HTTP requests answered, by endpoint (/v1/models/{name}; other for what is none, or ended before its path was complete) "
+        "and status; a stream that fails counts with the status of its error, a client that left as 499, and refusals before the "
+        "API sees a request (400, 408, 431, 501, 503, 505) count too.",
         ["route", "status"],
         registry=metrics.registry,
     )

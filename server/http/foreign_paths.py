@@ -60,7 +60,9 @@ _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/redoc", "ReDoc", "GET /docs in a browser, or GET /openapi.json"),
 )  # fmt: skip
 WHERE_THE_API_IS = f"The API is below /v1: {_MODELS} lists the models, and {_CHAT} answers a conversation."
-_ELSEWHERE = {path: (whose, instead) for paths, whose, instead in _ROWS for path in paths.split()}
+FOREIGN = tuple((tuple(paths.split()), whose, instead) for paths, whose, instead in _ROWS)
+"""Paths, whose they are, and what to use here (None: nothing does): `tools/migrate_docs.py` makes a table of them."""
+_ELSEWHERE = {path: (whose, instead) for paths, whose, instead in FOREIGN for path in paths}
 _MANAGING = frozenset({"pull", "push", "create", "copy", "delete", "blobs"})
 """Parts below /api of Ollama's paths that change its store of models."""
 _ONE_MODEL = "This server does not pull, create, copy, push or delete models: it serves the one that it was started with."

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http import anthropic
-from server.http.auth import KEY_NAME, KEYLESS, METRICS
+from server.http.auth import KEYLESS, METRICS, SCOPE_KEY_NAME
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import (
@@ -110,7 +110,7 @@ class RequestLogging:
             # What the client has, where its library hides the headers.
             "response_id": scope.get(RESPONSE_ID),
             "client_request_id": client_request_id(scope),
-            "key": KEY_NAME.get(),
+            "key": scope.get(SCOPE_KEY_NAME),
             **_told(refusal),
         }
         line = AccessLine(

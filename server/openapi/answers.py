@@ -449,6 +449,18 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "Live": closed({"status": const("live")}),
+    "Settings": closed(
+        {
+            "object": const("settings"),
+            "version": STRING,
+            "settings": {
+                "type": "object",
+                "additionalProperties": closed({"value": {}, "given": {"type": "boolean"}}, {"set": {"type": "boolean"}}),
+            },
+            "in_force": {"type": ["object", "null"]},
+        },
+        description="Settings by name. The value of a secret is null; `set` says whether there is one.",
+    ),
     "Stage": closed(
         {"status": one_of("loading", "ready", "recovering", "draining", "failed", "stopped")},
         {"detail": STRING, "phase": STRING, "done": INTEGER, "total": INTEGER},

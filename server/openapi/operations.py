@@ -347,6 +347,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "Requires the admin key. The identifier is that of the answer or its `x-request-id`.",
     ),
     Operation(
+        "get", "/v1/settings", "getSettings", "Operation", "Return the server's settings, without secrets", "Settings",
+        (401, 403, 404, 431, 500),
+        "Requires the admin key. `given` is true for what flags, the environment or a file have set; `in_force` is null while "
+        "the model loads.",
+    ),
+    Operation(
         "get", "/live", "live", "Operation", "Report whether the server process responds", "Live", (403, 431, 500), keyless=True,
         description="The only path for liveness probes: status 200 also while the server loads, recovers and drains.",
     ),

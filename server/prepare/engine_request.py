@@ -12,7 +12,7 @@ from engine.story import Story
 from engine.text.generation import TextRequest
 from engine.waiting.admission import check_min_tokens
 from executors.contract import SamplingParams
-from server.http.auth import TENANT
+from server.http.auth import KEY_NAME, TENANT
 from server.http.request_timing import arrival_time
 from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 from server.schemas.sampling import GenerationFields
@@ -51,7 +51,8 @@ def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> R
         f"{tenant}/{fields.cache_salt or ''}" if model.salt_per_key else fields.cache_salt,
         tenant,
         None if wait is None else arrived + wait / 1000,
-        Story(arrived) if story is None else story,
+        key_name=KEY_NAME.get(),
+        story=Story(arrived) if story is None else story,
     )
 
 

@@ -38,7 +38,7 @@ LLAMA_CPP: dict[str, str] = {
     "-ngl": "--device", "--gpu-layers": "--device", "--n-gpu-layers": "--device", "-np": "--max-num-seqs",
     "--parallel": "--max-num-seqs", "-b": "--max-num-batched-tokens", "--batch-size": "--max-num-batched-tokens",
     "-ub": "--max-num-batched-tokens", "--ubatch-size": "--max-num-batched-tokens", "-a": "--served-model-name",
-    "--alias": "--served-model-name", "-s": "--seed", "--api-key-file": "--api-key, or COHORT_API_KEY",
+    "--alias": "--served-model-name", "-s": "--seed",
     "--chat-template-file": "--chat-template", "-dev": "--device", "-hf": "the positional MODEL",
     "--hf-repo": "the positional MODEL", "--n-ctx": "--max-model-len", "--cache-prompt": "--enable-prefix-caching",
     "--no-cache-prompt": "--no-enable-prefix-caching", "-fa": "--attention-backend", "--flash-attn": "--attention-backend",

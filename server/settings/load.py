@@ -72,8 +72,8 @@ def _conflict(settings: Settings) -> str | None:
             f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
             f"{settings.max_num_seqs}: a step has a token for every running sequence"
         )
-    if settings.cache_salt_per_key and not settings.api_key:
-        return "--cache-salt-per-key has no effect without --api-key"
+    if settings.cache_salt_per_key and not settings.needs_key:
+        return "--cache-salt-per-key has no effect without --api-key or --api-key-file"
     return _cors_fault(settings) or _hosts_fault(settings)
 
 

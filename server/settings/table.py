@@ -179,7 +179,7 @@ class Settings:
         "Order of waiting requests: fcfs (first come, first served), priority (lowest `priority` first) or fair (first the "
         "API key that was served least).",
         SCHEDULING_POLICIES,
-        shown="fcfs; fair with several API keys",
+        shown="fcfs; fair with several API keys or a file of them",
     )
     target_itl_ms: float | None = number(
         None,
@@ -270,11 +270,20 @@ class Settings:
     api_key: tuple[str, ...] = keys(
         "API key that clients must send; may be given several times.", shown="none", opens="Access"
     )
+    api_key_file: str | None = text(
+        None,
+        "File of further API keys, one per line: KEY or NAME KEY. It is read again when it changes; logs and metrics name "
+        "clients by these names.",
+        metavar="FILE",
+    )
     metrics_key: str | None = key(None, "Key that /metrics requires.")
     admin_key: str | None = key(
         None,
-        "Key for what changes the server: loading and unloading adapters.",
-        shown="a new one at each start, in the log",
+        "Key for paths that change the server or show its settings: adapters, /v1/settings.",
+        shown="a new one at each start if stderr is a terminal, which shows it; otherwise these paths are 404",
+    )
+    admin_key_file: str | None = text(
+        None, "File of further admin keys, in the form of --api-key-file.", metavar="FILE"
     )
     enable_kill_button: bool = switch(
         False,
@@ -370,6 +379,11 @@ class Settings:
         above=0,
         may_be_infinite=True,
     )
+    metrics_compat: str = choice(
+        "none",
+        "Further names of metrics in /metrics: vllm adds those that vLLM's dashboards and the Kubernetes inference gateway read.",
+        ("none", "vllm"),
+    )
     log_level: str = choice(
         "info",
         "Log level: debug, info, warning or error.",
@@ -399,6 +413,17 @@ class Settings:
     )
     given: frozenset[str] = frozenset()
     """Names of the settings that flags, environment or file have set. Not a setting itself."""
+
+    @property
+    def needs_key(self) -> bool:
+        """True if clients have to send an API key."""
+        return bool(self.api_key or self.api_key_file)
+
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """The order of waiting requests: with several clients that can be told apart, each gets its turn."""
+        several = len(self.api_key) > 1 or self.api_key_file is not None
+        return self.scheduling_policy or ("fair" if several else "fcfs")
 
 
 TABLE: Mapping[str, Setting] = {

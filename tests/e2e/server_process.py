@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import httpx
 
+from tests.metrics_text import without_model
+
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
@@ -128,8 +130,8 @@ class ServerProcess:
         return httpx.get(f"{self.url}{path}", timeout=timeout, verify=self._verify)
 
     def metric(self, sample: str) -> float:
-        """One value of /metrics, by its name with labels as it is written there."""
-        for line in self.get("/metrics").text.splitlines():
+        """One value of /metrics, by its name with labels as it is written there, without `model`."""
+        for line in without_model(self.get("/metrics").text).splitlines():
             if line.startswith(f"{sample} "):
                 return float(line.rpartition(" ")[2])
         raise AssertionError(f"no metric {sample}")

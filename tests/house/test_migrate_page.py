@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from server.http.foreign_paths import FOREIGN, no_such_path
+from server.openapi.operations import OPERATIONS
 from server.settings.foreign_flags import (
     ALWAYS_ON,
     ELSEWHERE,
@@ -20,6 +22,8 @@ from tools import migrate_docs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "migrate.md").read_text("utf-8")
+OURS = {operation.path.removeprefix("/v1") for operation in OPERATIONS}
+"""Paths that lack only /v1, with which the answer is about the base URL."""
 OWN = {row.flag for row in TABLE.values()} | {
     "--no-" + row.flag.removeprefix("--") for row in TABLE.values() if row.is_switch
 }
@@ -69,6 +73,16 @@ def test_metrics_exist() -> None:
     documented = set(re.findall(r"^\| `(cohort_\w+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.M))
     named = set(re.findall(r"\bcohort_\w+", section("Metrics")))
     assert len(named) > 10 and named <= documented
+
+
+def test_every_foreign_path_is_on_the_page_with_its_answer() -> None:
+    table = section("Endpoints")
+    for paths, whose, instead in FOREIGN:
+        for path in () if OURS & set(paths) else paths:
+            assert f"`{path}`" in table
+            answer = no_such_path("POST", path, ["/v1/chat/completions", "/health"])
+            assert whose in answer and (instead or "does not serve") in answer, path
+    assert set(re.findall(r"`(?:GET|POST) (/[\w./]+)`", table)) <= {one.path for one in OPERATIONS}
 
 
 def test_the_opening_answers_are_the_servers() -> None:

@@ -33,8 +33,9 @@ def alerts() -> list[dict[str, Any]]:
 def dashboard_expressions(rate_interval: str) -> Iterator[tuple[str, str]]:
     """(panel, expression), with Grafana's variables filled in as Grafana would with every instance chosen."""
     for panel in dashboard()["panels"]:
-        for target in panel["targets"]:
-            text = target["expr"].replace("$__rate_interval", rate_interval).replace("$instance", ".*")
+        for target in panel.get("targets", ()):  # a row has none
+            text = target["expr"].replace("$__rate_interval", rate_interval)
+            text = text.replace("$instance", ".*").replace("$model", ".*")
             assert "$" not in text, f"{panel['title']}: a variable that is not filled in: {text}"
             yield f"{panel['title']} {target['refId']}", text
 

@@ -127,6 +127,10 @@ def _sources(node: Any) -> list[dict[str, str]]:
 def test_panels_do_not_overlap_and_show_what_was_promised() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
+    assert [panel["title"] for panel in panels if panel["type"] == "row"] == [
+        "Overview", "Traffic and latency", "Queue and refusals", "Cache", "Speculation", "LoRA adapters", "Executor's lives",
+        "Server process",
+    ]  # fmt: skip
     for one, other in combinations([panel["gridPos"] for panel in panels], 2):
         apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
@@ -136,7 +140,9 @@ def test_panels_do_not_overlap_and_show_what_was_promised() -> None:
         "requests_running requests_waiting tokens_total time_to_first_token_seconds inter_token_latency_seconds "
         "e2e_request_latency_seconds kv_cache_usage_ratio requests_total executor_restarts_total "
         "requests_resumed_total executor_memory_used_bytes prefix_cache_hits_total kv_blocks_cached http_requests_total "
-        "lora_requests_running lora_requests_waiting lora_loads_total lora_evictions_total lora_bytes"
+        "lora_requests_running lora_requests_waiting lora_loads_total lora_evictions_total lora_bytes oldest_waiting_seconds "
+        "requests_refused_total requests_failed_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total "
+        "spec_decode_num_accepted_tokens_per_pos_total executor_epoch steps_cut_total key_tokens_total"
     ).split():
         assert f"cohort_{name}" in text, name
 

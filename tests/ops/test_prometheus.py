@@ -31,8 +31,14 @@ _SCRAPE_INTERVAL = "500ms"
 _RATE_INTERVAL = "10s"
 
 
+_KEY = "of-the-load"
+_REPETITIVE = " ".join(["one two three"] * 12)
+"""A prompt in which a drafter finds something to propose."""
+
+
 class Load:
-    """Four clients that ask until told to stop; one of them hangs up in the middle of every answer."""
+    """Four clients that ask until told to stop; one of them hangs up in the middle of every answer, and one asks for what can be
+    guessed."""
 
     def __init__(self, url: str) -> None:
         self._url, self._stop = url, threading.Event()
@@ -50,10 +56,13 @@ class Load:
             thread.join()
 
     def _run(self, number: int) -> None:
-        with httpx.Client(base_url=self._url, timeout=20) as client:
+        headers = {"Authorization": f"Bearer {_KEY}"}
+        with httpx.Client(base_url=self._url, timeout=20, headers=headers) as client:
             while not self._stop.is_set():
                 try:
                     self._ask(client, hangs_up=number == 0)
+                    if number == 1:
+                        self._ask_for_the_likely(client)
                 except Exception as error:
                     self.failures.append(repr(error))
                     return
@@ -66,6 +75,11 @@ class Load:
             for number, _ in enumerate(response.iter_lines()):
                 if hangs_up and number > 4:
                     return
+
+    def _ask_for_the_likely(self, client: httpx.Client) -> None:
+        body = {"prompt": _REPETITIVE, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
 
 
 class Prometheus:
@@ -105,9 +119,14 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The embedded model with an adapter: all metrics are there."""
+    """The embedded model with an adapter, drafts, named keys and vLLM's names: all metrics are there."""
     adapter = write(tmp_path_factory.mktemp("adapters") / "a", seed=1)
-    args = ["cohort-tiny", "--lora-modules", f"a={adapter}"]
+    keys = adapter.parent / "keys"
+    keys.write_text(f"load {_KEY}\n")
+    args = [
+        "cohort-tiny", "--lora-modules", f"a={adapter}", "--num-speculative-tokens", "4", "--api-key-file", str(keys),
+        "--metrics-compat", "vllm",
+    ]  # fmt: skip
     with ServerProcess(args, tmp_path_factory.mktemp("server")) as server:
         yield server
 
@@ -129,6 +148,8 @@ def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) 
         found.wait_for(f"count_over_time(cohort_stage{{stage='ready'}}[1m]) > {_SCRAPES}")
         for outcome in ("abort", "length"):
             found.wait_for(f'rate(cohort_requests_total{{outcome="{outcome}"}}[{_RATE_INTERVAL}]) > 0')
+        found.wait_for(f"rate(cohort_spec_decode_num_draft_tokens_total[{_RATE_INTERVAL}]) > 0")
+        found.wait_for(f'rate(cohort_key_tokens_total{{key="load"}}[{_RATE_INTERVAL}]) > 0')
         yield found
     assert not load.failures
 
@@ -195,8 +216,41 @@ def test_a_name_that_does_not_exist_returns_no_data(prometheus: Prometheus) -> N
     assert not prometheus.values(expression.replace("usage_ratio", "usage"))
 
 
+_OF_VLLM = ("vllm:", "# HELP vllm:", "# TYPE vllm:")
+
+
 def test_promtool_finds_nothing_in_the_metrics(server: ServerProcess) -> None:
-    _promtool("check", "metrics", stdin=server.get("/metrics").text)
+    """But for the names that vLLM chose, whose colons promtool keeps for recording rules."""
+    lines = server.get("/metrics").text.splitlines(keepends=True)
+    _promtool("check", "metrics", stdin="".join(line for line in lines if not line.startswith(_OF_VLLM)))
+
+
+_SELECTOR = 'job="cohort", model_name="cohort-tiny"'
+_FOR_VLLM = (
+    *(f"sum(vllm:{gauge}{{{_SELECTOR}}})" for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")),
+    *(
+        f"sum(rate(vllm:{counter}_total{{{_SELECTOR}}}[{_RATE_INTERVAL}]))"
+        for counter in (
+            "prompt_tokens", "generation_tokens", "prefix_cache_hits", "prefix_cache_queries", "num_preemptions",
+            "spec_decode_num_drafts", "spec_decode_num_accepted_tokens",
+        )
+    ),
+    f"sum by (finished_reason) (rate(vllm:request_success_total{{{_SELECTOR}}}[{_RATE_INTERVAL}]))",
+    *(
+        f"histogram_quantile(0.95, sum by (le) (rate(vllm:{name}_seconds_bucket{{{_SELECTOR}}}[{_RATE_INTERVAL}])))"
+        for name in ("time_to_first_token", "inter_token_latency", "time_per_output_token", "e2e_request_latency")
+    ),
+    f"vllm:cache_config_info{{{_SELECTOR}}}",
+    f"vllm:lora_requests_info{{{_SELECTOR}}}",
+    f'sum(rate(http_requests_total{{job="cohort", status="2xx"}}[{_RATE_INTERVAL}]))',
+)  # fmt: skip
+"""What dashboards, autoscalers and gateways made for vLLM ask, in its names."""
+
+
+def test_expressions_for_vllm_return_data(prometheus: Prometheus) -> None:
+    assert not [expression for expression in _FOR_VLLM if not prometheus.values(expression)]
+    both = "cohort_requests_running == on (job, instance) vllm:num_requests_running"
+    assert prometheus.values(both), "one scrape, one value"
 
 
 def test_promtool_accepts_configuration_and_rules() -> None:

@@ -231,7 +231,7 @@ class FakeExecutor:
         return 1.25
 
     def kv_layout(self) -> KvLayout:
-        return KvLayout(16, 20, 1024)
+        return KvLayout(block_size=16, num_blocks=20, bytes_per_block=1024)
 
     def capabilities(self) -> ExecutorCapabilities:
         memory = MemoryRequirements(400, 1, 1, 0)
@@ -301,7 +301,7 @@ class FakeCore:
         return EngineStats(
             stage=self.stage, running=3, waiting=2, kv_blocks_used=5, kv_blocks_total=20, epoch=1, steps=9,
             preemptions=1, detail=self.detail, kv_blocks_cached=4, prefix_queries=100, prefix_hits=60,
-            step_tokens=64, steps_cut=7, kv_blocks_touched=12,
+            step_tokens=64, steps_cut=7, kv_blocks_touched=12, oldest_wait=2.5,
         )  # fmt: skip
 
     def info(self) -> ModelInfo | None:

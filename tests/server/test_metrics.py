@@ -1,9 +1,16 @@
 """/metrics: it parses, its names are the promised ones, and it reads without waiting."""
 
+from typing import Any
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.request import Stage
+from server.http.answer_counter import counter
+from server.http.endpoints import Endpoints
 from server.metrics import Metrics
 from server.state import ServerState
+from server.vllm_metrics import COPIES
 from tests.server.fakes import House
 
 NAMES = (
@@ -103,3 +110,91 @@ async def test_observer(house: House) -> None:
     assert found["cohort_requests_refused_total", "code=deadline_exceeded"] == 0
     assert found["cohort_executor_restarts_total", "cause=signal"] == 1
     assert found["cohort_e2e_request_latency_seconds_count", ""] == 2
+
+
+# -- the label `model`, names of other servers, keys ------------------------------------------------------------------------
+
+
+def of_model(**options: str) -> House:
+    house = House()
+    house.state.metrics = Metrics(**options)
+    house.state.metrics.watch(house.core)
+    house.state.metrics.watch_stage(lambda: Stage.READY)
+    counter(house.state.metrics, Endpoints(["/v1/models"]))("/v1/models", 404)
+    return house
+
+
+async def test_every_series_of_the_model_has_its_name() -> None:
+    found = await samples(of_model(model='org/"odd"\nname'))
+    without = {
+        name for name, labels in found if name.startswith("cohort_") and 'model=org/"odd"\nname' not in labels
+    }
+    assert without == {"cohort_stage", "cohort_build_info", "cohort_http_requests_total"}
+    assert not any("model=" in labels for name, labels in found if not name.startswith("cohort_"))
+    assert found["cohort_tokens_total", 'kind=output,model=org/"odd"\nname'] == 0
+
+
+async def test_names_of_vllm_have_the_values_of_ours() -> None:
+    house = of_model(model="m", compat="vllm")
+    metrics = house.state.metrics
+    metrics.first_token(0.2)
+    metrics.tokens(2, 0.1)
+    metrics.finished("stop", 10, 3, 1.5)
+    metrics.finished("length", 1, 1, 1.5)
+    found = await samples(house)
+    labels = "engine=0,model_name=m"
+    for name, value in (
+        ("num_requests_running", 3), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.25), ("num_preemptions_total", 1),
+        ("prompt_tokens_total", 11), ("generation_tokens_total", 3), ("prefix_cache_queries_total", 100),
+        ("prefix_cache_hits_total", 60), ("time_to_first_token_seconds_sum", 0.2), ("inter_token_latency_seconds_count", 2),
+        ("time_per_output_token_seconds_count", 2), ("e2e_request_latency_seconds_count", 2), ("gpu_cache_usage_perc", 0.25),
+    ):  # fmt: skip
+        assert found[f"vllm:{name}", labels] == value, name
+    assert found["vllm:request_success_total", f"engine=0,finished_reason=stop,model_name={'m'}"] == 1
+    assert found["vllm:cache_config_info", "block_size=16,engine=0,model_name=m,num_gpu_blocks=20"] == 1
+    assert found["vllm:time_to_first_token_seconds_bucket", "engine=0,le=+Inf,model_name=m"] == 1
+    assert found["http_requests_total", "handler=/v1/models,status=4xx"] == 1
+    assert found["http_requests_total", "handler=/v1/models,status=5xx"] == 0, "500 and 503 together"
+    assert not any(name.startswith(("vllm:", "http_")) for name, _ in await samples(of_model(model="m")))
+
+
+def test_every_copy_is_of_a_metric_that_exists_or_is_announced() -> None:
+    """A misspelt name would silently export nothing."""
+    house = of_model(model="m")
+    house.state.metrics.watch_adapters(NoAdapters())
+    known = {family.name for family in house.state.metrics.collect()}
+    # Histograms of parts of a request come with its story.
+    later = {f"cohort_request_{part}" for part in (
+        "queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens", "output_tokens",
+    )}  # fmt: skip
+    assert {copy.ours for copy in COPIES} - known <= later
+
+
+class NoAdapters:
+    max_loras = 2
+    moves = (0, 0)
+
+    def uses(self) -> list[Any]:
+        return []
+
+
+async def test_tokens_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.metrics._MOST_KEYS", 2)
+    house = of_model()
+    metrics = house.state.metrics
+    metrics.know_keys(["alice"])
+    assert (await samples(house))["cohort_key_tokens_total", "key=alice,kind=output"] == 0
+    for name in ("alice", "bob", "alice", "carol", "dave"):
+        metrics.used(name, 10, 3)
+    found = await samples(house)
+    assert [found["cohort_key_requests_total", f"key={key}"] for key in ("alice", "bob", "other")] == [
+        2,
+        1,
+        2,
+    ]
+    assert found["cohort_key_tokens_total", "key=alice,kind=prompt"] == 20
+    assert found["cohort_key_tokens_total", "key=other,kind=output"] == 6
+
+
+async def test_the_oldest_that_waits(house: House) -> None:
+    assert (await samples(house))["cohort_oldest_waiting_seconds", ""] == 2.5

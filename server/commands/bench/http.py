@@ -44,7 +44,7 @@ class Refused(Exception):
     """An answer whose status is not 200."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        self.status = status
+        self.status, self.body = status, body
         self.message = complaint(body)
         super().__init__(f"{status}: {self.message}" if self.message else str(status))
 
@@ -100,6 +100,13 @@ class Client:
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded JSON of one answer, over a connection of its own. Raises Refused, Broken and OSError."""
+        try:
+            return msgspec.json.decode(await self.fetch(method, path, body))
+        except (msgspec.DecodeError, RecursionError):
+            raise Broken(f"{path} answers with something that is no JSON") from None
+
+    async def fetch(self, method: str, path: str, body: Any = None) -> bytes:
+        """The body of one answer, over a connection of its own. Raises Refused, Broken and OSError."""
         whole = bytearray()
         connection = await self.connect()
         try:
@@ -107,11 +114,9 @@ class Client:
                 await connection.exchange(
                     self.message(method, path, body), lambda data, _: whole.extend(data)
                 )
-            return msgspec.json.decode(whole)
+            return bytes(whole)
         except TimeoutError:
             raise Broken(f"nothing came for {PATIENCE:g} s") from None
-        except (msgspec.DecodeError, RecursionError):
-            raise Broken(f"{path} answers with something that is no JSON") from None
         finally:
             connection.close()
 

@@ -369,6 +369,21 @@ class Waiters:
         return one
 
 
+def test_the_age_of_the_oldest_that_waits() -> None:
+    """Counted from its submission, while it was never started; a call that is half started still waits."""
+    waiters = Waiters(5.0)
+    first, second = waiters.add(1, at=1.0), waiters.add(2, at=3.0)
+    waiters.now = 4.0
+    assert waiters.not_started.oldest_wait() == 3.0
+    waiters.now = 6.5
+    assert list(waiters.not_started.out_of_patience(6.5)) == [first]
+    assert waiters.not_started.oldest_wait() == 5.5, "it waits until it is taken out"
+    waiters.not_started.remove(first)
+    assert waiters.not_started.oldest_wait() == 3.5
+    waiters.not_started.start(second)
+    assert waiters.not_started.oldest_wait() == 0.0
+
+
 def test_when_to_look_again() -> None:
     waiters = Waiters(5.0)
     assert waiters.not_started.next_at() is None

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import BaseRoute
 
-from server.http import auth
+from server.http import keys
 from server.http.auth import KEYLESS, METRICS
 from server.settings.load import SettingsError, load
 from tests.server.fakes import House, error_of
@@ -21,7 +21,7 @@ KEYS = {"api_keys": ["key-one", "key-two", "key-three"], "metrics_key": "metrics
 PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
     "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/v1/steps",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/v1/steps", "/v1/settings",
     "/", "/docs", "/console/{path:path}",
     "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
@@ -78,7 +78,7 @@ async def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.Monkey
         return hmac_compare(a, b)
 
     hmac_compare = hmac.compare_digest
-    monkeypatch.setattr(auth.hmac, "compare_digest", watched)
+    monkeypatch.setattr(keys.hmac, "compare_digest", watched)
     house = House(options=KEYS)
     for key, status in (("key-one", 200), ("key-three", 200), ("wrong", 401)):
         compared.clear()

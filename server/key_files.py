@@ -1,0 +1,43 @@
+"""The keys of a server by its settings: those of clients, those of the administrator, and one that is made for a terminal."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from server.http.keys import KeyFileFault, Keys
+from server.settings.load import SettingsError
+from server.settings.table import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """Keys of clients and of the administrator. `minted`: the admin key that was made for this start, to be shown once."""
+
+    api: Keys
+    admin: Keys
+    minted: str | None = None
+
+
+def read_keys(settings: Settings, *, terminal: bool) -> ServerKeys:
+    """The keys. Where no admin key is given, one is made if a person can see it: `terminal` says so of stderr. Logs are collected
+    and kept by machines, so a key in them would be known to all who read logs.
+
+    Raises SettingsError for a file without keys.
+    """
+    given, minted = settings.admin_key, None
+    if given is None and settings.admin_key_file is None and terminal:
+        given = minted = secrets.token_urlsafe(24)
+    admin = () if given is None else (given,)
+    return ServerKeys(
+        _keys("--api-key-file", settings.api_key, settings.api_key_file, "key"),
+        _keys("--admin-key-file", admin, settings.admin_key_file, "admin"),
+        minted,
+    )
+
+
+def _keys(flag: str, given: tuple[str, ...], file: str | None, label: str) -> Keys:
+    try:
+        return Keys(given, file, label=label)
+    except KeyFileFault as fault:
+        raise SettingsError(f"{flag} {fault}") from None

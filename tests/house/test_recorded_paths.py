@@ -35,7 +35,8 @@ HOME = re.compile(r"(?<![\w.])/(?:root|(?:home|Users)/[\w.-]+)/[\w.]")
 def files(*patterns: str) -> list[Path]:
     """The text files of the checkout that match one of the patterns; without a pattern all that people have written."""
     if patterns:
-        return sorted(file for pattern in patterns for file in ROOT.glob(pattern) if file.is_file())
+        found = (file for pattern in patterns for file in ROOT.glob(pattern) if file.is_file())
+        return sorted(file for file in found if file.suffix != ".png")
     everywhere = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*")]
     here = [
         file

@@ -86,9 +86,9 @@ def console(server: ServerProcess, path: str = f"/#admin_key={KEY}", **options: 
 
 
 def without_end(route: Route) -> None:
-    """The fake model says anything, its end token among it: here no answer ends by itself."""
+    """The fake model says anything, its end token and Markdown among it: here no answer ends by itself, and all are the same."""
     body = json.loads(route.request.post_data or "{}")
-    route.continue_(post_data=json.dumps(body | {"ignore_eos": True}))
+    route.continue_(post_data=json.dumps(body | {"ignore_eos": True, "seed": 7}))
 
 
 def grown(page: Page, length: int) -> str:
@@ -158,6 +158,27 @@ def test_streams_are_drawn(server: ServerProcess) -> None:
         page.click("#load")
         expect(page.locator("#load")).to_have_text("Add 8 streams")
         watched.check()
+
+
+def test_a_server_with_keys_asks_for_them(tokenizer_dir: Path, tmp_path: Path) -> None:
+    args = [str(tokenizer_dir), "--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
+    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", KEY]
+    with ServerProcess(args, tmp_path) as server, console(server, "/") as watched:
+        page = watched.page
+        expect(page.locator("#keys")).to_contain_text("This server requires an API key.")
+        page.fill("#key-api", "client")
+        page.click("text=Use them")
+        expect(page.locator("#model")).to_have_value("fake")
+        expect(page.locator("#live-notice")).to_contain_text("needs the admin key")
+        page.click("#open-keys")
+        page.fill("#key-admin", KEY)
+        page.click("text=Use them")
+        expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")
+        expect(page.locator("#live-notice")).to_be_hidden()
+        expect(page.locator("#kill")).to_be_hidden()
+        page.reload()
+        expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")
+        watched.check("401 (Unauthorized)")
 
 
 CALL = [
@@ -262,6 +283,7 @@ def test_axe_finds_nothing_serious(server: ServerProcess, scheme: str) -> None:
 
     with console(server, color_scheme=scheme) as watched:
         page = watched.page
+        page.route("**/v1/chat/completions", without_end)
         page.fill("#message", "Hello **you**")
         page.press("#message", "Enter")
         page.click("#load")

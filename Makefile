@@ -25,7 +25,7 @@ FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/ht
 	engine/text/test_gguf_tokenizer engine/text/test_gguf_tokenizer_mutations server/routes/test_stored_responses server/settings/test_table \
 	server/answer/tools/test_chat_formats server/answer/test_responses_encoder engine/test_out_of_memory server/adapters/test_adapters_api \
 	engine/test_cancellation server/answer/tools/test_parsers \
-	server/answer/tools/test_format_grammars server/answer/test_messages_encoder server/answer/test_json_object server/settings/test_settings \
+	server/answer/tools/test_format_grammars server/answer/test_messages_encoder server/answer/test_ollama_encoder server/commands/test_launch server/answer/test_json_object server/settings/test_settings \
 	server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
 	server/routes/test_garbage server/http/test_streamed server/prepare/test_sampling_settings engine/test_mailbox engine/waiting/test_fair \
 	engine/test_grammars engine/test_core engine/text/test_garbage engine/text/test_slow_readers engine/text/test_special_tokens

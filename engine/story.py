@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 MAX_EVENTS = 256
 """Events kept of one call. A call of a thousand choices, or one that is preempted again and again, has more."""
@@ -77,15 +78,14 @@ class PrefixMatch:
     evicted_by: Lost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to a call, in seconds of the engine's clock. `choice`: the key of its sequence; None for what
     concerns the call."""
 
     at: float
     name: str
     choice: int | None = None
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = MappingProxyType({})
 
 
 class Part(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
@@ -23,24 +24,25 @@ class PrefixHistory:
 
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = most
-        self._next: dict[bytes, bytes] = {}
+        # Ordered ones: a plain dict walks over the places of all that was taken out before it finds the oldest entry.
+        self._next: OrderedDict[bytes, bytes] = OrderedDict()
         """Tokens of the block behind the prefix with this key, int32."""
-        self._lost: dict[bytes, Lost] = {}
+        self._lost: OrderedDict[bytes, Lost] = OrderedDict()
 
     def add(self, before: bytes, key: bytes, tokens: Int32Array) -> None:
         """A block with these tokens was cached behind the prefix with key `before`."""
-        self._next.pop(before, None)
         self._next[before] = tokens.tobytes()
+        self._next.move_to_end(before)
         if len(self._next) > self._most:
-            del self._next[next(iter(self._next))]
+            self._next.popitem(last=False)
         self._lost.pop(key, None)
 
     def lose(self, key: bytes, why: Lost) -> None:
         """A block is no longer cached."""
-        self._lost.pop(key, None)
         self._lost[key] = why
+        self._lost.move_to_end(key)
         if len(self._lost) > self._most:
-            del self._lost[next(iter(self._lost))]
+            self._lost.popitem(last=False)
 
     def lose_all(self, keys: Iterable[bytes], why: Lost) -> None:
         """None of these is cached any longer."""

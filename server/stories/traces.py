@@ -16,9 +16,19 @@ from dataclasses import dataclass, field
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    format_trace_id,
+    get_current_span,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -31,6 +41,7 @@ _TOGETHER = 0.05
 """Seconds between interruptions of a call's choices that have one reason."""
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 _CONTEXT = TraceContextTextMapPropagator()
+_SAMPLED, _UNSET = TraceFlags(TraceFlags.SAMPLED), Status(StatusCode.UNSET)
 
 Attributes = dict[str, AttributeValue]
 
@@ -45,7 +56,11 @@ class _Interruption:
 
 
 class Traces:
-    """Sends the spans of calls to a collector, from a thread of the SDK. One writer: `tell`, on the event loop."""
+    """Sends the spans of calls to a collector, from a thread of the SDK. One writer: `tell`, on the event loop.
+
+    Spans are made complete, as the SDK's processor takes them: its own live spans, with their locks and limits, take three times
+    as long to make.
+    """
 
     def __init__(self, endpoint: str) -> None:
         resource = Resource.create({SERVICE_VERSION: __version__})
@@ -53,56 +68,88 @@ class Traces:
             "unknown_service"
         ):  # none by OTEL_SERVICE_NAME
             resource = resource.merge(Resource({SERVICE_NAME: "cohort"}))
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("cohort", __version__)
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._resource, self._sampler, self._ids = resource, provider.sampler, provider.id_generator
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT))
+        self._scope = InstrumentationScope("cohort", __version__)
         # One line for each failed export is enough; the SDK's are at several levels.
         logging.getLogger("opentelemetry.sdk").setLevel(logging.ERROR)
 
     def tell(self, story: CallStory) -> None:
-        """Make the spans of a call that is over."""
+        """Make the spans of a call that is over, if it is sampled."""
         operation = _OPERATIONS.get(story.route, "chat")
-        root = self._tracer.start_span(
-            f"{operation} {story.model}" if story.model else operation,
-            _CONTEXT.extract(story.trace_headers) if story.trace_headers else None,
+        name = f"{operation} {story.model}" if story.model else operation
+        context = _CONTEXT.extract(story.trace_headers) if story.trace_headers else None
+        parent = get_current_span(context).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else self._ids.generate_trace_id()
+        story.trace_id = format_trace_id(trace_id)
+        sampled = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
+        if sampled.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+        failed = story.outcome == "error"
+        root = self._span(
+            story,
+            name,
+            parent if parent.is_valid else None,
+            SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED, sampled.trace_state),
+            (story.received, max(story.ended or 0.0, story.answered or story.received)),
+            {"gen_ai.operation.name": operation, **_attributes(story)},
             SpanKind.SERVER,
-            start_time=_nanoseconds(story, story.received),
+            Status(StatusCode.ERROR, story.code or story.error) if failed else _UNSET,
         )
-        story.trace_id = format_trace_id(root.get_span_context().trace_id)
-        end = max(story.ended or 0.0, story.answered or story.received)
-        if root.is_recording():
-            root.set_attributes({"gen_ai.operation.name": operation, **_attributes(story)})
-            if story.outcome == "error":
-                root.set_status(Status(StatusCode.ERROR, story.code or story.error))
-            self._tell_parts(story, root)
-        root.end(_nanoseconds(story, end))
+        self._tell_parts(story, root)
 
-    def _tell_parts(self, story: CallStory, root: Span) -> None:
+    def _tell_parts(self, story: CallStory, root: SpanContext) -> None:
         interruptions = list(_interruptions(story))
         for name, begin, end, attributes in _parts(story):
-            part = self._span(story, root, name, begin, end, attributes)
+            part = self._inside(story, name, root, (begin, end), attributes)
             for one in [one for one in interruptions if begin <= one.begin < end]:
                 interruptions.remove(one)
                 attributes = {**one.attributes, "cohort.choices": len(one.choices)}
-                self._span(story, part, one.name, one.begin, min(one.end, end), attributes)
+                self._inside(story, one.name, part, (one.begin, min(one.end, end)), attributes)
+
+    def _inside(
+        self,
+        story: CallStory,
+        name: str,
+        parent: SpanContext,
+        times: tuple[float, float],
+        attributes: Attributes,
+    ) -> SpanContext:
+        own = SpanContext(parent.trace_id, self._ids.generate_span_id(), False, _SAMPLED, parent.trace_state)
+        return self._span(story, name, parent, own, times, attributes, SpanKind.INTERNAL, _UNSET)
 
     def _span(
-        self, story: CallStory, parent: Span, name: str, begin: float, end: float, attributes: Attributes
-    ) -> Span:
-        span = self._tracer.start_span(
-            name,
-            set_span_in_context(parent),
-            attributes=attributes,
-            start_time=_nanoseconds(story, begin),
+        self,
+        story: CallStory,
+        name: str,
+        parent: SpanContext | None,
+        own: SpanContext,
+        times: tuple[float, float],
+        attributes: Attributes,
+        kind: SpanKind,
+        status: Status,
+    ) -> SpanContext:
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                own,
+                parent,
+                self._resource,
+                attributes,
+                kind=kind,
+                instrumentation_scope=self._scope,
+                status=status,
+                start_time=_nanoseconds(story, times[0]),
+                end_time=_nanoseconds(story, times[1]),
+            )
         )
-        span.end(_nanoseconds(story, end))
-        return span
+        return own
 
     def close(self) -> None:
         """Send what is left. Waits at most some seconds; nothing is raised if the collector is gone."""
-        self._provider.force_flush(int(_EXPORT_TIMEOUT * 1000))
-        self._provider.shutdown()
+        self._processor.force_flush(int(_EXPORT_TIMEOUT * 1000))
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _nanoseconds(story: CallStory, at: float) -> int:
@@ -123,17 +170,16 @@ def _attributes(story: CallStory) -> Attributes:
         "gen_ai.usage.output_tokens": story.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": story.cached_tokens,
         **{f"gen_ai.request.{name}": value for name, value in story.parameters.items()},
-        "http.request.method": "POST",
         "http.route": story.route,
         "http.response.status_code": story.status,
         "error.type": story.code or story.error,
         "cohort.request_id": story.request_id,
         "cohort.client_request_id": story.client_request_id,
         "cohort.key": story.key or None,
-        "cohort.stream": story.stream,
+        "cohort.stream": story.stream or None,
         "cohort.ttft": story.ttft_seconds(),
-        "cohort.preempted": story.preempted,
-        "cohort.resumed": story.resumed,
+        "cohort.preempted": story.preempted or None,
+        "cohort.resumed": story.resumed or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -150,7 +196,7 @@ def _parts(story: CallStory) -> Iterator[tuple[str, float, float, Attributes]]:
             found["cohort.prefix.missed"] = story.prefix.missed.value
         yield "prefill", story.admitted, end if story.first_token is None else story.first_token, found
     if story.first_token is not None:
-        yield "decode", story.first_token, end, {"gen_ai.usage.output_tokens": story.output_tokens}
+        yield "decode", story.first_token, end, {}
 
 
 def _interruptions(story: CallStory) -> Iterator[_Interruption]:

@@ -133,11 +133,11 @@ def _failed_item_keeps_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequences, "preempt", _no_second_try(Sequences.preempt))
 
 
-def _no_second_try(preempt: Callable[[Sequences, Sequence], None]) -> Callable[[Sequences, Sequence], None]:
-    def refuse(self: Sequences, seq: Sequence) -> None:
+def _no_second_try(preempt: Callable[..., None]) -> Callable[..., None]:
+    def refuse(self: Sequences, seq: Sequence, fault: str | None = None) -> None:
         if seq.alone:
             seq.alone = False
-        preempt(self, seq)
+        preempt(self, seq, fault)
 
     return refuse
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,20 @@ async def test_the_access_log_tells_the_story(tmp_path: Path) -> None:
     assert line["output_tokens"] == 4 and line["finish"] == "length" and line["cached_tokens"] > 0
     assert 0 <= line["queue_ms"] <= line["ttft_ms"] <= line["ms"]
     assert "preempted" not in line and "resumed" not in line
+
+
+async def test_prompts_are_logged_only_if_asked_for(house: House) -> None:
+    shown = []
+    for asked in (False, True):
+        assert house.state.model is not None
+        house.state.model = replace(house.state.model, log_prompts=asked)
+        with structlog.testing.capture_logs() as logs:
+            await house.complete(prompt="se\ncret")
+            await house.chat(messages=[{"role": "user", "content": "secret"}])
+        assert ("secret" in str(logs)) is asked
+        shown += [entry["prompt"] for entry in logs if "prompt" in entry]
+        assert "secret" not in (await house.get("/v1/requests")).text
+    assert shown == ["<s>se\\ncret", "<s>[user:secret][assistant:"]
 
 
 async def test_refusals_and_failed_streams_are_told(house: House) -> None:

@@ -84,16 +84,18 @@ class DeadlinePassed(Overloaded):
 
 
 class ExecutorFailed(EngineError):
-    """The executor died or a step failed while this request was in flight."""
+    """The executor died or a step failed while this request was in flight. The type is OpenAI's for a failure of the server,
+    by which clients know that they may ask again."""
 
     status = 500
-    type = "executor_error"
+    type = "server_error"
     code = "executor_died"
 
 
 class BrokeExecutor(ExecutorFailed):
     """Steps with this request failed again and again, in the end while it was computed alone: it is the culprit."""
 
+    type = "executor_error"
     repeats = True
 
 

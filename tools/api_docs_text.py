@@ -129,8 +129,8 @@ were NaN. Has `x-should-retry: false`. |
 | 500 | `executor_error` | `executor_died`, `step_failed`, `out_of_memory`, `invalid_input`, `unsupported`, `not_ready`, \
 `executor_error` | Steps with this request failed repeatedly with this error, at last with the request alone in the step. Has \
 `x-should-retry: false`. |
-| 500 | `executor_error` | `executor_died`, `engine_failed` | The model's process cannot be restarted, or the engine failed. \
-The server can no longer serve requests. |
+| 500 | `server_error` | `executor_died`, `engine_failed` | The model's process cannot be restarted, or the engine failed. \
+This server ends; ask again when it is back. |
 | 500 | `internal_error` | `internal_error` | Another error, which the server's log describes. |
 | 501 | `invalid_request_error` | `unsupported_transfer_encoding` | The body has another transfer coding than `chunked`. |
 | 503 | `service_unavailable` | `service_unavailable` | The server is loading or draining. |

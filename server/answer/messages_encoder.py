@@ -17,6 +17,7 @@ import msgspec
 import pydantic_core
 
 from engine.text.generation import Generation, TextDelta, Usage
+from server.answer.carried_reasoning import encoded_reasoning
 from server.answer.choice import Choice, Piece
 from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
@@ -82,6 +83,8 @@ class BlockWriter:
         """Type of the open block, "" if none is open."""
         self._show_thoughts = show_thoughts
         self._digest = hashlib.sha256()
+        self._unshown: list[str] = []
+        """The reasoning of an open block that does not show it."""
         self._arguments = JSONObject()
         self._blanks = ""
         """Blanks behind a block, which belong to a text if one follows."""
@@ -129,10 +132,12 @@ class BlockWriter:
     def _thought(self, text: str) -> None:
         if self.kind != "thinking":
             self._open("thinking", {"thinking": "", "signature": ""})
-            self._digest = hashlib.sha256()
-        self._digest.update(text.encode("utf-8", "surrogatepass"))
+            self._digest, self._unshown = hashlib.sha256(), []
         if self._show_thoughts:
+            self._digest.update(text.encode("utf-8", "surrogatepass"))
             self._grow("thinking_delta", "thinking", text)
+        else:
+            self._unshown.append(text)
 
     def _open(self, kind: str, members: dict[str, Any]) -> None:
         self._close(calls_complete=True)
@@ -149,11 +154,15 @@ class BlockWriter:
             case "":
                 return
             case "thinking":
-                self._grow("signature_delta", "signature", self._digest.hexdigest())
+                self._grow("signature_delta", "signature", self._signature())
             case "tool_use" if calls_complete:
                 self._grow("input_json_delta", "partial_json", self._arguments.finish())
         self._out.append(Closed(self.index, self.kind == "tool_use" and not calls_complete))
         self.kind = ""
+
+    def _signature(self) -> str:
+        """Of the open block: a digest of the text it shows, or else the text, which the client sends back with it."""
+        return self._digest.hexdigest() if self._show_thoughts else encoded_reasoning("".join(self._unshown))
 
 
 @dataclass(frozen=True, slots=True)

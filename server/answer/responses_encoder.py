@@ -7,8 +7,6 @@ events     added part delta delta done part.done item.done        ... between re
 
 from __future__ import annotations
 
-import base64
-import binascii
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.text.generation import Generation, TextDelta, TokenText, Usage
+from server.answer.carried_reasoning import encoded_reasoning
 from server.answer.choice import Choice, Piece
 from server.answer.reasoning import Thought
 from server.answer.sse import chat_logprobs, encode
@@ -25,8 +24,6 @@ from server.answer.tools.events import CallArguments, CallBegun
 
 Event = tuple[str, dict[str, Any]]
 """Type of an event and its members, without its sequence number."""
-_REASONING_MARK = "cohort.1."
-"""Beginning of a reasoning item's `encrypted_content`."""
 _TEXT_DELTA = "response.output_text.delta"
 _CALLS = ("function_call", "custom_tool_call")
 _ITEM_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
@@ -35,21 +32,6 @@ _ITEM_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_",
 def new_id(prefix: str) -> str:
     """An identifier that no one can guess."""
     return f"{prefix}{secrets.token_hex(16)}"
-
-
-def encoded_reasoning(text: str) -> str:
-    """Reasoning as one opaque text. It is not encrypted: the answer contains the reasoning anyway."""
-    return _REASONING_MARK + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode()
-
-
-def decoded_reasoning(text: str) -> str | None:
-    """The reasoning in a text that `encoded_reasoning` made; None for another text."""
-    if not text.startswith(_REASONING_MARK):
-        return None
-    try:
-        return base64.urlsafe_b64decode(text.removeprefix(_REASONING_MARK).encode()).decode()
-    except (binascii.Error, UnicodeError):
-        return None
 
 
 def usage_of(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:

@@ -64,6 +64,7 @@ ANSWERS: dict[str, Schema] = {
                         "permission_error",
                         "rate_limit_error",
                         "service_unavailable",
+                        "server_error",
                         "executor_error",
                         "internal_error",
                     ),

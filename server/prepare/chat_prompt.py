@@ -133,7 +133,10 @@ def encode_text(
     try:
         if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
             if bounded and _cannot_fit(model, text):
-                message = f"'{param}' has {len(text)} characters, more than fit {context} tokens of context."
+                message = (
+                    f"This model's maximum context length is {context} tokens, and '{param}' has {len(text)} characters, "
+                    "more than fit."
+                )
                 raise ContextLengthExceeded(message, param=param)
             most = max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, MOST_CUT_CHARACTERS)
             if not bounded and len(text) > most:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from server.answer.carried_reasoning import decoded_reasoning
 from server.answer.messages_encoder import call_id
 from server.prepare.billing_header import without_billing_header
 from server.prepare.turns import Turn, folded_turns
@@ -207,7 +208,8 @@ class _Reader:
             elif message.role == "assistant" and block.type == TOOL_USE:
                 self._turn("assistant").calls.append(self._call(place, block))
             elif message.role == "assistant" and block.type in (THINKING, REDACTED):
-                thought = ContentPart.model_construct(type=block.type, thinking=block.thinking)
+                shown = block.thinking or decoded_reasoning(block.signature or "")
+                thought = ContentPart.model_construct(type=block.type, thinking=shown)
                 self._turn("assistant").parts.append(thought)
             else:
                 text = self._read(place, "messages[].content[]", block)

@@ -137,7 +137,7 @@ def _check_length(model: ServedModel, length: int, param: str, longest: int) -> 
     if length <= longest:
         return
     room = ": no room is left for output" if longest < model.max_model_len else ""
-    message = f"'{param}' has {length} tokens, and this model's context {model.max_model_len}{room}."
+    message = f"This model's maximum context length is {model.max_model_len} tokens, and '{param}' has {length}{room}."
     raise ContextLengthExceeded(message, param=param)
 
 

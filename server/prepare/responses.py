@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from server.answer.responses_encoder import CalledTool, decoded_reasoning
+from server.answer.carried_reasoning import decoded_reasoning
+from server.answer.responses_encoder import CalledTool
 from server.prepare.chat import PreparedChat
 from server.prepare.turns import Turn, folded_turns
 from server.prepare.unread_parts import placeholder
@@ -197,7 +198,10 @@ class ConvertedResponse:
             prepared = await prepare(self._chat(folded))
         tokens = len(prepared.request.prompts[0])
         if tokens >= self.max_model_len:
-            message = f"'input' has {tokens} tokens, and the context of {self.max_model_len} must hold the answer too."
+            message = (
+                f"This model's maximum context length is {self.max_model_len} tokens, which must hold the answer too, and "
+                f"'input' has {tokens}."
+            )
             raise ContextLengthExceeded(message, "input")
         limit = None if self.limit is None else min(self.limit, self.max_model_len - tokens)
         request = replace(prepared.request, max_tokens=limit)

@@ -91,7 +91,7 @@ class ContentBlock(WireModel):
     thinking: str | None = None
     """Anthropic: Reasoning of an earlier answer, for chat templates that read it."""
     signature: str | None = None
-    """Anthropic: Accepted in a `thinking` block, and not checked."""
+    """Anthropic: Of a `thinking` block. Not checked; in a block without text it is read for the reasoning that it carries."""
     data: str | None = None
     """Anthropic: Accepted in a `redacted_thinking` block, which only its creator can read; the block is left out."""
     id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
@@ -173,7 +173,8 @@ class Thinking(WireModel):
     """Anthropic: Passed to the chat template as `thinking_budget`. If the template does not use it, the header `x-cohort-ignored`
     lists it, and only `max_tokens` limits the reasoning, together with the answer."""
     display: Literal["summarized", "full", "omitted"] | None = None
-    """Anthropic: `omitted` leaves the text of the reasoning out of the answer. Reasoning is never summarized. Default: full."""
+    """Anthropic: `omitted` leaves the text of the reasoning out of the answer; the block's signature carries it to the next turn.
+    Reasoning is never summarized. Default: full."""
 
 
 class OutputFormat(WireModel):

@@ -293,5 +293,5 @@ async def test_an_error_in_a_stream(house: House) -> None:
     house.engine.script = steps(TextDelta(0, "a", (7,)), ExecutorFailed("gone"))
     for path, body in (("/v1/chat/completions", HI), ("/v1/completions", {"prompt": "Hi"})):
         response = await house.post(path, {**body, "stream": True})
-        assert '"executor_error"' in response.text
+        assert '"server_error"' in response.text
         check_answer(response)

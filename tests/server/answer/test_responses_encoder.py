@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.generation import TextDelta
+from server.answer.carried_reasoning import decoded_reasoning, encoded_reasoning
 from server.answer.choice import Choice
 from server.answer.reasoning import Place, Thought
 from server.answer.responses_encoder import (
@@ -20,8 +21,6 @@ from server.answer.responses_encoder import (
     ResponseAnswer,
     ResponseStream,
     ResponseWhole,
-    decoded_reasoning,
-    encoded_reasoning,
 )
 from server.answer.tools.events import CallArguments, CallBegun
 from tests.server.answer.test_messages_encoder import WORDS, deltas, generation, reading

@@ -201,7 +201,7 @@ async def test_an_error_in_the_middle_is_an_event(house: House) -> None:
         assert json.loads(last) == {
             "error": {
                 "message": "the executor died",
-                "type": "executor_error",
+                "type": "server_error",
                 "param": None,
                 "code": "executor_died",
             }

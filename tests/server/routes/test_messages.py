@@ -324,7 +324,10 @@ async def test_a_budget_reaches_a_template_that_knows_one() -> None:
 
 
 async def test_reasoning_is_a_block_of_its_own() -> None:
-    house = House(notation=ModelNotation(reasoning=REASONING["qwen3"]))
+    template = (
+        "{% for m in messages if m.reasoning_content %}<{{ m.reasoning_content }}>{% endfor %}" + TEMPLATE
+    )
+    house = House(template=template, notation=ModelNotation(reasoning=REASONING["qwen3"]))
     house.engine.script = spells("<think>\nHm.\n</think>\n\nYes.", size=3)
     content = (await ask(house)).json()["content"]
     assert [(one["type"], one.get("thinking") or one.get("text")) for one in content] == [
@@ -332,11 +335,12 @@ async def test_reasoning_is_a_block_of_its_own() -> None:
         ("text", "Yes."),
     ]
     omitted = (await ask(house, thinking={"type": "adaptive", "display": "omitted"})).json()
-    assert omitted["content"][0] == {"type": "thinking", "thinking": "", "signature": content[0]["signature"]}
+    assert omitted["content"][0]["thinking"] == "" and "Hm" not in json.dumps(omitted)
     assert omitted["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-    sent_back = [*HI, {"role": "assistant", "content": content}, {"role": "user", "content": "Sure?"}]
-    assert (await ask(house, messages=sent_back)).status_code == 200
-    assert "[assistant:Yes.]" in prompt_of(house)
+    for blocks in (content, omitted["content"]):
+        sent_back = [*HI, {"role": "assistant", "content": blocks}, {"role": "user", "content": "Sure?"}]
+        assert (await ask(house, messages=sent_back)).status_code == 200
+        assert prompt_of(house).startswith("<Hm.>") and "[assistant:Yes.]" in prompt_of(house)
     house.state.threads.close()
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from engine.errors import BrokeExecutor, ExecutorFailed, InvalidRequest, Overloaded
 from engine.text.generation import TextDelta
+from server.answer.carried_reasoning import decoded_reasoning, encoded_reasoning
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING
-from server.answer.responses_encoder import decoded_reasoning, encoded_reasoning
 from server.answer.tools.hermes import Hermes
 from server.http import event_stream
 from server.responses.store import MemoryResponseStore

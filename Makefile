@@ -46,7 +46,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ test-clients: $(DEV)  ## real clients, each in its own environment, against a li
 
 test-clients-ci: $(DEV)  ## the same without the three that install torch: vLLM's, guidellm, lm-eval
 	$(BIN)/python -m tests.clients --without vllm-bench --without guidellm --without lm-eval $(ARGS)
+
+test-agents: $(DEV)  ## Codex, Claude Code, OpenCode and Qwen Code against a scripted model; needs npm, and fetches 1.3 GB the first time; ARGS="-k codex"
+	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
 
 test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files, and the default model; fetches 92 and 241 MiB the first time
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_real_models.py tests/e2e/test_real_int8.py tests/e2e/test_real_gguf.py tests/e2e/test_default_model.py $(ARGS)

@@ -1,7 +1,7 @@
 """Recorded results, the log of experiments and the docs carry no path of the machine that made them.
 
 Results and LOG.md: no absolute path of two parts or more outside of /proc, /sys, /usr and /dev; HTTP paths below /v1 and /v2 are
-fine. Docs may also have the HTTP paths of Ollama, below /api, and the paths that a reader types or finds in the container
+fine. Docs may also have the HTTP paths of other servers, and the paths that a reader types or finds in the container
 (`DOCS_TOO`). No file at all names anything in a home directory.
 """
 
@@ -27,7 +27,9 @@ FOLDERS = (
     ".ci",
 )
 SAME_EVERYWHERE = ("/proc/", "/sys/", "/usr/", "/dev/", "/v1/", "/v2/")
-DOCS_TOO = ("/api/", "/tmp/", "/path/to/", "/var/lib/cohort/", "/opt/cohort/", "/etc/")
+DOCS_TOO = (
+    "/api/", "/responses/", "/messages/", "/completions/", "/chat/completions/", "/fim/", "/tmp/", "/path/to/", "/var/lib/cohort/", "/opt/cohort/", "/etc/",
+)  # fmt: skip
 ABSOLUTE = re.compile(r"(?:(?<=file://)|(?<![\w.~<>{}$#/-]))(?:/[\w.@+-]+){2,}")
 HOME = re.compile(r"(?<![\w.])/(?:root|(?:home|Users)/[\w.-]+)/[\w.]")
 

@@ -393,6 +393,9 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         return {**body["error"], "param": None, "code": None}
     assert set(body) == {"error"}, body
     error = body["error"]
+    if isinstance(error, str):  # Ollama's form, which has a sentence and nothing else
+        assert error
+        return {"message": error, "type": None, "param": None, "code": None}
     assert set(error) == {"message", "type", "param", "code"}, error
     assert isinstance(error["message"], str) and error["message"]
     assert isinstance(error["type"], str)

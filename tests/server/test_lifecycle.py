@@ -210,7 +210,7 @@ def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
 
 
 def test_banner_shows_a_key_in_the_fragment_of_the_consoles_address() -> None:
-    text = banner.banner(
+    text = banner.Facts(
         url="http://x",
         name="e",
         info=INFO,
@@ -219,7 +219,7 @@ def test_banner_shows_a_key_in_the_fragment_of_the_consoles_address() -> None:
         max_model_len=512,
         needs_key=False,
         admin_key="a b#c",
-    )
+    ).text()
     assert "  console   http://x/#admin_key=a%20b%23c" in text.splitlines()
 
 

@@ -138,7 +138,7 @@ async def test_streams_and_failures_carry_the_headers() -> None:
         assert response.text.endswith("data: [DONE]\n\n")
         assert response.headers["access-control-allow-origin"] == APP
         assert response.headers["access-control-expose-headers"] == (
-            "x-request-id, request-id, x-cohort-ignored, retry-after, x-should-retry"
+            "x-request-id, request-id, x-cohort-ignored, server-timing, retry-after, x-should-retry"
         )
         house.engine.refusal = RuntimeError("unforeseen")
         for path, status in (("/v1/completions", 500), ("/nope", 404)):

@@ -14,6 +14,7 @@ from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
 from server.openapi.answers import ANSWERS
 from server.responses import errors as response_errors
+from server.stories import ring
 from tools import api_docs
 
 Error = tuple[int, str, str]
@@ -23,7 +24,7 @@ NO_FAILED_STEPS = {ConfigError, Skipped}
 """The one ends the start, the other only says that a step before it failed."""
 KINDS = {
     name: one
-    for module in (errors, response_errors)
+    for module in (errors, response_errors, ring)
     for name, one in vars(module).items()
     if isinstance(one, type) and issubclass(one, EngineError) and one.__module__ == module.__name__
 }

@@ -414,8 +414,8 @@ async def test_a_client_that_leaves_aborts(house: House) -> None:
 
 async def test_a_prompt_that_does_not_fit(house: House) -> None:
     response = await chat(house, messages=[{"role": "user", "content": "x" * 200_000}])
-    assert response.status_code == 400 and error_of(response).startswith("'messages' has")
-    assert error_of(await generate(house, prompt="x" * 200_000)).startswith("'prompt' has")
+    assert response.status_code == 400 and "'messages' has" in error_of(response)
+    assert "'prompt' has" in error_of(await generate(house, prompt="x" * 200_000))
     long = {"model": "fake", "input": "x" * 600, "truncate": False}
     for name, ask in (
         ("messages", chat(house)),

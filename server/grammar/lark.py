@@ -10,6 +10,11 @@ TEXT = r"(?s:.*)"
 """Regular expression for any text, without special tokens."""
 
 
+def text_of(most: int | None) -> str:
+    """Regular expression for text of at most `most` characters, of any length for None."""
+    return TEXT if most is None else f"(?s:.{{0,{most}}})"
+
+
 class Lark:
     """Collects rules. `tokens` maps notation that is one token of the model to its id: llguidance does not treat such a token
     as text, so a grammar must refer to it by its id."""
@@ -37,15 +42,15 @@ class Lark:
         self._rules.append(f"{name}{options}: {expression}")
         return name
 
-    def text_before(self, name: str, notation: str, *without: str) -> str:
-        """A rule `name` for text up to and with `notation`, spelled out or as a token. The text begins with none of the regular
-        expressions `without`."""
+    def text_before(self, name: str, notation: str, *without: str, text: str = TEXT) -> str:
+        """A rule `name` for text up to and with `notation`, spelled out or as a token. The text follows the regular expression
+        `text` and begins with none of `without`."""
         forbidden = _unlike(without)
-        by_letter = self.rule(f"{name}_spelled", f"/{TEXT}{spelled(notation)}/{forbidden}", "[lazy]")
+        by_letter = self.rule(f"{name}_spelled", f"/{text}{spelled(notation)}/{forbidden}", "[lazy]")
         if not self.is_token(notation):
             return by_letter
         return self.rule(
-            name, f"{by_letter} | {self.rule(name.upper(), f'/{TEXT}/{forbidden}')} {self.literal(notation)}"
+            name, f"{by_letter} | {self.rule(name.upper(), f'/{text}/{forbidden}')} {self.literal(notation)}"
         )
 
     def text_without(self, name: str, *beginnings: str) -> str:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError, Overloaded, Unavailable
 from server.http import anthropic, ollama
 from server.http.endpoints import Endpoints
-from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, no_such_path
+from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, is_foreign, no_such_path
 
 log = structlog.get_logger("server")
 
@@ -152,16 +152,19 @@ def install_handlers(app: FastAPI, endpoints: Endpoints) -> None:
         assert isinstance(error, HTTPException)
         message = error.detail
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == 404:
+        status = error.status_code
+        if status == 405 and is_foreign(request.scope["path"], endpoints.templates):
+            status, headers = 404, {}
+        if status == 404:
             method = "GET" if request.method == "HEAD" else request.method  # a HEAD tells the length of a GET
             message = no_such_path(method, request.scope["path"], endpoints.templates)
-        elif error.status_code == 405:
+        elif status == 405:
             headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))
             path = request.scope["path"][:MAX_PATH_TOLD]
             message = f"{request.method} is not allowed for {path}; it takes {headers['allow']}."
             if path == "/":  # the base URL is wrong
                 message += f" {WHERE_THE_API_IS}"
-        return http_error_response(error.status_code, message, headers)
+        return http_error_response(status, message, headers)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

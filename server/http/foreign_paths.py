@@ -20,7 +20,8 @@ _MODELS = "GET /v1/models"
 # A path below one of them (`/responses/ID`) belongs to it as well.
 _ROWS: tuple[tuple[str, str, str | None], ...] = (
     ("/conversations", "OpenAI's stored conversations", "POST /v1/responses with 'previous_response_id'"),
-    ("/responses/compact /responses/input_tokens", "compaction and counting of OpenAI's Responses API", "POST /tokenize"),
+    ("/responses/compact", "compaction of conversations; its result is read by OpenAI's models only",
+     "'truncation': 'auto' of POST /v1/responses"),
     ("/assistants /threads", "OpenAI's Assistants API", _CHAT),
     ("/images /videos", "image and video generation of the OpenAI API", None),
     ("/audio /realtime", "speech of the OpenAI API", None),
@@ -87,6 +88,12 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
     found = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
     return f"{said} {found}" if found else said
+
+
+def is_foreign(path: str, endpoints: Sequence[str]) -> bool:
+    """Whether a path is listed as another server's and is no endpoint here, though a template of ours may match it."""
+    plain = _plain(path)
+    return plain not in endpoints and any(one in _ELSEWHERE for one in _spellings(plain))
 
 
 def _plain(path: str) -> str:

@@ -313,6 +313,7 @@ ANSWERS: dict[str, Schema] = {
     },
     "TokenCount": closed({"input_tokens": COUNT}),
     **OLLAMA,
+    "InputTokenCount": closed({"object": const("response.input_tokens"), "input_tokens": COUNT}),
     **RESPONSES,
     "Reranked": closed(
         {

@@ -182,6 +182,12 @@ OPERATIONS: tuple[Operation, ...] = (
         chunk="ResponseEvent",
     ),
     Operation(
+        "post", "/v1/responses/input_tokens", "countResponseTokens", "Generation", "Count the tokens of a response's prompt",
+        "InputTokenCount", _OF_BODIES,
+        "The body is that of /v1/responses, and the number its response's `input_tokens`. Nothing is generated or stored.",
+        ResponsesRequest, {"simple": {"model": "cohort-tiny", "input": "Count from 3 to 9."}},
+    ),
+    Operation(
         "get", "/v1/responses/{response_id}", "getResponse", "Generation", "Return a stored response", "Response", _OF_STORED,
         "With `stream`, the events of a background response so far and to come, each with its `sequence_number`.",
         chunk="ResponseEvent",

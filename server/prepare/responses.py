@@ -156,11 +156,35 @@ class ConvertedResponse:
     async def prepared(self, prepare: Prepare) -> PreparedChat:
         """The prepared chat, whose limit on output tokens fits the context. Raises InvalidRequest with the names of the body's
         fields."""
+
+        async def fitting(turns: Sequence[Turn]) -> PreparedChat:
+            prepared = await self._taken(prepare, turns)
+            tokens = len(prepared.request.prompts[0])
+            self._check_room(tokens)
+            limit = None if self.limit is None else min(self.limit, self.max_model_len - tokens)
+            request = replace(prepared.request, max_tokens=limit)
+            return replace(prepared, request=request, grammar_param=self.field_name(prepared.grammar_param))
+
+        return await self._fitted(fitting)
+
+    async def num_tokens(self, prompt: Callable[[ChatRequest], Awaitable[Sequence[int]]]) -> int:
+        """The number of tokens of the prompt, whose ids `prompt` gives. It may exceed the context, unless the oldest turns are to
+        be dropped. Raises InvalidRequest with the names of the body's fields."""
+
+        async def counted(turns: Sequence[Turn]) -> int:
+            tokens = len(await self._taken(prompt, turns))
+            if self.auto:
+                self._check_room(tokens)
+            return tokens
+
+        return await self._fitted(counted)
+
+    async def _fitted(self, fitting: Callable[[Sequence[Turn]], Awaitable[Result]]) -> Result:
         try:
             try:
-                return await self._fitting(prepare, self.turns)
+                return await fitting(self.turns)
             except ContextLengthExceeded as error:
-                return await self._shortened(prepare, error)
+                return await self._shortened(fitting, error)
         except InvalidRequest as error:
             theirs = self.field_name(error.param)
             if theirs == error.param:
@@ -168,44 +192,49 @@ class ConvertedResponse:
             message = error.message.replace(f"'{error.param}'", f"'{theirs}'")
             raise type(error)(message, theirs, error.code) from None
 
-    async def _shortened(self, prepare: Prepare, error: ContextLengthExceeded) -> PreparedChat:
-        """The chat without as few of its oldest turns as possible. Raises the error if that is not asked for or not enough."""
+    async def _shortened(
+        self, fitting: Callable[[Sequence[Turn]], Awaitable[Result]], error: ContextLengthExceeded
+    ) -> Result:
+        """What `fitting` makes of the chat without as few of its oldest turns as possible. Raises the error if that is not asked
+        for or not enough."""
         first = next((at for at, turn in enumerate(self.turns) if not _of_system(turn)), 0)
         kept, rest = list(self.turns[:first]), list(self.turns[first:])
         # A call's result does not stand without the call before it.
         cuts = [at for at in range(1, len(rest)) if self.auto and rest[at].role != "tool"]
-        found, low, high = None, 0, len(cuts)
+        found: Result | None = None
+        low, high = 0, len(cuts)
         while low < high:
             middle = (low + high) // 2
             left = [*kept, *filter(_of_system, rest[: cuts[middle]]), *rest[cuts[middle] :]]
             try:
-                found, high = await self._fitting(prepare, left), middle
+                found, high = await fitting(left), middle
             except ContextLengthExceeded:
                 low = middle + 1
         if found is None:
             raise error
         return found
 
-    async def _fitting(self, prepare: Prepare, turns: Sequence[Turn]) -> PreparedChat:
-        """The prepared chat of these turns. If the template refuses it, the same for templates that want users and assistants to
-        take turns and the system to speak first. Raises ContextLengthExceeded if it leaves no room for an answer."""
+    async def _taken(
+        self, prepare: Callable[[ChatRequest], Awaitable[Result]], turns: Sequence[Turn]
+    ) -> Result:
+        """What `prepare` makes of these turns. If the template refuses them, the same for templates that want users and
+        assistants to take turns and the system to speak first."""
         try:
-            prepared = await prepare(self._chat(turns))
+            return await prepare(self._chat(turns))
         except InvalidRequest as refusal:
             folded = folded_turns(turns) if refusal.code == _TEMPLATE_REFUSAL else None
             if folded is None:
                 raise
-            prepared = await prepare(self._chat(folded))
-        tokens = len(prepared.request.prompts[0])
+            return await prepare(self._chat(folded))
+
+    def _check_room(self, tokens: int) -> None:
+        """Raises ContextLengthExceeded if a prompt of so many tokens leaves no room for an answer."""
         if tokens >= self.max_model_len:
             message = (
                 f"This model's maximum context length is {self.max_model_len} tokens, which must hold the answer too, and "
                 f"'input' has {tokens}."
             )
             raise ContextLengthExceeded(message, "input")
-        limit = None if self.limit is None else min(self.limit, self.max_model_len - tokens)
-        request = replace(prepared.request, max_tokens=limit)
-        return replace(prepared, request=request, grammar_param=self.field_name(prepared.grammar_param))
 
     def _chat(self, turns: Sequence[Turn]) -> ChatRequest:
         return ChatRequest.model_construct(messages=[turn.message() for turn in turns], **self.fields)

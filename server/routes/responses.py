@@ -20,7 +20,7 @@ from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.media import check_media
 from server.http.middleware import RESPONSE_ID
 from server.http.request_timing import count_stored, run_off_loop_if_large
-from server.prepare.chat import PreparedChat, prepare_chat
+from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.prepare.responses import ConvertedResponse, Placed, converted
 from server.responses.errors import ResponseNotFound, StoreFull
 from server.responses.run import BackgroundRun
@@ -108,6 +108,26 @@ async def create_response(request: Request) -> Response:
     return json_response(await kept.put(whole.body(generation)))
 
 
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """Count the tokens of a conversation's prompt."""
+    state = state_of(request)
+    body = await read(request, ResponsesRequest)
+    body.check()
+    model, _ = await state.find(body.model, generating=True)
+    _, placed = await _conversation(state, body)
+    conversion = await run_off_loop_if_large(
+        state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
+    )
+    variables = _variables(request, model, body, conversion)
+
+    async def prompt(chat: ChatRequest) -> tuple[int, ...]:
+        return await prompt_ids(state, model, chat, chat.choice, variables)
+
+    count = await while_connected(request.receive, conversion.num_tokens(prompt))
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
 async def _prepared(
     request: Request,
     state: ServerState,
@@ -115,15 +135,23 @@ async def _prepared(
     body: ResponsesRequest,
     conversion: ConvertedResponse,
 ) -> PreparedChat:
-    """The prepared call. What has no effect is listed in the response's header."""
-    known = frozenset[str]() if model.template is None else model.template.variables
-    variables, unread = body.variables(known)
-    tell_ignored(request, [*conversion.ignored, *unread, *body.without_effect()])
+    """The prepared call."""
+    variables = _variables(request, model, body, conversion)
 
     async def prepare(chat: ChatRequest) -> PreparedChat:
         return await prepare_chat(state, model, chat, variables, _PREFIX)
 
     return await while_connected(request.receive, conversion.prepared(prepare))
+
+
+def _variables(
+    request: Request, model: ServedModel, body: ResponsesRequest, conversion: ConvertedResponse
+) -> dict[str, Any]:
+    """The body's variables for the template. What has no effect is listed in the response's header."""
+    known = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = body.variables(known)
+    tell_ignored(request, [*conversion.ignored, *unread, *body.without_effect()])
+    return variables
 
 
 class _Form:

@@ -23,8 +23,8 @@ from server.answer.tools.tagged import (
     TaggedParser,
     Tags,
     bare,
-    check_string,
     listed_values,
+    most_characters,
     standing_alone,
 )
 from server.answer.tools.typed import ALL, TEXT_ONLY, kinds
@@ -89,8 +89,8 @@ class DeepSeekV32(MinimaxM2):
             return f"({texts}) {end}"
         found, allowed = [], kinds(schema, arguments.schema)
         if "string" in allowed:
-            check_string(schema, arguments)
-            found.append(f"{lark.literal(self._key(key, ''))} {self._text_value(lark, place)}")
+            most = most_characters(schema, arguments)
+            found.append(f"{lark.literal(self._key(key, ''))} {self._text_value(lark, place, most)}")
         if allowed - TEXT_ONLY:
             part = arguments.part(standing_alone(schema, arguments.schema))
             found.append(f"{lark.literal(self._key(key, None))} {part} {end}")

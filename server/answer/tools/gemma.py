@@ -16,9 +16,9 @@ from typing import Any
 
 from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_string_piece, json_text
 from server.answer.tools.parser import Functions, Sink, ToolParser, Wait
-from server.answer.tools.tagged import NAME, check_string
+from server.answer.tools.tagged import NAME, most_characters
 from server.answer.tools.values_grammar import ValuesGrammar
-from server.grammar.lark import Lark
+from server.grammar.lark import Lark, text_of
 
 _MAX_DEPTH = 64
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -148,8 +148,9 @@ class MarkedValues(ValuesGrammar):
         return self._lark.literal(json_text(value))
 
     def string(self, schema: Any, arguments: Arguments) -> str:
-        check_string(schema, arguments)
-        return f"{self._quote} {self._lark.text_before(f'string_{self._next()}', self._form.quote)}"
+        text = text_of(most_characters(schema, arguments))
+        body = self._lark.text_before(f"string_{self._next()}", self._form.quote, text=text)
+        return f"{self._quote} {body}"
 
     def key(self, name: str, arguments: Arguments) -> str:
         if set(":{}[],<\n") & set(name) or name != name.strip():

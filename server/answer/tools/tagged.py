@@ -23,7 +23,7 @@ from server.answer.tools.typed import (
     properties_of,
     resolved,
 )
-from server.grammar.lark import Lark
+from server.grammar.lark import Lark, text_of
 
 NAME = re.compile(r"[\w.:/-]+")
 """Names of functions."""
@@ -36,8 +36,10 @@ _PART_OF_OBJECT = frozenset(
         "patternProperties",
     }
 )  # fmt: skip
-STRING_KEYWORDS = frozenset({"pattern", "format", "minLength", "maxLength"})
+STRING_KEYWORDS = frozenset({"pattern", "format", "minLength"})
 """Keywords of strings that a grammar of bare text does not enforce."""
+MAX_COUNTED = 8192
+"""Greatest `maxLength` that a grammar of bare text counts."""
 
 
 @dataclass(frozen=True)
@@ -335,16 +337,19 @@ class TaggedNotation(OpenedNotation):
             texts = " | ".join(lark.literal(line + bare(value)) for value in choices)
             return f"({texts}) {end}"
         if "string" in allowed:
-            check_string(schema, arguments)
-            return self._text_value(lark, place)
+            return self._text_value(lark, place, most_characters(schema, arguments))
         return f"{lark.literal(line)} {arguments.part(standing_alone(schema, arguments.schema))} {end}"
 
-    def _text_value(self, lark: Lark, place: str) -> str:
-        """Any text up to the closing tag, and the tag."""
+    def _text_value(self, lark: Lark, place: str, most: int | None = None) -> str:
+        """Text of at most `most` characters up to the closing tag, and the tag."""
         tags = self.tags
         line = "\n" if tags.own_lines else ""
-        closing = tags.parameter_end if lark.is_token(tags.parameter_end) else line + tags.parameter_end
-        body = lark.text_before(f"v_{place}", closing)
+        as_token = lark.is_token(tags.parameter_end)
+        closing = tags.parameter_end if as_token else line + tags.parameter_end
+        text = text_of(most)
+        if most is not None and as_token and line:
+            text += r"\n?"  # the line break before the tag is part of the text there, and does not count
+        body = lark.text_before(f"v_{place}", closing, text=text)
         return f"{lark.literal(line)} {body} {lark.literal(tags.after_parameter)}"
 
     def _check_key(self, key: str, arguments: Arguments) -> None:
@@ -367,15 +372,24 @@ def check_object(schema: Schema, arguments: Arguments) -> None:
         arguments.refuse("'additionalProperties' of a type cannot be enforced in this model's tool format")
 
 
-def check_string(schema: Any, arguments: Arguments) -> None:
-    """Raises InvalidRequest if a strict function constrains a string in a way that bare text cannot be held to."""
+def most_characters(schema: Any, arguments: Arguments) -> int | None:
+    """The greatest length of a string of this schema, None if its grammar need not count. Raises InvalidRequest if a strict
+    function constrains the string in a way that bare text cannot be held to."""
     schema = resolved(schema, arguments.schema)
-    if (
-        arguments.strict
-        and isinstance(schema, Mapping)
-        and (found := sorted(STRING_KEYWORDS & schema.keys()))
-    ):
+    if not isinstance(schema, Mapping):
+        return None
+    if arguments.strict and (found := sorted(STRING_KEYWORDS & schema.keys())):
         arguments.refuse(f"'{found[0]}' of a string cannot be enforced in this model's tool format")
+    most = schema.get("maxLength")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        return None
+    if most > MAX_COUNTED:
+        if arguments.strict:
+            arguments.refuse(
+                f"'maxLength' of a string is {most}; this model's tool format counts to {MAX_COUNTED}"
+            )
+        return None
+    return most
 
 
 def listed_values(schema: Any, root: Any) -> list[Any] | None:

@@ -513,3 +513,33 @@ async def test_what_codex_sends_is_answered() -> None:
     assert '"multi_agent_v1__spawn_agent"' in shown and "web_search" not in shown
     assert ignored(response)[:2] == ["client_metadata", "input[].content[].annotations"]
     assert {"tools[].web_search", "reasoning.summary"} <= set(ignored(response))
+
+
+async def test_counted_tokens_are_those_of_the_response(house: House) -> None:
+    house.notation = HERMES
+    asked = {
+        "model": "fake",
+        "input": [{"role": "user", "content": "Hi"}, CALLED, RESULT],
+        "tools": [FUNCTION, CRM],
+    }
+
+    async def count(**body: Any) -> Any:
+        response = await house.post("/v1/responses/input_tokens", {**asked, **body})
+        check_answer(response)
+        return response
+
+    for body in ({}, {"instructions": "Be brief."}, {"tool_choice": "none"}, {"tools": None}):
+        usage = (await ask(house, **{**asked, **body})).json()["usage"]
+        counted = (await count(**body)).json()
+        assert counted == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    stored = (await ask(house, input="Hi")).json()
+    again = (await ask(house, input="Ho", previous_response_id=stored["id"])).json()
+    counted = (await count(input="Ho", previous_response_id=stored["id"], tools=None)).json()
+    assert counted["input_tokens"] == again["usage"]["input_tokens"]
+    served = len(house.engine.requests)
+    long = [{"role": "user", "content": "a" * 300}] * 3
+    assert (await count(input=long)).json()["input_tokens"] > MAX_MODEL_LEN
+    assert (await count(input=long, truncation="auto", tools=None)).json()["input_tokens"] < MAX_MODEL_LEN
+    refused = error_of(await count(input=[{"type": "item_reference", "id": "x"}]))
+    assert refused["param"] == "input.0.id"
+    assert len(house.engine.requests) == served, "nothing is generated"

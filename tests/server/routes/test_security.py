@@ -23,7 +23,7 @@ PATHS = {
     "/v1/messages", "/v1/messages/count_tokens",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/v1/steps", "/v1/settings",
     "/", "/docs", "/console/{path:path}",
-    "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
+    "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
     "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
     "/api/version", "/api/tags", "/api/ps", "/api/show", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",

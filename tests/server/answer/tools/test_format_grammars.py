@@ -16,6 +16,7 @@ from engine.errors import InvalidRequest
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place, ReasoningNotation
 from server.answer.tools.registry import TOOL_PARSERS, tool_notation
+from server.answer.tools.tagged import MAX_COUNTED
 from server.grammar.forms import Constraint, json_part
 from server.prepare.chat_grammar import chat_grammar
 from server.schemas.tool_choice import Function, Mode, ToolChoice
@@ -221,7 +222,7 @@ def test_functions_that_take_anything(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*BARE, "gemma4"])
-@pytest.mark.parametrize("keyword", [{"pattern": "^a"}, {"maxLength": 3}, {"format": "date"}])
+@pytest.mark.parametrize("keyword", [{"pattern": "^a"}, {"minLength": 1}, {"format": "date"}])
 def test_what_bare_text_cannot_be_held_to_is_refused(kind: str, keyword: dict[str, Any]) -> None:
     parameters = schema(x={"type": "string", **keyword})
     with pytest.raises(InvalidRequest, match="cannot be enforced") as caught:
@@ -233,6 +234,25 @@ def test_what_bare_text_cannot_be_held_to_is_refused(kind: str, keyword: dict[st
     )
     with pytest.raises(InvalidRequest, match="cannot be enforced"):
         Checker(kind, "auto", (Function(0, "f", {**schema(x={}), "anyOf": [{"required": ["x"]}]}, True),))
+
+
+@pytest.mark.parametrize("kind", [*BARE, "gemma4"])
+def test_bare_text_keeps_to_its_greatest_length(kind: str, as_tokens: bool) -> None:
+    for strict in (True, False):
+        functions = (Function(0, "f", schema(x={"type": "string", "maxLength": 3}), strict),)
+        check = Checker(kind, "required", functions, as_tokens=as_tokens)
+        for text in ("", "abc", "é€\U0001f600"):
+            assert check(write(kind, ("f", {"x": text}))) == "yes", text
+        assert check(write(kind, ("f", {"x": "abcd"}))) == "no"
+    long = schema(x={"type": "string", "maxLength": MAX_COUNTED})
+    check = Checker(kind, "required", (Function(0, "f", long, True),), as_tokens=as_tokens)
+    assert check(write(kind, ("f", {"x": "a" * MAX_COUNTED}))) == "yes"
+    assert check(write(kind, ("f", {"x": "a" * (MAX_COUNTED + 1)}))) == "no"
+    longer = schema(x={"type": "string", "maxLength": MAX_COUNTED + 1})
+    with pytest.raises(InvalidRequest, match="counts to"):
+        Checker(kind, "auto", (Function(0, "f", longer, True),))
+    free = Checker(kind, "required", (Function(0, "f", longer, False),), as_tokens=as_tokens)
+    assert free(write(kind, ("f", {"x": "a" * (MAX_COUNTED + 2)}))) == "yes"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
-from tests.server.api_schema import check_events, operation_of
+from tests.server.api_schema import check_events, check_lines, operation_of
 
 pytestmark = pytest.mark.long
 
@@ -96,9 +96,8 @@ class Fuzzer:
             if isinstance(case.body, dict):
                 case.body = dict(case.body)  # the strategy keeps what it has drawn
                 if mode is GenerationMode.POSITIVE:
-                    _thin_out(
-                        case.body, random.Random(number), self._name if "messages" in case.path else None
-                    )
+                    named = "messages" in case.path or case.path.startswith("/api/")
+                    _thin_out(case.body, random.Random(number), self._name if named else None)
             self._send(case)
 
         send()
@@ -114,6 +113,10 @@ class Fuzzer:
         if isinstance(body, dict) and case.path.endswith("responses"):
             asked = body.get("max_output_tokens", MOST_TOKENS)
             body["max_output_tokens"] = min(asked, MOST_TOKENS) if isinstance(asked, int) else asked
+        if isinstance(body, dict) and case.path in ("/api/chat", "/api/generate"):
+            options = body.get("options") or {}
+            if isinstance(options, dict) and isinstance(options.get("num_predict") or 0, int | float):
+                body["options"] = {**options, "num_predict": MOST_TOKENS}
         if isinstance(body, dict) and case.path.endswith("completions"):
             for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
                 if isinstance(value := body.get(name), int) and value > MOST_TOKENS:
@@ -137,6 +140,8 @@ class Fuzzer:
             chunk = operation_of(case.method, case.path).chunk
             assert chunk is not None
             check_events(chunk, response.text)
+        if response.headers["content-type"].startswith("application/x-ndjson"):
+            check_lines(operation_of(case.method, case.path), response.text)
 
 
 def _thin_out(body: dict[str, Any], chance: random.Random, name: str | None) -> None:

@@ -28,7 +28,8 @@ FOLDERS = (
 )
 SAME_EVERYWHERE = ("/proc/", "/sys/", "/usr/", "/dev/", "/v1/", "/v2/")
 DOCS_TOO = (
-    "/api/", "/responses/", "/messages/", "/completions/", "/chat/completions/", "/fim/", "/tmp/", "/path/to/", "/var/lib/cohort/", "/opt/cohort/", "/etc/",
+    "/api/", "/responses/", "/messages/", "/completions/", "/chat/completions/", "/fim/", "/tmp/", "/path/to/",
+    "/var/lib/cohort/", "/opt/cohort/", "/etc/",
 )  # fmt: skip
 ABSOLUTE = re.compile(r"(?:(?<=file://)|(?<![\w.~<>{}$#/-]))(?:/[\w.@+-]+){2,}")
 HOME = re.compile(r"(?<![\w.])/(?:root|(?:home|Users)/[\w.-]+)/[\w.]")

@@ -393,8 +393,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         return {**body["error"], "param": None, "code": None}
     assert set(body) == {"error"}, body
     error = body["error"]
-    if isinstance(error, str):  # Ollama's form, which has a sentence and nothing else
-        assert error
+    if isinstance(error, str):  # Ollama's form, which has only a message
+        assert error and response.headers["x-request-id"].startswith("req_")
         return {"message": error, "type": None, "param": None, "code": None}
     assert set(error) == {"message", "type", "param", "code"}, error
     assert isinstance(error["message"], str) and error["message"]

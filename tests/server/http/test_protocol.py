@@ -219,6 +219,7 @@ async def test_what_the_protocol_refuses_has_the_form_of_the_path(running: Runni
         (b"/v1/messages", True),
         (b"/v1/messages/count_tokens?beta=true", True),
         (b"/v1/completions", False),
+        (b"/api/chat", False),
     ):
         head = (
             b"POST "
@@ -232,6 +233,7 @@ async def test_what_the_protocol_refuses_has_the_form_of_the_path(running: Runni
         error = json.loads(body)
         assert f"content-length: {len(body)}".encode() in lines.lower()
         assert (error.get("type") == "error") is anthropics
+        assert isinstance(error["error"], str) is (path == b"/api/chat")
         if anthropics:
             assert error["error"]["type"] == "invalid_request_error"
             assert f"x-request-id: {error['request_id']}".encode() in lines

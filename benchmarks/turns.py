@@ -43,7 +43,7 @@ from tools.neutral_paths import neutral
 Body = dict[str, Any]
 CONTEXT = 8192
 FIRST_WORDS, TOOLS, RESULT_WORDS = 1500, 8, 90
-"""Of the system prompt, how many tools there are, and of a tool's result."""
+"""Words of the system prompt, tools, and words of a tool's result."""
 OUTPUT = 4
 """Tokens of an answer: what is measured is the first."""
 _WORDS = (
@@ -65,18 +65,26 @@ class Turn:
 
 class Session:
     """The conversation of a session, and each API's form of its first turns. `mark` begins the system prompt: sessions with
-    different marks share nothing."""
+    different marks share nothing. `words`, `tools`, `result`: of the system prompt, how many there are, and of a result."""
 
-    def __init__(self, seed: int, turns: int, mark: str) -> None:
-        words = random.Random(seed)
+    def __init__(
+        self,
+        seed: int,
+        turns: int,
+        mark: str,
+        words: int = FIRST_WORDS,
+        tools: int = TOOLS,
+        result: int = RESULT_WORDS,
+    ) -> None:
+        chosen = random.Random(seed)
 
         def text(count: int) -> str:
-            return " ".join(words.choice(_WORDS) for _ in range(count)) + "."
+            return " ".join(chosen.choice(_WORDS) for _ in range(count)) + "."
 
-        self.system = f"{mark} {text(FIRST_WORDS)}"
-        self.tools = [(f"tool_{number}", text(40)) for number in range(TOOLS)]
+        self.system = f"{mark} {text(words)}"
+        self.tools = [(f"tool_{number}", text(40)) for number in range(tools)]
         self.turns = [
-            Turn(text(25), text(12), f"src/{text(2)}", text(RESULT_WORDS), text(30)) for _ in range(turns)
+            Turn(text(25), text(12), f"src/{text(2)}", text(result), text(30)) for _ in range(turns)
         ]
 
     def header(self, turn: int) -> str:
@@ -183,6 +191,10 @@ class Client:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
         self.executor = self.server = 0
         self.find_processes()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def find_processes(self) -> None:
         """The executor, which may be another one by now, and its parent."""
@@ -430,6 +442,7 @@ def main() -> None:
         found = summary(rounds)
         show(found, rounds[0][-1]["tokens"])
         killed = after_a_kill(client, arguments.turns)
+        client.close()
     print(
         f"executor killed behind {killed['tokens']} tokens: first token after {killed['killed_s']:.2f} s, of which the prompt "
         f"takes {killed['prefill_s']:.2f} s; {1000 * killed['warm_s']:.0f} ms with it alive"

@@ -27,7 +27,7 @@ TOOLS = "the tools of every session"
 """Stands in a body for `tools` of the recording."""
 KEPT = ("accept", "content-type", "anthropic-version", "anthropic-beta")
 """Headers by which a server could answer differently."""
-PLACE = "/tmp/user"
+PLACE = "/place"
 _LONGEST = 120
 """Characters of a text that is kept, whatever it is: those of the scripts and of calls are shorter."""
 _NUMBERED = re.compile(
